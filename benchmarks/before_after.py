@@ -57,7 +57,7 @@ def _z_image(blocks: int, heads: int) -> dict[str, Any]:
 
 def _ltx2(blocks: int, heads: int) -> dict[str, Any]:
     found = {"attention_head_dim": 128, "num_attention_heads": heads, "cross_attention_dim": 128 * heads}
-    found |= {"caption_channels": TEXT, "num_layers": blocks, "rope_type": "split", "frequencies_precision": "float64"}
+    found |= {"caption_channels": 128, "num_layers": blocks, "rope_type": "split", "frequencies_precision": "float64"}
     found |= {"audio_attention_head_dim": 64, "audio_num_attention_heads": heads, "connector_num_layers": 1}
     found |= {"audio_cross_attention_dim": 64 * heads, "connector_attention_head_dim": 64}
     found |= {"connector_num_attention_heads": 2, "use_middle_indices_grid": True}

@@ -3,9 +3,9 @@
     make machines-table MACHINES_FLAGS="--runs 5"
 
 The machines are network namespaces of this one, with one CPU rank each; links are limited by the kernel (tbf), 20 ms by
-a hub of ours. A step is two calls of the model, as cond and uncond, of unequal text: 512 x 512 pixels of a Flux of four
-blocks 384 wide; 256 x 256 pixels and 13 frames of a Wan of three small blocks. Plans take turns, and one machine
-among them; medians. Writes benchmarks/machines.md. What namespaces cannot show: GPUs, NCCL, real cards and switches.
+a hub of ours. A step is two calls of the model, as cond and uncond, of unequal text: 256 x 256 pixels, 13 frames, a Wan
+of four small blocks. Plans take turns, and one machine among them; medians. Writes benchmarks/machines.md. What
+namespaces cannot show: GPUs, NCCL, real cards and switches.
 """
 
 import argparse
@@ -40,56 +40,48 @@ def main() -> None:
             rows += list(measured(hosts, links, Path(folder), runs=options.runs))
     load = "/".join(f"{each:.0f}" for each in os.getloadavg())
     about = f"torch {__version__}, {platform.machine()}, {os.cpu_count()} CPUs, load {load}, {options.runs} runs each"
-    columns = "| model | link | plan | one machine | two machines | times as fast | exchanged a step |"
-    head = (columns, "|" + " --- |" * 7)
+    columns = "| link | plan | one machine | two machines | times as fast | exchanged a step |"
+    head = (columns, "|" + " --- |" * 6)
     text = "\n".join((f"# Several machines\n\n{__doc__}\n{about}.\n", *head, *rows, ""))
     options.output.write_text(text, encoding="utf-8")
 
 
 def measured(hosts: Hosts, links: tuple, folder: Path, *, runs: int) -> Iterator[str]:
-    """A row a model, link and plan."""
+    """A row a link and plan."""
     from machines.world import World
-    from machines.worlds import FLUX, WAN, flux_model, wan_model
+    from machines.worlds import FILE, tiny_model
 
     from parallel_runtime.cli.verify import PlanRunner
-    from parallel_runtime.cli.workload import Workload
     from parallel_runtime.devices import parse_devices
     from parallel_runtime.plan import ParallelPlan
     from parallel_runtime.pool.pool import Pool
 
-    image = Workload(width=512, height=512, text_tokens=77)
-    video = Workload(width=256, height=256, text_tokens=77, frames=13)
-    models = (("image (Flux)", flux_model, FLUX, image), ("video (Wan)", wan_model, WAN, video))
     plans = [ParallelPlan(), ParallelPlan(cfg=2), ParallelPlan(ring=2), ParallelPlan(pipefusion=2)]
     devices = parse_devices("cpu:1").devices
     with hosts, World(hosts, folder) as world:
-        world.models(1)
-        for title, opened, name, workload in models:
-            with opened(world.models(1), workload) as model:
-                world.copy(name)
-                if not world.server.machines():
-                    world.join(2, "cpu:1")
-                machines = world.server.machines
-                with closing(Pool(devices, threads_per_rank=1, machines=lambda _, m=machines: m())) as pool:
-                    runners = {plan: PlanRunner(pool, model.spec, plan, options={}) for plan in plans}
+        model = tiny_model(world.models(1), width=256, height=256, frames=13, batch=1)
+        world.copy(FILE)
+        world.join(2, "cpu:1")
+        with closing(Pool(devices, threads_per_rank=1, machines=lambda _: world.server.machines())) as pool:
+            runners = {plan: PlanRunner(pool, model.spec, plan, options={}) for plan in plans}
+            for plan, runner in runners.items():
+                runner.sampling_run = plan.name  # of which all but a pipeline's first step are timed
+            for link, rate, _ in links:
+                hosts.rate(rate)
+                seconds = {plan: [] for plan in plans}
+                for turn in range(runs + 1):
                     for plan, runner in runners.items():
-                        runner.sampling_run = plan.name  # of which all but a pipeline's first step are timed
-                    for link, rate, _ in links:
-                        hosts.rate(rate)
-                        seconds = {plan: [] for plan in plans}
-                        for turn in range(runs + 1):
-                            for plan, runner in runners.items():
-                                began = time.perf_counter()
-                                runner.run(model.trial.calls)
-                                if turn:
-                                    seconds[plan].append(time.perf_counter() - began)
-                        one = statistics.median(seconds[plans[0]])
-                        for plan in plans[1:]:
-                            two = statistics.median(seconds[plan])
-                            sent = max(rank.sent_bytes for rank in runners[plan].ranks)
-                            figures = f"{one:.2f} s | {two:.2f} s | {one / two:.2f} | {sent / 1e6:.2f} MB"
-                            yield f"| {title} | {link} | {plan.name} | {figures} |"
-                    hosts.rate(None)
+                        began = time.perf_counter()
+                        runner.run(model.calls)
+                        if turn:
+                            seconds[plan].append(time.perf_counter() - began)
+                one = statistics.median(seconds[plans[0]])
+                for plan in plans[1:]:
+                    two = statistics.median(seconds[plan])
+                    sent = max(rank.sent_bytes for rank in runners[plan].ranks)
+                    figures = f"{one:.2f} s | {two:.2f} s | {one / two:.2f} | {sent / 1e6:.2f} MB"
+                    yield f"| {link} | {plan.name} | {figures} |"
+            hosts.rate(None)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """When the stages of a pipeline compute which patch: its bubble by the clock, and by the schedule that it kept to.
 
-Owns the arithmetic of schedules and how they are drawn, as text and as a picture. Runs nothing (pipeline_timeline.py).
+Owns the arithmetic of schedules and how they are drawn, as text and as a picture. Runs nothing (pipefusion.py).
 
 The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
 comes to the last stage's last. A span is [call, first patch, patch after the last, conditioning, asked_s, began_s,
@@ -9,10 +9,6 @@ ended_s], as worker/timeline.py has it.
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-from parallel_runtime.models.flux.adapter import FluxAdapter
-from parallel_runtime.models.stages import stage_blocks
-from parallel_runtime.parallel.pipefusion import PatchedSequence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,20 +83,11 @@ def ideal_bubble(costs: Sequence[float], *, patches: int, calls: int) -> float:
     return bubble(schedule(orders, lambda stage, _: costs[stage]))
 
 
-def counted_cost(adapter: FluxAdapter, sequence: PatchedSequence, *, stages: int) -> Cost:
-    """A patch's operations in a stage's blocks: products of its tokens, and their attention to all tokens.
-
-    The text goes with patch 0, so that one costs more. What is outside the blocks is left out.
-    """
-    config, every = adapter.config, sum(sequence.lengths(sequence.whole))
-    matrices = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_hidden  # of either kind of block
-    blocks = [len(stage_blocks(adapter, stages=stages, stage=stage)) for stage in range(stages)]
-
-    def cost(stage: int, patch: int) -> float:
-        tokens = sum(sequence.lengths(range(patch, patch + 1)))
-        return blocks[stage] * tokens * (2.0 * matrices + 4.0 * every * config.hidden_size)
-
-    return cost
+def counted_cost(blocks: Sequence[int], tokens: Sequence[int]) -> Cost:
+    """A patch's operations in a stage, in units of a token in a block, by the blocks of each stage and the tokens of
+    each patch: a token's products and its attention to all tokens take as much in every block. What is outside the
+    blocks is left out."""
+    return lambda stage, patch: float(blocks[stage] * tokens[patch])
 
 
 def picture(stages: Sequence[Sequence[Span]], *, width: int = 110) -> str:

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
 from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
@@ -52,7 +51,7 @@ def _shape(
 SHAPES = {
     shape.name: shape
     for shape in (
-        FLUX_DEV,
+        _shape("flux1-dev", (19, 38), (3072, 24), (12, 3), 92_000_000),
         _shape("sd3-medium", (24, 0), (1536, 24), (12, 0), 60_000_000),
         _shape("cogvideox-5b", (0, 42), (3072, 48), (0, 0), 500_000_000),
         _shape("cogvideox-2b", (0, 30), (1920, 30), (0, 0), 200_000_000),

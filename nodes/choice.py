@@ -15,13 +15,13 @@ from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
-from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
-from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
-from ..parallel_runtime.planner.automatic import Decision, usual_work
-from ..parallel_runtime.planner.choose import AnyModel
-from ..parallel_runtime.planner.counting import Counted, usual_work_of
-from ..parallel_runtime.planner.shapes import ModelShape, Work
+from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan
+from ..parallel_runtime.planner.automatic import Decision, on_cpu
+from ..parallel_runtime.planner.counted import CountedModel
+from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
+from ..parallel_runtime.planner.machine import whole_bytes
+from ..parallel_runtime.planner.shapes import Work
 from .automatic import are_known, decide, decide_again
 from .host.machines import MACHINES
 from .host.progress import NodeText, prompt_id
@@ -55,44 +55,47 @@ class ParallelChoice:
     loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
     attention: str = ""  # a kernel of a package, where ranks share tokens
 
-    def plan_for(self, model: ModelShape, work: Work) -> Decision:
-        """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
+    def plan_for(
+        self,
+        unshared: str,
+        *,
+        whole_batches: bool = False,
+        weight_bytes: int = 0,
+        count: Callable[[], Counted],
+    ) -> Decision:
+        """The plan to run a model with, which `count` counts for the planner and which takes seconds for that.
 
-        Raises `ValueError` when the degrees fit neither the devices nor the heads.
+        Automatic, it is the planner's where the devices' speed is known; else all devices share each image by heads.
+        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
+        `whole_batches` not even that: ranks can share the weights alone. One device whose memory holds `weight_bytes`
+        twice is not weighed.
+        Its reasons go to the log. Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
-        decision = self._fitting(model, work)
-        plan = decision.plan
-        error = heads_error(plan.ulysses, model.heads) or stages_error(
-            plan.pipefusion, model.double_blocks + model.single_blocks
-        )
-        if error is not None:
-            raise ValueError(error)
+        decision = self._fitting(unshared, whole_batches, weight_bytes, count)
         if decision.reasons:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def plan_for_any(
-        self, name: str, unshared: str, *, whole_batches: bool = False, count: Callable[[], Counted] | None = None
-    ) -> Decision:
-        """The plan to run a model that ComfyUI's own module computes, which `count` counts for the planner.
-
-        Automatic, it is the planner's where the devices' speed is known; else all devices share each image by heads.
-        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
-        `whole_batches` not even that: ranks can share the weights alone.
-        Raises `ValueError` for degrees that fit neither the devices nor such a model.
-        """
+    def _fitting(self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]) -> Decision:
+        """The plan, held against the devices: it may leave some out, but not ask for more."""
         if self.plan is not None and self.plan.ranks <= len(self.selection.devices):
-            decision = Decision(plan=self.plan)
-        elif self.plan is not None and not self._may_shrink():
+            return Decision(plan=self.plan)
+        if self.plan is not None and not self._may_shrink():
             raise ValueError(self._too_few(self.plan))
-        else:
-            decision = replace(self._automatic_for_any(unshared, whole_batches, count), automatic=True)
+        decision = replace(self._automatic_plan(unshared, whole_batches, weight_bytes, count), automatic=True)
+        if self.plan is not None:
+            found, told = len(self.selection.devices), self.plan.describe()
+            log.warning("%s needs %d ranks, %d found; running %s", told, self.plan.ranks, found, decision.plan.name)
         return decision
 
-    def _automatic_for_any(self, unshared: str, whole_batches: bool, count: Callable[[], Counted] | None) -> Decision:
+    def _automatic_plan(
+        self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
+    ) -> Decision:
         plan, reasons = self._plan_by_count(unshared, whole_batches)
         devices = self.selection.devices
-        if count is None or len(devices) == 1 or not self._can_weigh():
+        if devices[0].kind == "cpu" and not self._can_weigh():
+            return Decision(plan=plan, reasons=(*reasons, *on_cpu(plan)))
+        if len(devices) == 1 and 0 < 2 * weight_bytes <= whole_bytes(devices)[0]:
             return Decision(plan=plan, reasons=reasons)
         try:
             counted = count()
@@ -100,10 +103,7 @@ class ParallelChoice:
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
         work = replace(usual_work_of(counted), step_cache=self.step_cache > 0)
         decision = self._automatic(counted.model, work, everything=plan)
-        if unshared:
-            decision = replace(decision, reasons=(unshared, *decision.reasons))
-        log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
-        return decision
+        return replace(decision, reasons=(unshared, *decision.reasons)) if unshared else decision
 
     def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""
@@ -120,7 +120,7 @@ class ParallelChoice:
         replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
         return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
 
-    def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
 
         Only for plans that were weighed, not for those that the user wrote.
@@ -129,41 +129,31 @@ class ParallelChoice:
         log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def advised(self, model: ModelShape, work: Work) -> Decision | None:
+    @property
+    def advises(self) -> bool:
+        """Whether the user's plan can be held against auto's: the speed of the devices is known."""
+        return self.plan is not None and self._can_weigh()
+
+    def advised(self, model: CountedModel, work: Work) -> Decision | None:
         """What auto would take for `work` on these devices; None where it did, or knows nothing of them."""
-        return self._automatic(model, work) if self.plan is not None and self._can_weigh() else None
+        return self._automatic(model, work) if self.advises else None
 
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
 
-        An automatic plan is shown for the usual model in bf16.
+        An automatic plan is shown for Flux.1 in bf16.
         """
-        return self.told(self._fitting(USUAL.usual, usual_work()))
+        return self.told(self.usual_plan())
+
+    def usual_plan(self) -> Decision:
+        """The plan before anybody knows the file, of the usual model. Raises `ValueError` for too few devices."""
+        return self._fitting("", False, 0, usual_counted)
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
         by = [_attended_by(self.attention, decision.plan)] if self.attention else []
         doing = roles(decision.plan, self.selection.devices)
         return [decision.plan.name, *doing, *decision.reasons, *self.remarks, *by]
-
-    def _fitting(self, model: ModelShape, work: Work) -> Decision:
-        """The plan, held against the devices: it may leave some out, but not ask for more."""
-        num_ranks = len(self.selection.devices)
-        if self.plan is None:
-            return self._automatic(model, work)
-        if self.plan.ranks <= num_ranks:
-            return Decision(plan=self.plan)
-        if not self._may_shrink():
-            raise ValueError(self._too_few(self.plan))
-        decision = self._automatic(model, work)
-        log.warning(
-            "%s needs %d ranks, %d found; running %s",
-            self.plan.describe(),
-            self.plan.ranks,
-            num_ranks,
-            decision.plan.name,
-        )
-        return decision
 
     def _too_few(self, plan: ParallelPlan) -> str:
         num_ranks = len(self.selection.devices)
@@ -177,7 +167,12 @@ class ParallelChoice:
         return are_known(self.selection.devices)
 
     def _automatic(
-        self, model: AnyModel, work: Work, held: ParallelPlan | None = None, *, everything: ParallelPlan | None = None
+        self,
+        model: CountedModel,
+        work: Work,
+        held: ParallelPlan | None = None,
+        *,
+        everything: ParallelPlan | None = None,
     ) -> Decision:
         """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
 

@@ -9,18 +9,14 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.checkpoint import read_header
 from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
-from ..parallel_runtime.models.registry import find_family, read_own
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
-from ..parallel_runtime.planner.automatic import usual_work
-from .choice import COMPILED, LOOPS, LORA_MODES, ParallelChoice, choice_of
-from .host.files import diffusion_model_path
+from .choice import COMPILED, LOOPS, LORA_MODES, choice_of
 from .host.machines import MACHINES
 from .host.progress import NodeText
-from .host.queued_prompt import running_values, validated_inputs, validated_readers
+from .host.queued_prompt import running_values, validated_inputs
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
@@ -51,7 +47,7 @@ class SPConfig(io.ComfyNode):
                 ),
                 _degree(
                     "ulysses",
-                    "Manual only: GPUs that share the attention heads. Fastest; must divide the model's heads.",
+                    "Manual only: GPUs that share the attention heads. Fastest, best where it divides them.",
                 ),
                 _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
                 io.Combo.Input(
@@ -139,11 +135,7 @@ def why_refused(devices: str | None) -> str:
             return ""
         if Offer.parse(str(known.get("machines", ""))) is not None:  # nobody knows yet who will be there
             known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
-        choice = choice_of(**typed(known))
-        choice.describe()
-        if choice.plan is not None:
-            refusals = [_why_refused(choice, name) for name in validated_readers()]
-            return refusals[0] if refusals and all(refusals) else ""  # a loader that nothing needs is not run
+        choice_of(**typed(known)).describe()
     except ValueError as error:
         return str(error)
     return ""
@@ -167,21 +159,6 @@ def typed(values: Mapping[str, object]) -> dict[str, Any]:
             raise ValueError(f"{each.id}={value!r} is not a {kind}") from error
         given[each.id] = value
     return given
-
-
-def _why_refused(choice: ParallelChoice, name: str) -> str:
-    """Why a file of our own blocks cannot take the degrees, "" where it can; other files say so when they load."""
-    try:
-        header = read_header(diffusion_model_path(name))
-        own = None if find_family(header, comfyui=True) is None else read_own(header)
-    except ValueError:  # the loader says it
-        return ""
-    try:
-        if own is not None:
-            choice.plan_for(own.shape(name), usual_work())
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _degree(name: str, tooltip: str, *, added: bool = False) -> io.Input:
@@ -259,6 +236,6 @@ def _attention_input() -> io.Input:
         default=CHOICES[0],
         optional=True,
         advanced=True,
-        tooltip="auto: ComfyUI's attention function; else a kernel of a package, for models that ComfyUI computes. "
+        tooltip="auto: ComfyUI's attention function; else a kernel of a package. "
         "SageAttention rounds: not the same picture.",
     )

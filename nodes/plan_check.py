@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..parallel_runtime.models.registry import USUAL
-from ..parallel_runtime.planner.automatic import Decision, usual_work
+from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice, choice_of
 from .config import typed
 from .host.device_memory import DeviceMemory
 from .host.files import diffusion_model_path, file_identity
-from .host.hosted_source import HostedSource, refuse_unplanned
-from .host.new_model import COUNTS, decide_for, memory_for, read_any
+from .host.hosted_source import read_hosted, refuse_unplanned
+from .host.new_model import COUNTS, decide_for, memory_for
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
@@ -25,7 +24,7 @@ def check_plan(values: Mapping[str, str]) -> dict:
         choice = choice_of(**typed(values))
         if name := values.get("unet_name"):
             return _for_file(choice, name, values.get("weight_dtype", "default"))
-        return _described(choice, choice.plan_for(USUAL.usual, usual_work()))
+        return _described(choice, choice.usual_plan())
     except ValueError as error:
         return {"error": str(error)}
 
@@ -46,15 +45,14 @@ def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
 def _known(
     choice: ParallelChoice, path: str, weight_dtype: str, identity: object, measured: object
 ) -> tuple[Decision, DeviceMemory]:
-    """The plan for a file as it lies there, and its memory; a model of ComfyUI's modules is built without weights.
+    """The plan for a file as it lies there, and its memory.
 
     `identity` and `measured` are what the file, the calibrations and the counts are now: others ask anew.
     """
     devices = choice.selection.devices
-    source = read_any(path, weight_dtype, devices)
+    source = read_hosted(path, weight_dtype, devices)
     decision = decide_for(source, choice)
-    if isinstance(source, HostedSource):
-        refuse_unplanned(source.model.diffusion_model, decision.plan)
+    refuse_unplanned(source.model.diffusion_model, decision.plan)
     return decision, memory_for(source, decision, devices)
 
 

@@ -239,12 +239,8 @@ def _report(
             "controls": controls,
             **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
-            "options": options_part(hosted=pooled.spec.comfyui is not None),
+            "options": options_part(),
         }
-        if requests:
-            _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])
-            if image_tokens:  # else nobody in this process can count them
-                parts["sizes"] = parts["sizes"] | {"image_tokens": image_tokens, "text_tokens": text_tokens}
     report = new_report(
         kind,
         devices=devices or (),

@@ -7,7 +7,6 @@ Owns: the layers below and what may touch ComfyUI. Does not own: style (ruff), t
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,16 +58,6 @@ COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version",
 COMFY_INTERNAL |= {"server", "nodes"}
 MODEL_UNITS = (["plans"], ["hosted"], ["flux"], ["registry"])  # of runtime/models, each a unit of its own
 HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a function, which a worker calls
-# Who may name Flux: who chooses, the plans of ComfyUI's classes, and what stands for ComfyUI's own class of it.
-NAME_FLUX = {
-    "parallel_runtime/models/registry.py",
-    "parallel_runtime/models/specs/two_streams.py",
-    "nodes/host/new_model.py",
-    "nodes/host/flux_model.py",
-    "nodes/host/flux_source.py",
-    "parallel_runtime/models/hosted/contract.py",  # what of ComfyUI's each needs
-}
-NODE_IDS = re.compile(r"Parallel ?Flux ?(Loader|List ?Sampler|Sampler)")
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
 
 
@@ -243,18 +232,6 @@ def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, sou
     path.write_text(source)
     (line,) = offences(read_imports(tmp_path))
     assert expected in line
-
-
-def test_at_most_six_files_name_a_family_whose_blocks_are_ours_beside_its_own_folder() -> None:
-    """Node ids are left out: saved workflows name them."""
-    named = set()
-    for path in sources(ROOT):
-        text = NODE_IDS.sub("", path.read_text(encoding="utf-8"))
-        if "flux" in text.lower():
-            named.add(path.relative_to(ROOT).as_posix())
-    named = {name for name in named if not name.startswith("parallel_runtime/models/flux/")}
-    assert named == NAME_FLUX
-    assert len(named) <= 6
 
 
 def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:

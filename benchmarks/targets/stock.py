@@ -6,20 +6,23 @@ torch's attention and as many threads as there are cores; so does one rank; two 
 
 from __future__ import annotations
 
-import copy
-import json
 import tempfile
 from pathlib import Path
 from statistics import median
 
-from demo.run import WORKFLOW, find, with_tiny_files, without_our_nodes
+from host import workflows
 from host.client import ComfyClient, Workflow
+from host.pack_workflows import parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 
 ROUNDS, STEPS = 5, 5
 STOCK = "stock ComfyUI"
-CANDIDATES = {"one rank, KSampler": ("cpu:1", 1), "ulysses 2, KSampler": ("cpu:2", 2), "ulysses 2, ours": ("cpu:2", 2)}
+CANDIDATES = {
+    "one rank, KSampler": {"devices": "cpu:1"},
+    "ulysses 2, KSampler": {"ulysses": 2},
+    "ulysses 2, KSampler, its loop in ComfyUI": {"ulysses": 2, "loop": "host"},
+}
 
 
 def measure() -> dict[str, list[float]]:
@@ -38,31 +41,16 @@ def measure() -> dict[str, list[float]]:
 
 
 def all_graphs(tiny: TinyModels) -> dict[str, Workflow]:
-    """The shipped workflow, 2,048 image tokens, by candidate."""
-    graph = with_tiny_files(json.loads(WORKFLOW.read_text(encoding="utf-8")), tiny)
-    graph[find(graph, "EmptySD3LatentImage")]["inputs"] |= {"width": 1024, "height": 512}
-    graph[find(graph, "ParallelSampler")]["inputs"]["steps"] = STEPS
-    graphs = {STOCK: without_our_nodes(graph)}
-    for name, (devices, ulysses) in CANDIDATES.items():
-        candidate = copy.deepcopy(graph)
-        candidate[find(candidate, "SPConfig")]["inputs"] |= {
-            "mode": "manual",
-            "devices": devices,
-            "ulysses": ulysses,
-        }
-        if name.endswith("KSampler"):
-            candidate[find(candidate, "ParallelSampler")]["class_type"] = "KSampler"
-        graphs[name] = candidate
-    return graphs
+    """Text to image, 2,048 image tokens, by candidate."""
+    stock = workflows.text_to_image(tiny, width=1024, height=512, steps=STEPS)
+    return {STOCK: stock} | {name: parallel(stock, mode="manual", **given) for name, given in CANDIDATES.items()}
 
 
 def step_seconds(client: ComfyClient, graph: Workflow, *, seed: int) -> float:
     """From the first step's end to the last one's, by step: loading and the first step stay out."""
-    graph = copy.deepcopy(graph)
-    sampler = next(node for node in graph if graph[node]["class_type"] in ("KSampler", "ParallelSampler"))
-    graph[sampler]["inputs"]["seed"] = seed
+    graph = graph | {"sampler": graph["sampler"] | {"inputs": graph["sampler"]["inputs"] | {"seed": seed}}}
     result = client.queue(graph, timeout_s=600).require_success()
-    times = [event.t_s for event in result.progress if event.node == sampler and event.value > 0]
+    times = [event.t_s for event in result.progress if event.node == "sampler" and event.value > 0]
     return (times[-1] - times[0]) / (len(times) - 1)
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ...parallel_runtime.checkpoint import FAST, FP8, HOSTED
-from ...parallel_runtime.plan import ParallelPlan, heads_error
+from ...parallel_runtime.checkpoint import FAST, FP8
+from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from .comfyui import ModelPatcher, NestedTensor, check_cancelled, comfy
 from .convert_stock_model import copy_changes
@@ -45,8 +45,7 @@ def plan_of_settings(model: RemotePatcher, settings: Mapping[str, object]) -> Pa
 
 def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
     """The same MODEL, weights and all, under another plan. Raises `ValueError` for one that cannot be its plan."""
-    pooled = model.model.pooled
-    devices = pooled.devices
+    devices = model.model.pooled.devices
     if plan.ranks > len(devices):
         raise ValueError(
             f"{plan.describe()} needs {plan.ranks} ranks, this MODEL has {len(devices)}; name more devices in SP Config"
@@ -56,10 +55,7 @@ def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
             f"{plan.describe()} has the weights {plan.layout.name}, this MODEL has them {model.plan.layout.name}; "
             "compare plans of the same weights, or set weights and stages in SP Config"
         )
-    if pooled.spec.adapter == HOSTED:
-        refuse_unplanned(model.model.diffusion_model, plan)
-    elif reason := heads_error(plan.ulysses, pooled.num_heads):
-        raise ValueError(reason)
+    refuse_unplanned(model.model.diffusion_model, plan)
     return model.under(Decision(plan=plan))
 
 

@@ -4,10 +4,12 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 """
 
 import inspect
+from functools import partial
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
 from .comfyui import ModelPatcher, WrappersMP, comfy
-from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
+from .hosted_source import read_hosted
+from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
 from .refusals import (
@@ -60,7 +62,7 @@ def parallelized(
         attention=attention,
         read=read,
     )
-    _refuse_what_stays_behind(model, ours.model.patch_kinds)
+    _refuse_what_stays_behind(model)
     copy_changes(model, ours)
     ours.patch_set()  # refuses what cannot travel
     ours.attachments = dict(model.attachments)
@@ -93,7 +95,8 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
         )
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments
-    return arguments[0], given["model_options"], read_any if function.__name__ == LOADERS[0] else read_checkpoint
+    read = partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])
+    return arguments[0], given["model_options"], read
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:
@@ -117,8 +120,8 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
     return name
 
 
-def _refuse_what_stays_behind(model: ModelPatcher, patch_kinds: tuple[str, ...] | None) -> None:
-    check_transformer_options(model.model_options["transformer_options"], patch_kinds)
+def _refuse_what_stays_behind(model: ModelPatcher) -> None:
+    check_transformer_options(model.model_options["transformer_options"])
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
         raise refuse_by(nodes_like("compile"), *COMPILES)
     held = {

@@ -29,7 +29,6 @@ from .comfyui import comfy, is_absent
 from .like_host import options_for_ranks
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
-from .version import refuse_off
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8.
 ROUNDING = ("sage", "attention3", "int8")
@@ -57,13 +56,14 @@ class HostedSource:
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
-    """Recognise the file at `path` as ComfyUI does; arguments as the reader's of a model of our own blocks.
+    """Recognise the file at `path` as ComfyUI does.
+
+    `weight_dtype` is what the workers compute in; `default` is what ComfyUI would choose for this file on `devices`.
 
     `checkpoint`: as Load Checkpoint reads it, which finds more in a file than Load Diffusion Model does.
 
     Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
     """
-    refuse_off("hosted")
     header = read_header(path)
     file = MappedFile(ModelSpec.of(path))
     tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}

@@ -1,19 +1,16 @@
-"""A sampling run in the workers' form: its latents as rows, its conditionings as calls of the model.
+"""The conditionings of a sampling run in the workers, as calls of the model.
 
-Letters: `B` images, `S` rows of a latent, `C` numbers of a row.
+A rank has an image's latent as one row of numbers, (B, 1, numbers), whatever its dims. A call is one of `apply_model`,
+which the rank runs too: what depends on sigma beside the timestep (a timestep a token, what lies beside the latent) is
+made there.
 
-A model with blocks of our own takes tokens, and of its call all but the latent and the timestep is known once.
-ComfyUI's own model takes its latent as ComfyUI has it, whatever its dims, and its call is one of `apply_model`, which
-the rank runs too: what depends on sigma beside the timestep (a timestep a token, what lies beside the latent) is made
-there.
-
-Owns both forms and what of a run neither takes. Does not own what else of a run may live in the workers
+Owns the calls and which runs cannot have them. Does not own what else of a run may live in the workers
 (in_worker_sampling.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,7 +27,7 @@ from .hosted_model import KEPT
 from .order import of_step_cache
 from .refusals import INSIDE_BLOCKS
 from .run_context import options_of_run, run_of
-from .workload_from_guider import PATCH, asks_negative
+from .workload_from_guider import asks_negative
 
 CAPTURE_KEY = "parallel_dit_capture"
 SIDES = ("positive", "negative")
@@ -38,179 +35,98 @@ SIDES = ("positive", "negative")
 
 @dataclass(frozen=True)
 class Cond:
-    """A conditioning as the ranks' call of the model; of ComfyUI's own, also as the call by which plans are proven."""
+    """A conditioning as the ranks' call of the model, and as the call by which plans are proven."""
 
     call: ModelCall
-    module_call: ModelCall | None = None
+    module_call: ModelCall
 
 
-class Form(Protocol):
-    """How a run's latents and conditionings go to the workers."""
-
-    def refuse(self, guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
-        """Raise `HostLoopError` for what of a MODEL and a plan this form does not have."""
-        ...
-
-    def refuse_latent(self, x: torch.Tensor) -> None:
-        """Raise `HostLoopError` for a latent of ComfyUI's that it does not have."""
-        ...
-
-    def rows(self, latent: torch.Tensor) -> torch.Tensor:
-        """A latent of ComfyUI's as (B, S, C)."""
-        ...
-
-    def latent(self, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The way back, to a latent of `shape`."""
-        ...
-
-    def conds(
-        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> list[Cond]:
-        """What ComfyUI would call the model with in the first step, at `sigma` (1,)."""
-        ...
+def refuse_calls(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
+    """Raise `HostLoopError` for calls that change from step to step or are shared out otherwise than step by step."""
+    plan, kind = run_of(model_options).plan, type(guider.inner_model.diffusion_model)
+    options = model_options.get("transformer_options", {})
+    if any(options.get(name) for name in INSIDE_BLOCKS):
+        raise HostLoopError("a node patches the model's blocks")
+    if takes_whole_batches(kind):
+        raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
+    spread = plan.layout.shards > plan.parts
+    if spread and find_spec(kind) is None and find_whole(kind) is None:
+        raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")
 
 
-class TokenForm:
-    """(B, C, H, W) as tokens of `PATCH` latent pixels a side, for blocks of our own."""
+def conds_of_run(
+    guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
+) -> list[Cond]:
+    """What ComfyUI would call `apply_model` with in the first step, at `sigma` (1,).
 
-    def refuse(self, guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
-        """Nothing."""
+    Both conditionings are in one call, where ComfyUI would have them so and one batch group asks for both.
 
-    def refuse_latent(self, x: torch.Tensor) -> None:
-        """One that does not divide into tokens."""
-        if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
-            raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
+    Raises `HostLoopError` for a video whose frames the plan would part, and for layers that round all rows of a
+    step together where not all are in one call.
+    """
+    run, names = run_of(model_options), cond_names(guider, model_options)
+    sigma, seen = sigma.expand(x.shape[0]), list[dict[str, Any]]()
 
-    def rows(self, latent: torch.Tensor) -> torch.Tensor:
-        """(B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's module has them."""
-        parts = latent.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))  # (B, C, h, 2, w, 2)
-        return parts.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
+    def apply_model(
+        executor: Callable[..., torch.Tensor],
+        latent: torch.Tensor,
+        sigmas: torch.Tensor,
+        c_concat: torch.Tensor | None = None,
+        c_crossattn: torch.Tensor | None = None,
+        control: object = None,
+        transformer_options: Mapping[str, object] | None = None,
+        **conds: object,
+    ) -> torch.Tensor:
+        pairs = zip(latent.split(len(x)), sigmas.split(len(x)), strict=True)
+        if any(not torch.equal(each, x) or not torch.equal(at, sigma) for each, at in pairs):
+            raise HostLoopError("the latent reaches the model changed")
+        named = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control}
+        seen.append({**named, "transformer_options": transformer_options or {}, **conds})
+        return executor(latent, sigmas, c_concat, c_crossattn, control, transformer_options, **conds)
 
-    def latent(self, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The way back."""
-        _, channels, height, width = shape
-        parts = rows.unflatten(1, (height // PATCH, width // PATCH)).unflatten(3, (channels, PATCH, PATCH))
-        return parts.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-
-    def conds(
-        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> list[Cond]:
-        """A call of the transformer for each conditioning, whose image begins with the latent's tokens."""
-        sigma = sigma.expand(x.shape[0])
-        sampling = guider.inner_model.model_sampling
-        tokens, times = self.rows(sampling.calculate_input(sigma, x)), sampling.timestep(sigma).float()
-        rows, width = tokens.shape[1:]
-        found = []
-        for name in cond_names(guider, model_options):
-            (call,) = captured(guider, [name], model_options, x, sigma)
-            img = call.tensors["img"]
-            same_times = torch.equal(call.tensors["timesteps"].to(times.device), times)
-            if not same_times or not torch.equal(img[:, :rows, :width], tokens.to(img)):
-                raise HostLoopError("the latent reaches the model changed")
-            found.append(Cond(call))
-        return found
+    asked = [[name] for name in names] if run.plan.cfg > 1 else [list(names)]
+    around = {WrappersMP.APPLY_MODEL: apply_model}
+    inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
+    groups = shares(run.plan, images=len(x), num_conds=len(names))
+    stages = run.plan.pipefusion > 1 and run.plan.layout.shards > run.plan.parts
+    if stages and not all(share.conds for share in groups):
+        raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")
+    images = [share.stop - share.start for share in groups if share.conds]
+    _refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
+    found = [
+        (_applied(guider, each, x, images, run.engine_options()), call) for each, call in zip(seen, inner, strict=True)
+    ]
+    if len(found) > 1 and len({shape_of([call]) for call, _ in found}) == 1:  # ComfyUI would have made one call of it
+        found = [(replace(call, options={**call.options, "one_call": True}), inside) for call, inside in found]
+    return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
 
 
-class WholeForm:
-    """A latent of any dims as one row of numbers an image, for ComfyUI's own model."""
+def _refuse_parted(guider: comfy.samplers.CFGGuider, images: Sequence[int], *, rows: int, whole: bool) -> None:
+    """`images` of each batch group at work; `rows` of a step, and whether they are one call."""
+    recognised = guider.inner_model.prover.recognised
+    if rows > 1 and not whole and coarse_inputs(recognised.config, recognised.weights):
+        raise HostLoopError("layers of the file's format round all rows of a step by one scale")
 
-    def refuse(self, guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
-        """What changes from call to call, and what would be shared out otherwise than step by step."""
-        plan, kind = run_of(model_options).plan, type(guider.inner_model.diffusion_model)
-        options = model_options.get("transformer_options", {})
-        if any(options.get(name) for name in INSIDE_BLOCKS):
-            raise HostLoopError("a node patches the model's blocks")
-        if plan.pipefusion > 1:
-            raise HostLoopError(f"a pipeline of {kind.__name__} runs step by step")
-        if takes_whole_batches(kind):
-            raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
-        spread = plan.layout.shards > plan.parts
-        if spread and find_spec(kind) is None and find_whole(kind) is None:
-            raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")
 
-    def refuse_latent(self, x: torch.Tensor) -> None:
-        """None."""
-
-    def rows(self, latent: torch.Tensor) -> torch.Tensor:
-        """(B, 1, numbers)."""
-        return latent.reshape(latent.shape[0], 1, -1)
-
-    def latent(self, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The way back."""
-        return rows.reshape(shape)
-
-    def conds(
-        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> list[Cond]:
-        """Calls of `apply_model`: both conditionings in one, where ComfyUI would and one batch group asks for both.
-
-        Raises `HostLoopError` for a video whose frames the plan would part, and for layers that round all rows of a
-        step together where not all are in one call.
-        """
-        run, names = run_of(model_options), cond_names(guider, model_options)
-        sigma, seen = sigma.expand(x.shape[0]), list[dict[str, Any]]()
-
-        def apply_model(
-            executor: Callable[..., torch.Tensor],
-            latent: torch.Tensor,
-            sigmas: torch.Tensor,
-            c_concat: torch.Tensor | None = None,
-            c_crossattn: torch.Tensor | None = None,
-            control: object = None,
-            transformer_options: Mapping[str, object] | None = None,
-            **conds: object,
-        ) -> torch.Tensor:
-            pairs = zip(latent.split(len(x)), sigmas.split(len(x)), strict=True)
-            if any(not torch.equal(each, x) or not torch.equal(at, sigma) for each, at in pairs):
-                raise HostLoopError("the latent reaches the model changed")
-            named = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control}
-            seen.append({**named, "transformer_options": transformer_options or {}, **conds})
-            return executor(latent, sigmas, c_concat, c_crossattn, control, transformer_options, **conds)
-
-        asked = [[name] for name in names] if run.plan.cfg > 1 else [list(names)]
-        around = {WrappersMP.APPLY_MODEL: apply_model}
-        inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
-        groups = shares(run.plan, images=len(x), num_conds=len(names))
-        images = [share.stop - share.start for share in groups if share.conds]
-        self._refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
-        found = [
-            (self._applied(guider, each, x, images, run.engine_options()), call)
-            for each, call in zip(seen, inner, strict=True)
-        ]
-        if (
-            len(found) > 1 and len({shape_of([call]) for call, _ in found}) == 1
-        ):  # ComfyUI would have made one call of it
-            found = [(replace(call, options={**call.options, "one_call": True}), inside) for call, inside in found]
-        return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
-
-    def _refuse_parted(
-        self, guider: comfy.samplers.CFGGuider, images: Sequence[int], *, rows: int, whole: bool
-    ) -> None:
-        """`images` of each batch group at work; `rows` of a step, and whether they are one call."""
-        recognised = guider.inner_model.prover.recognised
-        if rows > 1 and not whole and coarse_inputs(recognised.config, recognised.weights):
-            raise HostLoopError("layers of the file's format round all rows of a step by one scale")
-
-    def _applied(
-        self,
-        guider: comfy.samplers.CFGGuider,
-        kwargs: dict[str, Any],
-        x: torch.Tensor,
-        images: Sequence[int],
-        engine_options: Mapping[str, object],
-    ) -> ModelCall:
-        transformer = guider.inner_model.diffusion_model
-        together = rows_that_belong_together(transformer, kwargs, len(x))
-        if any(part % together for part in images):
-            raise HostLoopError(f"the plan would part the {together} frames of a video")
-        sides = kwargs["transformer_options"]["cond_or_uncond"]
-        call = apply_call(type(transformer).__name__, x.shape, sides, kwargs, stay_here=KEPT)
-        return ModelCall(
-            tensors=call.tensors,
-            out_shape=call.out_shape,
-            out_dtype=torch.float32,
-            options={**call.options, **engine_options},
-        )
+def _applied(
+    guider: comfy.samplers.CFGGuider,
+    kwargs: dict[str, Any],
+    x: torch.Tensor,
+    images: Sequence[int],
+    engine_options: Mapping[str, object],
+) -> ModelCall:
+    transformer = guider.inner_model.diffusion_model
+    together = rows_that_belong_together(transformer, kwargs, len(x))
+    if any(part % together for part in images):
+        raise HostLoopError(f"the plan would part the {together} frames of a video")
+    sides = kwargs["transformer_options"]["cond_or_uncond"]
+    call = apply_call(type(transformer).__name__, x.shape, sides, kwargs, stay_here=KEPT)
+    return ModelCall(
+        tensors=call.tensors,
+        out_shape=call.out_shape,
+        out_dtype=torch.float32,
+        options={**call.options, **engine_options},
+    )
 
 
 def captured(

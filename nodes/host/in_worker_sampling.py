@@ -15,7 +15,6 @@ from types import FunctionType, MethodType
 
 import torch
 
-from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
@@ -24,7 +23,7 @@ from .comfyui import CFGGuider, WrappersMP, comfy, is_absent
 from .cond_tasks import TOGETHER_KEY, tell_idle
 from .foreign_code import foreign, foreign_option
 from .host_loop import HostLoopError
-from .in_worker_calls import Form, TokenForm, WholeForm, cond_names
+from .in_worker_calls import cond_names, conds_of_run, refuse_calls
 from .model_sampling import with_predictions
 from .order import CALLBACKS_IN_A_STEP
 from .run_context import RunContext, run_of
@@ -137,8 +136,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         guider, model_options = model.inner_model, extra_args["model_options"]
         context = run_of(model_options)
         run = SamplerRun(sampler=self, guider=guider, sigmas=sigmas, extra_args=extra_args)
-        form, mask = form_of(context), extra_args["denoise_mask"]
-        form.refuse_latent(x)
+        mask = extra_args["denoise_mask"]
         recurrence, sigmas_left = _recurrence(run)
         with _traceable(lambda error: f"what the model says of a step's latent cannot be written as numbers: {error}"):
             recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
@@ -152,17 +150,18 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         while plan is not context.plan:  # a plan whose proof fails gives way to another, which calls otherwise
             plan = context.plan
             _refuse_idle(plan, x.shape[0], len(names))
-            conds = form.conds(guider, model_options, x, sigmas[:1])
-            for call in (cond.module_call for cond in conds if cond.module_call is not None):
-                context.check(call, check_cancelled)
+            conds = conds_of_run(guider, model_options, x, sigmas[:1])
+            for cond in conds:
+                context.check(cond.module_call, check_cancelled)
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
+        _refuse_cache(plan, cached)
         tell_idle(context, len(names) * x.shape[0])
         given = _drawn(run, recurrence, x)
 
         def step_done(step: int, rows: torch.Tensor) -> None:
-            denoised = form.latent(rows, x.shape).to(x.device)
+            denoised = rows.reshape(x.shape).to(x.device)
             if callback is not None:
                 callback({"i": step, "denoised": denoised, "x": denoised})
             if bar is not None:
@@ -172,10 +171,10 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             recurrence=recurrence,
             conds=tuple(cond.call for cond in conds),
             cfg=float(guider.cfg),
-            given={number: form.rows(tensor).float() for number, tensor in given.items()},
-            inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
+            given={number: _as_rows(tensor).float() for number, tensor in given.items()},
+            inpaint=inpaint and Inpaint(**{name: _as_rows(part).float() for name, part in inpaint.items()}),
             cache=cached and cached.cache,
-            looked_at=cached and form.rows(cached.looked_at).bool(),
+            looked_at=cached and _as_rows(cached.looked_at).bool(),
         )
         draw = comfy.k_diffusion.sampling.tqdm  # as the samplers do in ComfyUI's log
         with nullcontext() if is_absent(draw) else draw(total=len(recurrence.step_ends), disable=disable) as bar:
@@ -183,7 +182,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         sigmas.copy_(sigmas_left)
         if cached is not None:
             cached.holder.total_steps_skipped = result.skipped_calls
-        return form.latent(result.out, x.shape).to(device=x.device, dtype=x.dtype)
+        return result.out.reshape(x.shape).to(device=x.device, dtype=x.dtype)
 
 
 def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
@@ -197,12 +196,12 @@ def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     _refuse_guider(guider, model_options)
     _refuse_model(guider)
     _refuse_conds(guider, model_options)
-    form_of(context).refuse(guider, model_options)
+    refuse_calls(guider, model_options)
 
 
-def form_of(context: RunContext) -> Form:
-    """How the latents and conditionings of a run go to the workers, by who computes the model there."""
-    return WholeForm() if context.model.spec.adapter == HOSTED else TokenForm()
+def _as_rows(latent: torch.Tensor) -> torch.Tensor:
+    """(B, ...) as (B, 1, numbers)."""
+    return latent.reshape(latent.shape[0], 1, -1)
 
 
 def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
@@ -323,6 +322,12 @@ def _refuse_long(recurrence: SamplerRecurrence) -> None:
         refuse_long(recurrence)
     except ValueError as error:
         raise HostLoopError(str(error)) from error
+
+
+def _refuse_cache(plan: ParallelPlan, cached: object | None) -> None:
+    """Raise `HostLoopError` for a cache of ComfyUI's in a pipeline, which would be empty between steps."""
+    if cached is not None and plan.pipefusion > 1:
+        raise HostLoopError("a step cache decides between the steps of a pipeline")
 
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:

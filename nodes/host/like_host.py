@@ -29,12 +29,11 @@ def options_for_ranks() -> tuple[str, ...]:
     return options.told
 
 
-def options_part(*, hosted: bool) -> dict[str, list[str]]:
-    """Names of options that workers have, and of those that ComfyUI alone has; `hosted`: its own modules compute."""
+def options_part() -> dict[str, list[str]]:
+    """Names of options that workers have, and of those that ComfyUI alone has."""
     options = options_now()
     told = [option.partition("=")[0] for option in options.told]
-    here = [*options.kept, *options.untold]
-    return {"workers": told, "comfyui_alone": here} if hosted else {"workers": [], "comfyui_alone": [*told, *here]}
+    return {"workers": told, "comfyui_alone": [*options.kept, *options.untold]}
 
 
 def unlike_host(devices: Sequence[Device], replies: Iterable[LoadReply]) -> list[str]:

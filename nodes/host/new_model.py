@@ -6,28 +6,25 @@ is the chooser's, what a run is asked for workload_from_guider.py's.
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from threading import Thread
 from typing import Protocol, TypeAlias
 
 import torch
 
-from ...parallel_runtime.checkpoint import FP8, read_header
 from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
-from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
-from ...parallel_runtime.planner.choose import AnyModel
 from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.counting import Counted, Counts, usual_work_of
-from ...parallel_runtime.planner.shapes import ModelShape, Work
+from ...parallel_runtime.planner.shapes import Work
 from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion
 from .comfyui import WrapperExecutor, WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, calc_together
 from .device_memory import DeviceMemory, needed_memory
-from .flux_model import RemoteFlux
-from .flux_source import Source, read_source
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
 from .in_worker_sampling import in_workers as to_workers
 from .live_times import LIVE
@@ -38,7 +35,7 @@ from .readable_weights import readable_weights
 from .refusals import check_controlnets, check_skipped_layers
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
-from .version import off, refuse_off
+from .version import refuse_off
 from .workload_from_guider import asks_both, work_of_run, work_of_settings
 
 REMEMBERED = 64  # decisions of a MODEL, by work
@@ -49,48 +46,27 @@ COUNTS = Counts()
 class Chooser(Protocol):
     """Says which plan a MODEL has, and afterwards which one each of its sampling runs."""
 
-    def plan_for(self, model: ModelShape, work: Work) -> Decision:
-        """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
+    def plan_for(
+        self, unshared: str, *, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
+    ) -> Decision:
+        """The plan that the weights are loaded for; raises `ValueError` for one that does not fit the devices.
 
-    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool, count: Callable[[], Counted]) -> Decision:
-        """The same for a model that ComfyUI's own module computes, by the name of its file.
-
-        `unshared`: why no ranks can share its tokens; "" where they can. `count` has it counted for the planner, which
-        takes seconds, and raises `ValueError` where it cannot be.
+        `unshared`: why no ranks can share the model's tokens; "" where they can. `count` has it counted for the
+        planner, which takes seconds, and raises `ValueError` where it cannot be.
         """
 
-    def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
 
-    def advised(self, model: ModelShape, work: Work) -> Decision | None:
+    @property
+    def advises(self) -> bool:
+        """Whether `advised` may have something to say."""
+
+    def advised(self, model: CountedModel, work: Work) -> Decision | None:
         """What would have been chosen for `work`; None where it was, or nothing is known of the devices."""
 
 
-Reader: TypeAlias = Callable[[str, str, Devices], Source | HostedSource]
-
-
-def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
-    """Recognise the file at `path`, whose family says who computes it: blocks of ours, or ComfyUI's modules.
-
-    Weights that are to be kept in fp8 are ComfyUI's modules'.
-
-    Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
-    """
-    return (read_source if _is_own(path, weight_dtype) else read_hosted)(path, weight_dtype, devices)
-
-
-def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
-    """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
-    if _is_own(path, weight_dtype):
-        return read_source(path, weight_dtype, devices)
-    return read_hosted(path, weight_dtype, devices, checkpoint=True)
-
-
-def _is_own(path: str, weight_dtype: str) -> bool:
-    """Whether blocks of ours compute a file."""
-    if weight_dtype in FP8 or off("flux"):
-        return False
-    return find_family(read_header(path), comfyui=not off("hosted")) is not None
+Reader: TypeAlias = Callable[[str, str, Devices], HostedSource]
 
 
 def remote_patcher(
@@ -104,29 +80,18 @@ def remote_patcher(
     step_cache: float = 0.0,
     in_workers: bool = True,
     attention: str = "",
-    read: Reader = read_any,
+    read: Reader = read_hosted,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
     the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
-    workers where they can. `attention`: the kernel of a package, where one was asked for. `read` chooses who computes
-    it: `read_hosted` has ComfyUI's own modules compute any model.
+    workers where they can. `attention`: the kernel of a package, where one was asked for.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
     refuse_off("parallel")
     source = read(path, weight_dtype, devices)
-    if step_cache and isinstance(source, Source):
-        raise ValueError(
-            f"step_cache={step_cache:g}: blocks of this pack compute {os.path.basename(path)}, and keep no step cache; "
-            "set step_cache to 0, or use the nodes EasyCache or LazyCache"
-        )
-    if attention and isinstance(source, Source):
-        raise ValueError(
-            f"attention={attention}: blocks of this pack compute {os.path.basename(path)}, with torch's kernels; set "
-            "attention in SP Config to auto"
-        )
     decision = decide_for(source, chooser)
     pooled = PooledModel(
         devices=devices,
@@ -134,72 +99,83 @@ def remote_patcher(
         plan=decision.plan,
         sizes=source.sizes,
         num_heads=source.num_heads,
-        shares_tokens=isinstance(source, Source) or not source.unshared,
-        rounding_attention="" if isinstance(source, Source) else source.rounding_attention,
-        widened_formats=() if isinstance(source, Source) else source.widened_formats,
-        keeps_state=isinstance(source, HostedSource) and source.keeps_state,
+        shares_tokens=not source.unshared,
+        rounding_attention=source.rounding_attention,
+        widened_formats=source.widened_formats,
+        keeps_state=source.keeps_state,
     )
 
     def make() -> RemotePatcher:
         management = comfy.model_management
-        model = remote_hosted(source, pooled) if isinstance(source, HostedSource) else RemoteFlux(source, pooled)
+        model = remote_hosted(source, pooled)
         root = RemotePatcher(model, management.get_torch_device(), management.unet_offload_device())
         root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, TOGETHER_KEY, calc_together)
         root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
-    if isinstance(source, HostedSource):
-        refuse_unplanned(patcher.model.diffusion_model, decision.plan)
-        refuse_step_cache(patcher.model.diffusion_model, step_cache)
-        refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
+    transformer = patcher.model.diffusion_model
+    refuse_unplanned(transformer, decision.plan)
+    refuse_step_cache(transformer, step_cache)
+    refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
     patcher.step_cache, patcher.in_workers, patcher.attention = step_cache, in_workers, attention
-    if isinstance(source, Source):
-        weighed = replace(decision, work=source.work, model=source.shape)
-        patcher.advise = partial(_advised, chooser=chooser, weighed=weighed)
+    if chooser.advises:
+        Thread(target=_counted_or_none, args=(source,), daemon=True).start()
+        patcher.advise = partial(_advised, chooser=chooser, source=source)
     return patcher
 
 
 def _advised(
-    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, weighed: Decision
+    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, source: HostedSource
 ) -> dict | None:
-    """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is."""
-    work = work_of_settings(patcher, settings, weighed)
-    if work is None or weighed.model is None or isinstance(weighed.model, CountedModel):
+    """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is, and
+    as long as the model is not counted."""
+    counted = _known_count(source)
+    if counted is None:
         return None
-    better = chooser.advised(weighed.model, work)
+    weighed = replace(patcher.decision, work=usual_work_of(counted), model=counted.model)
+    work = work_of_settings(patcher, settings, weighed)
+    better = None if work is None else chooser.advised(counted.model, work)
     gain = None if better is None else better.gain_over(patcher.plan)
     if better is None or gain is None or gain < PREDICTED_CLEARLY:
         return None
     return suggestion(plan_part(better.plan), factor=gain, by="predicted")
 
 
-def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
+def decide_for(source: HostedSource, chooser: Chooser) -> Decision:
     """The plan that `chooser` takes for a file. Raises `ValueError` for one that fits neither the devices nor it."""
-    if not isinstance(source, HostedSource):
-        return chooser.plan_for(source.shape, source.work)
-    path = source.spec.path
-    return chooser.plan_for_any(
-        os.path.basename(path),
+    return chooser.plan_for(
         source.unshared,
         whole_batches=source.whole_batches,
-        count=lambda: COUNTS.of(path, source.spec.dtype, this_comfyui()).with_weights(source.sizes.total),
+        weight_bytes=source.sizes.total,
+        count=partial(_count, source),
     )
 
 
-def memory_for(source: Source | HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
+def _count(source: HostedSource) -> Counted:
+    counted = COUNTS.of(source.spec.path, source.spec.dtype, this_comfyui())
+    return counted.with_weights(source.sizes.total)
+
+
+def _known_count(source: HostedSource) -> Counted | None:
+    counted = COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())
+    return None if counted is None else counted.with_weights(source.sizes.total)
+
+
+def _counted_or_none(source: HostedSource) -> None:
+    with suppress(ValueError):  # what cannot be counted gets no advice
+        _count(source)
+
+
+def memory_for(source: HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
     """What the plan of `decision` takes of each device, before anything is loaded."""
-    model: AnyModel | None = decision.model
-    work = decision.work
-    if isinstance(source, Source):
-        model, work = source.shape, source.work
-    elif model is None and (counted := COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())):
-        counted = counted.with_weights(source.sizes.total)
+    model, work = decision.model, decision.work
+    if model is None and (counted := _known_count(source)):
         model, work = counted.model, usual_work_of(counted)
     return needed_memory(decision.plan, devices, source.sizes, model, work)
 

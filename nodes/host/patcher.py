@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 
-from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
@@ -102,8 +101,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return None if self.advise is None else self.advise(self, settings)
 
     def told_of_proof(self) -> list[str]:
-        """What is known of the MODEL's plan with this ComfyUI, a line; [] where our own blocks compute."""
-        return [] if self.model.prover is None else [self.model.prover.told(self.plan)]
+        """What is known of the MODEL's plan with this ComfyUI, a line."""
+        return [self.model.prover.told(self.plan)]
 
     def new_run(self, decision: Decision) -> RunContext:
         """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""
@@ -207,8 +206,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return self._as_sent(self.patches, weights_beside(self.model_options["transformer_options"]))
 
     def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightPatch, ...] = ()) -> WeightPatchSet:
-        hosted = self.model.pooled.spec.adapter == HOSTED
-        return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch, beside=beside)
+        return patch_set(patches, self.patches_uuid, side_branch=self.side_branch, beside=beside)
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
@@ -352,7 +350,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
 
     def _refuse_block_patches(self) -> None:
-        found = block_patches(self.model_options["transformer_options"], self.model.patch_kinds)
+        found = block_patches(self.model_options["transformer_options"])
         if found:
             names = dict.fromkeys(name for name, _ in found)
             raise self._refuse(f"it patches the model's blocks ({', '.join(names)})")
@@ -370,9 +368,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         for refusal in self.refused:
             if refusal.holds:
                 raise ValueError(str(refusal))
-        check_transformer_options(
-            self.model_options["transformer_options"], self.model.patch_kinds, written=self.written()
-        )
+        check_transformer_options(self.model_options["transformer_options"], written=self.written())
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""

@@ -114,6 +114,10 @@ class StepText(StepListener):
         self._uncompiled = "\n".join(filter(None, (self._uncompiled, why)))
         NodeText().say(why)
 
+    def drained(self, why: str) -> None:
+        """Told once the run is over, when it is known."""
+        NodeText().say(why)
+
     def resident_began(self) -> None:
         """A loop inside the workers begins: its first step counts from here."""
         self._told_s = time.perf_counter()

@@ -11,7 +11,6 @@ from .comfyui import PromptServer
 from .version import off
 from .writers import executing
 
-LOADERS = ("ParallelModelLoader", "ParallelFluxLoader")
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
 
 
@@ -30,24 +29,6 @@ def validated_inputs() -> dict[str, object]:
     """The inputs of the node that is validated now: values, and links as lists. Empty where that is not known."""
     inputs = _inputs_of(_PROMPT.get({}).get(_node_id()))
     return {name: _value(given) for name, given in inputs.items()}
-
-
-def validated_readers() -> list[str]:
-    """The files that loaders of this pack read with the first output of the node that is validated now.
-
-    Those that no node takes a MODEL of are left out: ComfyUI does not run them.
-    """
-    nodes = {name: node for name, node in _PROMPT.get({}).items() if isinstance(node, dict)}
-    links = [
-        value for node in nodes.values() for value in _inputs_of(node).values() if isinstance(value, list) and value
-    ]
-    taken = {str(link[0]) for link in links}
-    loaders = [_inputs_of(nodes[name]) for name in nodes if nodes[name].get("class_type") in LOADERS and name in taken]
-    return [
-        inputs["unet_name"]
-        for inputs in loaders
-        if inputs.get("sp_config") == [_node_id(), 0] and isinstance(inputs.get("unet_name"), str)
-    ]
 
 
 def running_values(kind: str, name: str, *, absent: object) -> list[object]:

@@ -73,10 +73,10 @@ class OwnWeights:
 @contextmanager
 def readable_weights(model: Any, patches: Mapping[str, Sequence[tuple]], conds: Mapping[str, Any]) -> Iterator[None]:  # noqa: ANN401
     """Have the layers of `model`, one of ours, give the file's values for the block, if `conds` have a ControlNet."""
-    recognised = None if model.prover is None else model.prover.recognised
+    recognised = model.prover.recognised
     controlled = any(entry.get("control") is not None for side in conds.values() for entry in side or ())
     with ExitStack() as hooks:
-        if controlled and recognised is not None:
+        if controlled:
             own = OwnWeights(recognised, patches)
             for path, module in model.diffusion_model.named_modules():
                 hooks.callback(module.register_state_dict_post_hook(partial(own.fill, path)).remove)

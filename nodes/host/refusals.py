@@ -3,7 +3,7 @@
 Owns the list of such things and their messages: the first line names the node to remove. Checks only, changes nothing.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...parallel_runtime.models.hosted.calls import CannotTravelError
@@ -87,32 +87,26 @@ def refuse_in(source: str, what: str, instead: str = INSTEAD) -> ValueError:
     return ValueError(f"{what}, which a parallel MODEL cannot take; remove {source}, or {instead}")
 
 
-def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> list[tuple[str, object]]:
+def block_patches(options: Mapping[str, dict]) -> list[tuple[str, object]]:
     """What in ComfyUI's `transformer_options` would run inside the blocks, with its name; empty when nothing would.
 
-    `kinds` are the patches that the model reads; None: it may read any, and ranks rebuild some of them.
+    Patches that ranks rebuild are left out.
     """
     patches = options.get("patches", {})
-    if kinds is None:
-        patches = {name: [each for each in several if not is_rebuilt(each)] for name, several in patches.items()}
-    names = patches if kinds is None else kinds
-    found = [(name, patch) for name in names for patch in patches.get(name, ())]
+    found = [(name, patch) for name, several in patches.items() for patch in several if not is_rebuilt(patch)]
     for name, replaced in options.get("patches_replace", {}).items():
-        if kinds is None or name == "dit":
-            where = "" if name == "dit" else f"{name} of "
-            found += [(f"{where}{kind} {index}", patch) for (kind, index, *_), patch in replaced.items()]
+        where = "" if name == "dit" else f"{name} of "
+        found += [(f"{where}{kind} {index}", patch) for (kind, index, *_), patch in replaced.items()]
     return found + [(name, options[name]) for name in ATTENTION_OVERRIDES if options.get(name) is not None]
 
 
-def check_transformer_options(
-    options: Mapping[str, dict], kinds: Collection[str] | None = None, written: Written | None = None
-) -> None:
-    """Raise `ValueError` when `options` hold anything that would run inside the blocks; `kinds` as `block_patches`.
+def check_transformer_options(options: Mapping[str, dict], written: Written | None = None) -> None:
+    """Raise `ValueError` when `options` hold anything that would run inside the blocks.
 
     Each node that wrote some of it has a line of the message.
     """
     found: dict[tuple[GraphNode, ...], list[str]] = {}
-    for name, value in block_patches(options, kinds):
+    for name, value in block_patches(options):
         nodes = tuple(writers_of(value, written) or changers_of_models())
         if name not in (names := found.setdefault(nodes, [])):
             names.append(name)

@@ -12,14 +12,12 @@ from .run_context import CallProver
 class RemoteModel(Protocol):
     """One of ComfyUI's `BaseModel`s with every weight on the meta device.
 
-    `patch_kinds` are the patches that its transformer reads inside its blocks; None: it may read any.
     `diffusion_model.outside_runs` is the context of calls that come without a run. `prover` says whether plans compute
-    what one device does; None: the blocks are our own, and tested.
+    what one device does.
     """
 
     pooled: PooledModel
-    prover: CallProver | None
-    patch_kinds: tuple[str, ...] | None
+    prover: CallProver
     device: torch.device | None
     diffusion_model: torch.nn.Module
     model_loaded_weight_memory: int

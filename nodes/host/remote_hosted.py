@@ -31,7 +31,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
     recognised, model = source.recognised, source.model
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
-    model.pooled, model.patch_kinds = pooled, None
+    model.pooled = pooled
     # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
     transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
 

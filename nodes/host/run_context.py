@@ -136,8 +136,8 @@ class RunContext:
     ) -> torch.Tensor:
         """One call of the transformer; in a task, others go first.
 
-        `tensors` and `options` are what the engine takes; the output is (B, S_img, channels) of blocks of ours, and of
-        ComfyUI's own module (B, numbers), all outputs side by side (`worker/hosted.py`).
+        `tensors` and `options` are what the engine takes; the output is (B, numbers), all outputs side by side
+        (`worker/hosted.py`).
         `place` tells the call from the others of its step. Returns the output on the CPU. Raises `PoolError` when a
         worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
         something else, and whatever `check_cancelled` raises.
@@ -204,6 +204,12 @@ class RunContext:
                 self.remarks.append(why)
                 self.listener.uncompiled(why)
 
+    def _note_drained(self, reason: str | None) -> None:
+        """Have the user told why a pipeline was empty between the steps of a loop in the workers."""
+        if reason is not None:
+            self.loop_reason = f"the pipeline is empty between steps: {reason}"
+            self.listener.drained(self.loop_reason)
+
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         if TASK.get() is None:
             (out,) = self._send([call], check_cancelled)
@@ -229,6 +235,7 @@ class RunContext:
             check_cancelled=self._checks(check_cancelled),
         )
         self._note_uncompiled(result.ranks)
+        self._note_drained(result.drained)
         calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result

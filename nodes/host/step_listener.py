@@ -28,6 +28,9 @@ class StepListener:
     def loop_stays(self, reason: str) -> None:
         """The sampler's loop, which was to run in the workers, stays in ComfyUI."""
 
+    def drained(self, why: str) -> None:
+        """The stages of a pipeline waited between steps of a loop in the workers, as `why` tells the user."""
+
     def resident_began(self) -> None:
         """A loop inside the workers begins."""
 

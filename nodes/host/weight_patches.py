@@ -20,29 +20,28 @@ def patch_set(
     patches: Mapping[str, Sequence[tuple]],
     uuid: object,
     *,
-    hosted: bool,
     side_branch: bool = False,
     beside: tuple[WeightPatch, ...] = (),
 ) -> WeightPatchSet:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
-    `hosted`: ComfyUI's own functions merge them, which take more kinds than ours. `beside`: weights that go with them
-    (block_patches.py). Raises `ValueError` for what cannot travel, naming the weight.
+    `beside`: weights that go with them (block_patches.py). Raises `ValueError` for what cannot travel, naming the
+    weight.
     """
     if not patches and not beside:
         return WeightPatchSet()
     if patches:
         refuse_off("loras")
-    changes = tuple(_patch(key, entry, hosted) for key, entries in patches.items() for entry in entries)
+    changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
     modules = sorted({each.key.partition("/")[0] for each in beside})
     return WeightPatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
 
 
-def _patch(key: str, entry: tuple, hosted: bool) -> WeightPatch:
+def _patch(key: str, entry: tuple) -> WeightPatch:
     strength, change, strength_model, offset, function = entry
     if function is not None and function is not comfy.utils.swap_scale_shift:
         raise refuse_by(nodes_like("lora"), f"it changes {key} through a function of its own")
-    kind, values = _values(key, change, hosted)
+    kind, values = _values(key, change)
     return WeightPatch(
         key=key.removeprefix(PREFIX),
         kind=kind,
@@ -54,26 +53,18 @@ def _patch(key: str, entry: tuple, hosted: bool) -> WeightPatch:
     )
 
 
-def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
-    """The kind of a change and its formula's values; see `weights/patches.py`, and `weight_patch.py` for the hosted
-    kinds."""
+def _values(key: str, change: object) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
+    """The kind of a change and its formula's values; see `weight_patch.py`."""
     if isinstance(change, LoRAAdapter):
         up, down, alpha, middle, dora, reshape = change.weights
         if middle is None and reshape is None:
             return "lora", (up, down, alpha, dora)
-        if hosted:
-            return "lora_core", (up, down, alpha, middle, dora, None if reshape is None else torch.tensor(reshape))
-        does = "reshapes it" if reshape else "has a core"
-        raise refuse_by(nodes_like("lora"), f"it changes {key} by a LoRA that {does}")
+        return "lora_core", (up, down, alpha, middle, dora, None if reshape is None else torch.tensor(reshape))
     if isinstance(change, tuple(adapters)) and change.name in KINDS:
         return change.name, tuple(change.weights)
     if isinstance(change, tuple) and len(change) == 1:
         change = ("diff", change)
     if isinstance(change, tuple) and len(change) == 2 and change[0] in ("diff", "set"):
         kind, (tensor, *rest) = change
-        if not (rest and rest[0].get("pad_weight")):
-            return kind, (tensor,)
-        if hosted:
-            return "padded_diff", (tensor,)
-        raise refuse_by(nodes_like("lora"), f"it pads {key} to another shape")
+        return "padded_diff" if rest and rest[0].get("pad_weight") else kind, (tensor,)
     raise refuse_by(nodes_like("merge"), f"it changes {key} by another model's weights")

@@ -6,7 +6,6 @@ Owns reading that off a guider when its run begins, and off a sampler node's inp
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from .comfyui import CFGGuider, ModelPatcher, comfy
 from .order import why_calls_keep_order, why_runs_keep_order
 from .version import off
 
-PATCH = 2  # latent pixels a side of one token
 Sides = Mapping[str, Sequence[dict] | None]
 
 
@@ -36,7 +34,7 @@ def asks_both(guider: CFGGuider) -> bool:
 def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, decision: Decision) -> Work | None:
     """The work of a run that begins: `noise` (B, C, H, W) or as the model has it, `sigmas` (steps + 1,).
 
-    None where nothing was weighed, and for a latent of a kind that the model has not. Of the work that `decision` was
+    None where nothing was weighed, and for a latent without images. Of the work that `decision` was
     for only the bytes of elements and weights stay. It counts as guided where prompt and negative can be asked at once
     in every step.
     """
@@ -74,15 +72,18 @@ def _entries(sides: Sequence[Sequence[dict]]) -> list[dict]:
 def _work(
     decision: Decision, shape: Sequence[int], sides: Sequence[Sequence[dict]], *, steps: int, at_once: bool
 ) -> Work | None:
-    usual, counted = decision.work, isinstance(decision.model, CountedModel)
-    if usual is None or math.prod(shape) == 0 or not (counted or len(shape) == 4):
+    usual, model = decision.work, decision.model
+    if usual is None or not isinstance(model, CountedModel) or math.prod(shape) == 0:
         return None
-    tokens = partial(_counted_tokens, decision.model) if isinstance(decision.model, CountedModel) else _tokens
+
+    def tokens(shape: Sequence[int]) -> int:
+        return model.image_tokens(math.prod(shape[1:]))
+
     entries = _entries(sides)
     texts = [0 if entry.get("cross_attn") is None else entry["cross_attn"].shape[1] for entry in entries]
     references = [sum(tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
     image, kept = tokens(shape), 0
-    if isinstance(decision.model, CountedModel) and decision.model.kept_bytes:  # of references as of the text
+    if model.kept_bytes:  # of references as of the text
         texts, kept = [sum(each) for each in zip(texts, references, strict=True)], max(references, default=0)
     else:
         image += max(references, default=0)
@@ -105,15 +106,6 @@ def _as_kept(work: Work | None, model: ModelPatcher, model_options: Mapping[str,
     said = model_options["transformer_options"].get(plan.keeps.option, {})
     device = said.get("device")
     return replace(work, kept_on=device if device in KEPT_ON else KEPT_ON[0], kept_as=said.get("dtype", STORED_AS))
-
-
-def _tokens(shape: Sequence[int]) -> int:
-    height, width = shape[-2:]
-    return math.ceil(height / PATCH) * math.ceil(width / PATCH)
-
-
-def _counted_tokens(model: CountedModel, shape: Sequence[int]) -> int:
-    return model.image_tokens(math.prod(shape[1:]))
 
 
 def _is_for_some_steps(entry: Mapping[str, object]) -> bool:

@@ -81,7 +81,7 @@ def automatic_plan(
     machines = ranks_by_machine(devices)
     everything = replace(everything or auto_plan(len(devices), model.heads, ranks_by_machine=machines), weights=weights)
     if calibration is None and devices[0].kind == "cpu":
-        return Decision(plan=everything, reasons=_on_cpu(everything))
+        return Decision(plan=everything, reasons=on_cpu(everything))
     allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
     if calibration is None:
         return _unknown(model, work, everything, min(free), allowed)
@@ -156,7 +156,8 @@ def _trying(plan: ParallelPlan) -> str:
     return f"trying {plan.describe()}, as this is a prediction"
 
 
-def _on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
+def on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
+    """Why ranks on a CPU that nobody calibrated all run."""
     if plan.ranks == 1:
         return ("one CPU rank, nothing to choose",)
     return (f"all {plan.ranks} CPU ranks are used, as named; once `doctor --calibrate` has run they are weighed",)

@@ -3,9 +3,13 @@
 Owns the asking, and that a file is counted once in a process's life. What is counted is models/hosted/count.py's.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
@@ -13,6 +17,8 @@ from .comfyui_process import ComfyUIProcess
 from .counted import CountedModel
 from .shapes import Work
 
+USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
+USUAL_NAME = "flux1-dev"
 USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
 Key = tuple[str, int, int, str, ComfyUI, tuple[tuple[str, object], ...]]
 
@@ -24,6 +30,11 @@ class Counted:
     model: CountedModel
     numbers: int
     element_bytes: int
+
+    @classmethod
+    def of(cls, name: str, said: Mapping[str, Any]) -> "Counted":
+        """The answer of the process that counts. Raises `ValueError` for one that lacks something of the model."""
+        return cls(CountedModel.of(name, said), int(said["numbers"]), int(said["element_bytes"]))
 
     def with_weights(self, num_bytes: int) -> "Counted":
         """The same model with weights of so many bytes, as one keeps them in another dtype than the file's."""
@@ -71,6 +82,12 @@ class Counts:
         return None if isinstance(known, ValueError) else known
 
 
+@lru_cache(maxsize=1)
+def usual_counted() -> Counted:
+    """The model for which plans are shown before anybody knows the file."""
+    return Counted.of(USUAL_NAME, json.loads(USUAL.read_text(encoding="utf-8")))
+
+
 def usual_work_of(counted: Counted) -> Work:
     """The work that a plan is chosen for before anybody knows the picture."""
     return replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
@@ -84,5 +101,4 @@ def _key(path: str, dtype: str, comfyui: ComfyUI, size: Mapping[str, object]) ->
 def _count(path: str, dtype: str, comfyui: ComfyUI, size: dict[str, object]) -> Counted:
     with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
         said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size)
-    model = CountedModel.of(os.path.basename(path), said)
-    return Counted(model, int(said["numbers"]), int(said["element_bytes"]))
+    return Counted.of(os.path.basename(path), said)

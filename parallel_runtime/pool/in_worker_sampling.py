@@ -159,7 +159,7 @@ def refuse_unfit(plan: ParallelPlan, run: InWorkerRun) -> None:
             f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "
             f"use at most {steps}, which keeps every step exact"
         )
-    if plan.num_patches > tokens:
+    if plan.num_patches > tokens and "img" in run.conds[0].tensors:  # of ComfyUI's own model the ranks count them
         raise ValueError(
             f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
         )
@@ -192,6 +192,11 @@ class InWorkerResult:
     def ran(self) -> list[RankRun]:
         """What each rank of the plan ran."""
         return [reply.ran for reply in self.ranks if reply.ran is not None]
+
+    @property
+    def drained(self) -> str | None:
+        """Why a pipeline was empty between steps; None where it was not, or there is none."""
+        return next((ran.drained for ran in self.ran if ran.drained), None)
 
     @property
     def skipped_calls(self) -> int:

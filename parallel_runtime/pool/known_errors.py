@@ -355,6 +355,12 @@ KNOWN: tuple[KnownError, ...] = (
         remedy="another rank ended while this one waited for it; ComfyUI's log may say why",
         consequence=True,
     ),
+    # Inputs that do not fit the model.
+    KnownError(
+        name="widths",
+        pattern=r"mat1 and mat2 shapes cannot be multiplied \(\w+ and \w+\)",
+        remedy="the conditioning may be of another model; use the text encoders that belong to this one",
+    ),
     # What says that something failed, and not what.
     KnownError(
         name="nccl says no more",

@@ -116,6 +116,7 @@ class BlockShards:
         self._order: list[str] = []  # as the last whole call asked for them
         self._asked: list[str] = []
         self._unit_of = {slot: path for path, unit in self._units.items() for slot in unit.slots}
+        self.idle = False  # blocks are called, and do not run: none is gathered
         for path, block in blocks.items():
             entries = ("forward",) if methods is None else methods(path)
             hook_entries(block, entries, before=partial(self._arrive, path), after=partial(self._leave, path))
@@ -192,6 +193,8 @@ class BlockShards:
 
     def _arrive(self, path: str) -> None:
         """Before a block runs: have it whole. One that runs again before any other is still there."""
+        if self.idle:
+            return
         again = self._asked[-1:] == [path]
         if not again and self._order[len(self._asked) : len(self._asked) + 1] != [path]:
             self._feed.end()  # another order than before, on all ranks

@@ -229,7 +229,8 @@ class RankRun(RankWork):
     `began_s` is when each step began; `regions` has a list for each, an entry a step, which says nothing of steps that
     are none of `timed_steps`, and `prepare_regions` what was before the first. A run of very many steps goes without
     `began_s` and `regions`, as a message has room for no more.
-    `skipped_calls` are those that EasyCache or LazyCache stood for; None without one.
+    `skipped_calls` are those that EasyCache or LazyCache stood for; None without one. `drained`: why the pipeline was
+    empty between steps, said by its last stage; None where it was not, or there was none.
     """
 
     step_s: tuple[float, ...]
@@ -242,6 +243,7 @@ class RankRun(RankWork):
     prepare_regions: dict[str, float] | None = None
     timeline: StageTimeline | None = None
     skipped_calls: int | None = None
+    drained: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,7 +291,7 @@ class Engine:
         watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):
             hosted = HostedForward(model, mesh.attention, timer, beat, sent)
-            hosted.adapter = model.blocks.run(self.graphs, watch) if compiled else None
+            hosted.adapter = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
             return hosted
         adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter
         return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)

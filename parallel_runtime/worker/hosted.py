@@ -92,7 +92,7 @@ class HostedModel:
     def calling(self) -> Iterator[None]:
         """Around a call of the module, or of a method of it: its shards are gathered as its blocks run."""
         shards = self.weights.shards
-        if shards is None:
+        if shards is None or shards.idle:
             yield
             return
         shards.begin()
@@ -100,6 +100,18 @@ class HostedModel:
             yield
         finally:
             shards.end()
+
+    @contextmanager
+    def without_blocks(self) -> Iterator[None]:
+        """Inside, calls of the module run no block: what it takes to run them stays where it is."""
+        shards = self.weights.shards
+        if shards is not None:
+            shards.idle = True
+        try:
+            yield
+        finally:
+            if shards is not None:
+                shards.idle = False
 
     def under(
         self,
@@ -230,7 +242,7 @@ class HostedForward:
         rows of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them. "out" is
         (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
-        sequence = self._sequence(options)
+        sequence = self.sequence_of(options)
         residuals = self.residuals_of(piece) if options.get("step_cache") else None
         out = self.call(source or piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
         if write:
@@ -288,17 +300,20 @@ class HostedForward:
         options: Mapping[str, Any],
         residuals: Residuals | None = None,
         over: Axis | None = None,
+        sequence: SequenceParallelAttention | None = None,
+        new_call: NewCall | None = None,
     ) -> torch.Tensor:
         """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
 
         `residuals`: what a step cache kept of the call before; ranks of `over` have the other rows of the step.
-        Returns (B, ...) fp32, on every rank that shares the tokens.
+        `sequence`, `new_call`: as `under` takes, of a pipeline. Returns (B, ...) fp32, on every rank that shares the
+        tokens.
         """
-        sequence = self._sequence(options)
+        sequence = self.sequence_of(options) if sequence is None else sequence
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
-        self.model.under(sequence, self.beat)
+        self.model.under(sequence, self.beat, new_call=new_call)
         self._forget()
         with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, self._graphs():
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
@@ -327,7 +342,7 @@ class HostedForward:
         sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
 
-    def _sequence(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
+    def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
         if options.get("whole"):
             return SequenceParallelAttention()

@@ -19,18 +19,60 @@ from typing import Any
 import torch
 
 from ..models.hosted.pass_call import PassCall, PassEndsError
+from ..models.hosted.stage import Neighbours
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
 from ..wire.requests import Step
-from .hosted import HostedForward, HostedModel
+from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs
 from .mesh import Mesh
 from .pipelined_step import HeldKeys
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
+
+
+class Passes:
+    """Passes of calls through this rank's stage of `mesh`'s plan."""
+
+    def __init__(self, model: HostedModel, mesh: Mesh) -> None:
+        self.stage, self.patches = mesh.axes["pipefusion"].index, mesh.plan.num_patches
+        self.first, self.last = self.stage == 0, self.stage == mesh.plan.pipefusion - 1
+        self._model = model
+
+    def begin(
+        self,
+        group: SequenceParallelAttention,
+        held: HeldRows,
+        patch: int | None,
+        neighbours: Neighbours,
+        *,
+        only_last: bool,
+    ) -> NewCall:
+        """A pass of a patch of a call that `group` shares, None: of all its tokens; what makes the call's state.
+
+        `held`: the keys of the call before it. `only_last`: on the last stage, what the model says is asked of the last
+        patch alone. Its messages go to `neighbours`, until `end`.
+        """
+        staged = self._model.staged
+        staged.neighbours = neighbours
+        staged.begin(later=bool(patch))
+        return partial(
+            PassCall,
+            group,
+            patches=self.patches,
+            patch=patch,
+            held=held,
+            before=staged.before,
+            ends=self.last and only_last and patch is not None and patch + 1 < self.patches,
+        )
+
+    def end(self) -> None:
+        """Have the model run as it is."""
+        self._model.staged.neighbours = None
 
 
 class HostedPipeline(HostedForward):
@@ -48,9 +90,8 @@ class HostedPipeline(HostedForward):
         held: HeldKeys,
     ) -> None:
         super().__init__(model, mesh.attention, timer, beat, sent)
-        self._held, self._told, self._patches = held, step.pipeline, mesh.plan.num_patches
-        self._stage, stages = mesh.axes["pipefusion"].index, mesh.plan.pipefusion
-        self.first, self.last = self._stage == 0, self._stage == stages - 1
+        self._held, self._told = held, step.pipeline
+        self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 
     @classmethod
@@ -65,7 +106,7 @@ class HostedPipeline(HostedForward):
         try:
             super().run_batch_groups(*arguments)
         finally:
-            self.model.staged.neighbours = None
+            self._passes.end()
         self._links.drain()
 
     def run(
@@ -80,29 +121,19 @@ class HostedPipeline(HostedForward):
     ) -> None:
         """As `HostedForward.run`, in passes."""
         if options.get("method") is not None:  # weights outside of the blocks, which every stage has
-            super().run(piece, whole, options, source=source, write=write and self.last, over=over)
+            super().run(piece, whole, options, source=source, write=write and self._passes.last, over=over)
             return
         told = self._told[piece.call]
         held = self._kept(told.epoch, told.slot, piece, warm=told.warm)
-        group = self._sequence(options)
-        self.model.staged.neighbours = self._links.of_piece(held, warm=told.warm)
+        neighbours, group = self._links.of_piece(held, warm=told.warm), self.sequence_of(options)
         out: Any = None
-        for patch in [None] if told.warm else range(self._patches):
-            new_call = partial(
-                PassCall,
-                group,
-                patches=self._patches,
-                patch=patch,
-                held=held,
-                before=self.model.staged.before,
-                last_stage=self.last,
-            )
-            self.model.staged.begin(later=bool(patch))
+        for patch in [None] if told.warm else range(self._passes.patches):
+            new_call = self._passes.begin(group, held, patch, neighbours, only_last=True)
             try:
                 out = self.call(source or piece, whole, options, sequence=group, over=over, new_call=new_call)
             except PassEndsError:
                 self.beat()
-        if self.last and write:
+        if self._passes.last and write:
             self.write(piece, whole["out"], out, source or piece)
 
     def _kept(self, epoch: int, slot: int | None, piece: BatchSlice, *, warm: bool) -> HeldRows:
@@ -121,7 +152,9 @@ class HostedPipeline(HostedForward):
 class Links:
     """What this rank sends to the next stage and receives of the one before in one request."""
 
-    def __init__(self, mesh: Mesh, *, device: torch.device) -> None:
+    def __init__(self, mesh: Mesh, *, device: torch.device, now: Callable[[], float] = lambda: 0.0) -> None:
+        """`now`: the clock by which arrivals are noted."""
+        self.now = now
         self._device, self._previous = device, mesh.previous_stage
         self._outbox = Outbox(mesh.next_stage, depth=4 * mesh.plan.num_patches)
 
@@ -148,6 +181,7 @@ class PieceLinks:
 
     def __init__(self, links: Links, held: HeldRows, *, warm: bool) -> None:
         self._links, self._held, self._warm = links, held, warm
+        self.arrived_s = 0.0  # when all that was received last was there
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """What the stage's last block made."""
@@ -162,4 +196,6 @@ class PieceLinks:
         if self._warm:
             codes = self._links.receive([len(like)], torch.int64)
             self._held.dtypes = tuple(DTYPES[code] for code in codes.tolist())
-        return [self._links.receive(tensor.shape, dtype) for tensor, dtype in zip(like, self._held.dtypes, strict=True)]
+        came = [self._links.receive(tensor.shape, dtype) for tensor, dtype in zip(like, self._held.dtypes, strict=True)]
+        self.arrived_s = self._links.now()
+        return came

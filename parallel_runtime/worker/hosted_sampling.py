@@ -52,8 +52,61 @@ class CallSampling(torch.nn.Module):
         return model_output
 
 
+class AppliedModel:
+    """ComfyUI's `apply_model` in the calls of a run, for the images of `share`. `tensors` are the request's, whole;
+    `options` those of the conditionings."""
+
+    def __init__(
+        self,
+        forward: HostedForward,
+        recurrence: SamplerRecurrence,
+        share: GroupWork,
+        tensors: Mapping[str, torch.Tensor],
+        options: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._forward, self._recurrence, self._share = forward, recurrence, share
+        self._tensors, self._options = tensors, options
+        self._inputs: dict[int, list[torch.Tensor]] = {}
+        self._sampling = CallSampling()
+
+    def take_in(self) -> None:
+        """Have on the device what every call needs; before the first."""
+        self._forward.weights.whole.model_sampling = self._sampling
+        with self._forward.timer.region("hand_over"):
+            self._inputs = {cond: self._taken(cond) for cond in self._share.conds}
+
+    def outputs(self, cond: int, call: int, x: torch.Tensor, **how: Any) -> list[torch.Tensor]:  # noqa: ANN401
+        """What the model says of a latent (B, 1, N) for one conditioning, or for both, of the same shape, in fp32.
+
+        `how` is given to `HostedForward.apply`. Modules may write to what they are given, so it is a copy.
+        """
+        options, self._sampling.state = self._options[cond], self._recurrence.states[call]
+        given: Any = from_tree(options["call"], [tensor.clone() for tensor in self._inputs[cond]])
+        sigma = torch.full((x.shape[0],), self._sampling.state.sigma or 0.0, device=x.device)
+        given["kwargs"]["transformer_options"]["sigmas"] = sigma
+        sides = options["sides"]
+        latent = torch.cat([x.reshape(x.shape[0], *options["latent"])] * len(sides))
+        out = self._forward.apply(latent, sigma.repeat(len(sides)), given["kwargs"], options=options, **how)
+        by_side = dict(zip(sides, out.split(x.shape[0]), strict=True))
+        return [by_side[side].reshape(x.shape) for side in sorted(by_side)]
+
+    def _taken(self, cond: int) -> list[torch.Tensor]:
+        """A conditioning's tensors on this rank's device; of those with a row an image, the rows of its images."""
+        options, sent = self._options[cond], call_tensors(self._tensors, cond)
+        start, stop, device = self._share.start, self._share.stop, self._forward.timer.device
+        found = []
+        for number in range(options["tensors"]):
+            tensor = sent[f"t{number}"]
+            if number in options["batched"]:
+                tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
+            found.append(to_device(tensor, device))
+        return found
+
+
 class HostedCalls:
     """Calls of ComfyUI's own model, as `in_worker_sampling.Calls`. `tensors` are the request's, whole."""
+
+    drained: str | None = None
 
     def __init__(
         self,
@@ -69,14 +122,12 @@ class HostedCalls:
     ) -> None:
         """`options` of the conditionings; `skipped`: calls that a cache of ComfyUI's may stand for."""
         self.skipped = skipped
-        self._forward, self._recurrence, self._rows, self._options = forward, recurrence, rows, options
-        self._tensors, self._share = tensors, batch_groups[mesh.batch_group]
+        self._recurrence, self._rows, self._share = recurrence, rows, batch_groups[mesh.batch_group]
         working = [batch_groups[each] for each in mesh.replica_groups if batch_groups[each].conds]
         # Ranks that put blocks together with those of other batch groups make as many calls as they do.
         spread = forward.weights.shards is not None and forward.model.group.size > mesh.plan.parts
         self._shown = working[0] if spread and working and not self._share.conds else self._share
-        self._inputs: dict[int, list[torch.Tensor]] = {}
-        self._sampling = CallSampling()
+        self._model = AppliedModel(forward, recurrence, self._shown, tensors, options)
         cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
         self._residuals = {cond: Residuals() for cond in cached}
         # where ComfyUI has both sides in one call, they decide together here as well
@@ -90,9 +141,7 @@ class HostedCalls:
 
     def prepare(self) -> None:
         self._rows.take_in()
-        self._forward.weights.whole.model_sampling = self._sampling
-        with self._forward.timer.region("hand_over"):
-            self._inputs = {cond: self._taken(cond) for cond in self._shown.conds}
+        self._model.take_in()
 
     def run(self, call: int) -> None:
         x = self._rows.enter(call)
@@ -114,35 +163,9 @@ class HostedCalls:
     def _compute(self, call: int, x: torch.Tensor) -> None:
         if self._shown is not self._share:
             x = x.new_zeros((self._shown.stop - self._shown.start, *x.shape[1:]))
-        outputs = [output for cond in self._shown.conds for output in self._outputs(cond, call, x)]
+        outputs = [
+            output
+            for cond in self._shown.conds
+            for output in self._model.outputs(cond, call, x, residuals=self._residuals.get(cond), over=self._over)
+        ]
         self._rows.leave(call, outputs if self._share.conds else [])
-
-    def _taken(self, cond: int) -> list[torch.Tensor]:
-        """A conditioning's tensors on this rank's device; of those with a row an image, the rows of its images."""
-        options, sent = self._options[cond], call_tensors(self._tensors, cond)
-        start, stop, device = self._shown.start, self._shown.stop, self._forward.timer.device
-        found = []
-        for number in range(options["tensors"]):
-            tensor = sent[f"t{number}"]
-            if number in options["batched"]:
-                tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
-            found.append(to_device(tensor, device))
-        return found
-
-    def _outputs(self, cond: int, call: int, x: torch.Tensor) -> list[torch.Tensor]:
-        """What the model says of a latent (B, 1, N) for one conditioning, or for both, of the same shape, in fp32.
-
-        Modules may write to what they are given, so it is a copy.
-        """
-        options, self._sampling.state = self._options[cond], self._recurrence.states[call]
-        given: Any = from_tree(options["call"], [tensor.clone() for tensor in self._inputs[cond]])
-        sigma = torch.full((x.shape[0],), self._sampling.state.sigma or 0.0, device=x.device)
-        given["kwargs"]["transformer_options"]["sigmas"] = sigma
-        sides = options["sides"]
-        latent = torch.cat([x.reshape(x.shape[0], *options["latent"])] * len(sides))
-        residuals = self._residuals.get(cond)
-        out = self._forward.apply(
-            latent, sigma.repeat(len(sides)), given["kwargs"], options=options, residuals=residuals, over=self._over
-        )
-        by_side = dict(zip(sides, out.split(x.shape[0]), strict=True))
-        return [by_side[side].reshape(x.shape) for side in sorted(by_side)]

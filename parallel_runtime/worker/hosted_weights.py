@@ -19,12 +19,13 @@ from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.formats import says_formats
 from ..models.hosted.kept_layouts import keep_layouts
 from ..models.hosted.scales import watch
+from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_beside
 from ..models.parts import plain_parts
-from ..models.specs import find_spec
+from ..models.specs import find_spec, spec_of
 from ..models.specs.whole import find_whole
 from ..models.stages import stage_run
 from ..parallel.collectives import Axis
-from ..weight_patch import BESIDE, unpack
+from ..weight_patch import BESIDE, WeightPatch, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
@@ -64,6 +65,7 @@ class HostedWeights:
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}
         self.beside = Beside()
+        self.branches = SideBranches()
         self._elsewhere: set[str] = set()  # weights of other stages
         self._views: FileViews | None = None
 
@@ -118,7 +120,7 @@ class HostedWeights:
     @property
     def device_bytes(self) -> int:
         """Bytes that they and what they need to be used take on the device."""
-        held = self.parameter_bytes + self.beside.num_bytes
+        held = self.parameter_bytes + self.beside.num_bytes + self.branches.num_bytes
         if self.shards is None:
             return held
         return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
@@ -212,13 +214,15 @@ class HostedWeights:
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:
-        """Which blocks this stage has, by what each weighs."""
+        """Which blocks this stage has, by what a token takes in each: one that hands on several streams has weights
+        for each of them, and a token is of one."""
         if self.stages == 1:
             return range(len(self.staged_blocks))
-        costs = [
-            float(sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0]))
-            for block in self.staged_blocks.values()
-        ]
+        spec, costs = spec_of(type(self.module)), list[float]()
+        for path, block in self.staged_blocks.items():
+            num_bytes = sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0])
+            handed = spec.handed_on(path.rpartition(".")[0])
+            costs.append(num_bytes / (1 if isinstance(handed, str) else len(handed)))
         return stage_run(costs, stages=self.stages, stage=self._stage)
 
     def _leave_others(self) -> None:
@@ -243,12 +247,16 @@ class HostedWeights:
 
 
 class HostedChanges:
-    """The change of weights under way, or the last one, of one model; as `changes.WeightChanges`."""
+    """The change of weights under way, or the last one, of one model."""
 
     def __init__(self, weights: HostedWeights) -> None:
         self._weights = weights
         self._changes: Changes | None = None
-        self._named: set[str] = set()
+        self._merged: set[str] = set()
+        self._beside: set[str] = set()  # weights of modules between the blocks
+        self._loras: dict[str, list[LowRank]] = {}  # by the layer beside which they run
+        # Of all patches as they came: that layer; or the strength that one was merged with; None: another stage's.
+        self._order: list[str | float | None] = []
 
     def take(
         self,
@@ -262,20 +270,56 @@ class HostedChanges:
         if self._changes is None:
             self._changes = Changes(self._weights.module, self._weights.declared, self._weights.elsewhere)
         if change.first:
-            self._named = set()
-        patches = unpack(change.records, tensors)
-        self._named |= patches.keys()
-        for key in [key for key, (first, *_) in patches.items() if first.kind == BESIDE]:
-            ((each,),) = (patch.values for patch in patches.pop(key))
-            if isinstance(each, torch.Tensor):
-                self._weights.beside.take(key, each.to(self._weights.device, copy=True))
+            self._merged, self._beside, self._loras, self._order = set(), set(), {}, []
+        merged = {}
+        for name, patches in unpack(change.records, tensors).items():
+            if not self._weights.has(name):
+                self._order += [None for _ in patches]
+            elif change.side_branch and (loras := self._loras_of(name, patches)):
+                layer = name.removesuffix(WEIGHT)
+                self._loras[layer] = loras
+                self._order += [layer for _ in patches]
+            else:
+                self._order += [patch.strength for patch in patches]
+                if patches[0].kind == BESIDE:
+                    self._take_beside(name, patches[0])
+                else:
+                    merged[name] = patches
             beat()
-        here = {name: each for name, each in patches.items() if self._weights.has(name)}
-        self._changes.merge(here, device=self._weights.device, cancelled=cancelled, beat=beat)
+        self._merged |= merged.keys()
+        self._changes.merge(merged, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
-            self._changes.unpatch_except(self._named)
-            self._weights.beside.keep(self._named)
+            self._changes.unpatch_except(self._merged)
+            self._weights.branches.have(self._weights.module, self._loras)
+            self._weights.beside.keep(self._beside)
+            self._loras = {}
+
+    def _take_beside(self, key: str, patch: WeightPatch) -> None:
+        (weight,) = patch.values
+        self._beside.add(key)
+        if isinstance(weight, torch.Tensor):
+            self._weights.beside.take(key, weight.to(self._weights.device, copy=True))
+
+    def _loras_of(self, name: str, patches: Sequence[WeightPatch]) -> list[LowRank]:
+        """The LoRAs that can run beside the layer of this weight; none where one of its patches has to be merged."""
+        weights, changes = self._weights, self._changes
+        if changes is None or not name.endswith(WEIGHT):
+            return []
+        weight, layer = changes.pristine(name), weights.module.get_submodule(name.removesuffix(WEIGHT))
+        if not all(runs_beside(patch, layer, weight) for patch in patches):
+            return []
+        dtype = weights.declared.get(name, weight.dtype)
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            dtype = weights.dtype
+        return [LowRank.of(patch, weight, dtype=dtype, device=weights.device) for patch in patches]
 
     def set_strengths(self, strengths: Sequence[float]) -> bool:
-        """Whether that was enough, which it never is: these patches are merged."""
-        return False
+        """Change the strengths alone; false where a patch was merged with another one than it is to have."""
+        beside: dict[str, list[float]] = {}
+        for known, strength in zip(self._order, strengths, strict=True):
+            if isinstance(known, str):
+                beside.setdefault(known, []).append(strength)
+            elif known is not None and known != strength:
+                return False
+        self._weights.branches.set_strengths(beside)
+        return True

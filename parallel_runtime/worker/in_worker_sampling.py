@@ -76,9 +76,13 @@ class Gate:
 
 
 class Calls(Protocol):
-    """How the calls of a run are made on this rank. `skipped`: those that a cache of ComfyUI's may stand for."""
+    """How the calls of a run are made on this rank. `skipped`: those that a cache of ComfyUI's may stand for.
+
+    `drained`: why a pipeline is empty between steps; None where it is not, or there is none.
+    """
 
     skipped: SkippedCalls | None
+    drained: str | None
 
     def prepare(self) -> None:
         """Compute all that can be known before the first call."""
@@ -179,6 +183,7 @@ class InWorkerLoop:
             timed_steps=tuple(self._timed_steps) if fit and self._timer.asked else None,
             prepare_regions=prepared if self._timer.asked else None,
             timeline=self._calls.timeline(),
+            drained=self._calls.drained,
             skipped_calls=None if self._calls.skipped is None else self._calls.skipped.count,
             **work,
         )
@@ -186,6 +191,8 @@ class InWorkerLoop:
 
 class WholeCalls:
     """Calls through all blocks on this rank, its part of the tokens. `tensors` are the request's, whole."""
+
+    drained: str | None = None
 
     def __init__(
         self,

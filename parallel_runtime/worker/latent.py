@@ -8,11 +8,11 @@ output to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurr
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from ..parallel.collectives import Axis
-from ..parallel.shard import SequenceShard
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
@@ -21,6 +21,13 @@ from .host_copies import HostCopies
 from .inputs import to_device, to_host
 
 INPAINT = ("mask", "noise", "latent")
+
+
+class Rows(Protocol):
+    """Which rows, or numbers, of a latent."""
+
+    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
+        """Those of `tensor`; a view where results are written to it."""
 
 
 class LatentRows:
@@ -35,7 +42,7 @@ class LatentRows:
         recurrence: SamplerRecurrence,
         share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
-        shard: SequenceShard,
+        shard: Rows,
         *,
         timer: RegionTimer,
         copies: HostCopies,
@@ -133,11 +140,20 @@ class LatentRows:
 
     def finish(self) -> None:
         """Write the result. Waits for the device."""
-        last = self._recurrence.num_calls
-        rows = self._trajectory.enter(last, self._given(last))
+        rows = self.result()
         if self._writes:
             with self._timer.region("gather"):
                 to_host(self._mine(self._tensors["out"]), rows)
+
+    def result(self) -> torch.Tensor:
+        """The last state, after the last call; (B, S, C) fp32."""
+        last = self._recurrence.num_calls
+        return self._trajectory.enter(last, self._given(last))
+
+    @property
+    def denoised(self) -> torch.Tensor:
+        """The denoised latent of the call that was left last, (B, S, C) fp32."""
+        return self._denoised
 
     def _cached(self, cache: StockCache, sides: Sequence[int]) -> CachedRows:
         looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)

@@ -45,6 +45,8 @@ SKIPS_AHEAD = 2  # messages in flight that say of a call whether it is skipped
 class PipelinedCalls:
     """The calls of a run on one stage of `mesh`'s plan. `tensors` are the request's, whole."""
 
+    drained: str | None = None
+
     def __init__(
         self,
         forward: Forward,

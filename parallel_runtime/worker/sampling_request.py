@@ -20,7 +20,9 @@ from .in_worker_sampling import Calls, Gate, InWorkerLoop, WholeCalls
 from .inputs import call_tensors
 from .latent import LatentRows
 from .mesh import Mesh
+from .parted_latent import PartedLatent
 from .pipeline import PipelinedCalls
+from .steady_pipeline import SteadyCalls
 from .stock_cache import SkippedCalls
 
 
@@ -39,7 +41,8 @@ def run_sample(
     recurrence = request.recurrence
     calls: Calls
     if isinstance(forward, HostedForward):
-        calls = _hosted_calls(forward, request, tensors, mesh=mesh, copies=copies)
+        hosted = _staged_calls if mesh.plan.pipefusion > 1 else _hosted_calls
+        calls = hosted(forward, request, tensors, mesh=mesh, copies=copies)
     else:
         passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
         calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
@@ -106,6 +109,24 @@ def _calls(
         modulation_bytes=modulation_bytes,
         skipped=_skipped(request, rows, mesh=mesh, device=forward.device),
     )
+
+
+def _staged_calls(
+    forward: HostedForward, request: Sample, tensors: Mapping[str, torch.Tensor], *, mesh: Mesh, copies: HostCopies
+) -> SteadyCalls:
+    """The same on a stage of a pipeline."""
+    if request.cache is not None:
+        raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
+    latent = PartedLatent(
+        request,
+        request.batch_groups[mesh.batch_group],
+        tensors,
+        timer=forward.timer,
+        copies=copies,
+        cfg_axis=mesh.axes["cfg"],
+        first=forward.sequence.index == 0,
+    )
+    return SteadyCalls(forward, request, tensors, mesh=mesh, latent=latent)
 
 
 def _hosted_calls(

@@ -73,10 +73,7 @@ def delete(line, *, arguments):
     owner = found(owner)
     if isinstance(owner, type) and name not in vars(owner):
         owner = next(base for base in owner.__mro__ if name in vars(base))
-    if arguments and line.only:
-        names = ", ".join([*(f"{name}=None" for name in line.arguments), "later=None"])
-        setattr(owner, name, eval(f"lambda self, {names}: None"))  # noqa: S307  a text of this file
-    elif not arguments:
+    if not arguments:
         type.__delattr__(owner, name) if isinstance(owner, type) else delattr(owner, name)
         if isinstance(owner, enum.EnumMeta):
             owner._member_map_.pop(name)

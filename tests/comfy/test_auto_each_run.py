@@ -48,7 +48,7 @@ def report_of(result: PromptResult, node: str = "sampler") -> dict[str, Any]:
     ("asked", "plan", "work"),
     [
         (SMALL, "single", "20 image tokens, 256 text tokens, one conditioning at a time, one image, 2 steps"),
-        (LARGE, "uly2", "256 image tokens, 256 text tokens, one conditioning at a time, one image, 2 steps"),
+        (LARGE, "ring2", "256 image tokens, 256 text tokens, one conditioning at a time, one image, 2 steps"),
         (SMALL | {"cfg": 3.0}, "cfg2-ring1-uly1", "20 image tokens, 256 text tokens, prompt and negative, one image"),
         (SMALL | {"batch": 2}, "data2-ring1-uly1", "20 image tokens, 256 text tokens, one conditioning at a time, 2 "),
     ],
@@ -83,12 +83,12 @@ def test_a_work_is_decided_once_and_no_weight_is_loaded_again(
         client = ComfyClient(server.url)
         graphs = [stock_graph(tiny_models, seed=seed, **asked) for seed, asked in enumerate((LARGE, SMALL, LARGE))]
         plans = [report_of(client.queue(measured(graph)))["plan"]["name"] for graph in graphs]
-        assert plans == ["uly2", "single", "uly2"]
+        assert plans == ["ring2", "single", "ring2"]
         assert server.log.count(AGAIN) == 2, "each work once, whatever the seed"
         assert server.log.count(f"loading {tiny_models.dev} into the workers") == 1
         (pool,) = client.get("/parallel_dit/state")["pools"]
         assert [model["held_by"] for model in pool["models"]] == [2], "the plan of one rank left the other's weights"
-        assert pool["plans"][-1]["ulysses"] == 2, "the panel draws the plan that ran last"
+        assert pool["plans"][-1]["ring"] == 2, "the panel draws the plan that ran last"
 
 
 def test_what_cannot_run_at_once_in_every_step_gets_no_ranks_of_its_own(
@@ -98,7 +98,7 @@ def test_what_cannot_run_at_once_in_every_step_gets_no_ranks_of_its_own(
     ranged = {"conditioning": ["blurry", 0], "start": 0.0, "end": 0.4}
     graph["early"] = {"class_type": "ConditioningSetTimestepRange", "inputs": ranged}
     graph["sampler"]["inputs"]["negative"] = ["early", 0]
-    assert report_of(client.queue(measured(graph)))["plan"]["name"] == "uly2"
+    assert report_of(client.queue(measured(graph)))["plan"]["name"] == "ring2"
 
 
 def test_references_count_as_image_tokens(client: ComfyClient, tiny_models: TinyModels) -> None:
@@ -108,7 +108,7 @@ def test_references_count_as_image_tokens(client: ComfyClient, tiny_models: Tiny
     graph["reference"] = {"class_type": "ReferenceLatent", "inputs": given}
     graph["sampler"]["inputs"]["positive"] = ["reference", 0]
     ran = report_of(client.queue(measured(graph)))["plan"]
-    assert (ran["name"], ran["chosen_for"].split(",")[0]) == ("uly2", "260 image tokens")
+    assert (ran["name"], ran["chosen_for"].split(",")[0]) == ("ring2", "260 image tokens")
 
 
 def listed(tiny: TinyModels, sizes: list[dict[str, int]]) -> Workflow:
@@ -124,7 +124,7 @@ def listed(tiny: TinyModels, sizes: list[dict[str, int]]) -> Workflow:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "at_once", "plan"), [([SMALL, SMALL], 2, "data2-ring1-uly1"), ([SMALL, LARGE], 1, "uly2")]
+    ("sizes", "at_once", "plan"), [([SMALL, SMALL], 2, "data2-ring1-uly1"), ([SMALL, LARGE], 1, "ring2")]
 )
 def test_images_of_one_kind_in_a_list_are_made_at_once(
     sizes: list[dict[str, int]], at_once: int, plan: str, client: ComfyClient, tiny_models: TinyModels
@@ -156,14 +156,15 @@ def test_a_plan_of_the_users_is_told_of_a_quicker_one_that_the_planner_knows(
 ) -> None:
     """In the panel's state, for LARGE as auto has it; for the plan that auto would take, and without constants, not."""
     graph = stock_graph(tiny_models, seed=540, steps=3, width=272, height=256)
+    client.queue(measured(graph)).require_success()  # a plan of auto's, for which the model is counted
     suggested = []
-    for graph_of, ulysses in ((known, 2), (known, 1), (dict, 1)):
+    for graph_of, ring in ((known, 2), (known, 1), (dict, 1)):
         graph["sampler"]["inputs"]["seed"] += 1
-        asked = graph_of(to_latent(parallel(graph, sampler="ParallelFluxSampler", mode="manual", ulysses=ulysses)))
+        asked = graph_of(to_latent(parallel(graph, sampler="ParallelFluxSampler", mode="manual", ring=ring)))
         asked["sampler"]["inputs"]["steps"] += len(suggested)  # no run is measured against another
         client.queue(asked).require_success()
         entry = [each for each in client.get("/parallel_dit/state")["reports"] if each["kind"] == "denoise"][-1]
         suggested.append(entry["summary"].get("suggestion"))
     assert [suggested[0], suggested[2]] == [None, None]
-    assert (suggested[1]["plan"], suggested[1]["by"]) == ("uly2", "predicted")
+    assert (suggested[1]["plan"], suggested[1]["by"]) == ("ring2", "predicted")
     assert 1.1 < suggested[1]["factor"] < 2.1

@@ -21,8 +21,9 @@ def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
     assert shown["text"][:3] == ["uly2", "cpu:0: 1/2 of the attention heads", "cpu:1: 1/2 of the attention heads"]
     assert shown["text"][3].startswith("all 2 CPU ranks are used, as named")
     told = [text for node, text in result.texts if node == "model"]
-    assert told and all(text.splitlines()[:-1] == shown["text"] for text in told)
-    assert all(text.splitlines()[-1].startswith("memory: about") for text in told)
+    assert told and all(text.splitlines()[:-2] == shown["text"] for text in told)
+    assert all(text.splitlines()[-2].startswith(("weights: about", "memory: about")) for text in told)
+    assert all(text.splitlines()[-1].startswith("uly2 is proven") for text in told)
     assert comfy_server.log.count(LOGGED) == before + 1
 
     again = parallel(workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=62))

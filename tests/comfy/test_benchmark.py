@@ -40,16 +40,14 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny
     assert list(rows) == ["one rank", *one_process, "uly2", "ring2"]
     assert len(one_process) == 1
     assert (report["warmup"], report["runs"], report["sampling"]["seed"]) == (1, 2, 301)
-    assert report["sizes"]["image_tokens"] == 64
     for name in ("uly2", "ring2"):
         row = rows[name]
-        assert len(row["run_s"]) == len(row["blocks_s"]) == 2
+        assert len(row["run_s"]) == 2
         assert row["error"] <= 1e-5
         assert row["speedup"] == pytest.approx(rows["one rank"]["median_s"] / row["median_s"])
         process_s = rows[one_process[0]]["median_s"]
         assert row["speedup_over_one_process"] == pytest.approx(process_s / row["median_s"])
-        assert row["end_to_end_over_block"] == pytest.approx(row["speedup"] / row["block_speedup"])
-        assert 0 < row["blocks_median_s"] < row["slowest_rank_s"] < row["median_s"]
+        assert 0 < row["slowest_rank_s"] < row["median_s"]
         assert [len(rank["busy_s"]) for rank in row["ranks"]] == [2, 2]
     assert 0 < rows[one_process[0]]["error"] <= 1e-5
     assert len(report["vae"]["run_s"]) == 2

@@ -1,5 +1,5 @@
-"""A server whose ComfyUI is newer than those tested, has other names for two things that the pack relies on, a body of
-Flux.1 that is given one thing more, and gives one thing more to the methods of each MODEL.
+"""A server whose ComfyUI is newer than those tested, has other names for two things that the pack relies on, and gives
+one thing more to the blocks of Flux.1 and to the methods of each MODEL.
 
 Owns: what works instead, what is said in the log, the panel's state and the report. Does not own: the list of what is
 relied on (test_contract.py), nor a class that a plan does not fit (families/test_failed_proof.py).
@@ -72,9 +72,6 @@ ModelPatcher.__getattribute__ = _Asked.asked
 SAID = {
     "comfy.samplers.KSamplerX0Inpaint": "the loop in the workers is off, the loop stays in ComfyUI",
     "comfy.samplers.can_concat_cond": "prompt and negative at once is off, they run one after the other",
-    "comfy.ldm.flux.model.Flux.forward_orig` that takes more than this pack knows (later)": (
-        "Flux.1 is off, ComfyUI's own computes it in the workers"
-    ),
 }
 
 
@@ -129,7 +126,7 @@ def test_what_lacks_nothing_works_and_the_rest_is_said(server: ComfyServer, tiny
         (report,) = client.queue(ours).require_success().outputs["sampler"]["parallel_dit"]
         assert relative_error(latent_of(client, ours), stock) <= TOLERANCE
         assert report["loop"]["kind"] == "host" and "the loop in the workers is off" in report["loop"]["reason"]
-        assert report["proof"]["verdict"] == verdict  # it is ComfyUI's own class
+        assert report["proof"]["verdict"] == verdict
     (newer, *_) = client.get("/parallel_dit/state")["comfyui"]["notes"]
     assert newer.endswith("kinds of calls there: 1 proven")
     assert "Traceback" not in server.log

@@ -18,7 +18,7 @@ import pytest
 from host.fetch import comfyui_path
 from host.server import PACK_ROOT
 from parallel_runtime.models.hosted.contract import FEATURES, LINES, WHERE_THERE, Line
-from parallel_runtime.models.hosted.contract_check import NOTHING, find, look, sentence
+from parallel_runtime.models.hosted.contract_check import NOTHING, find, look
 
 from .contract_uses import files, uses_in
 
@@ -120,16 +120,12 @@ class _Unlooked:
 
 def test_what_cannot_be_looked_at_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("looked_at")
-    module.function, module.known, module.later = _Unlooked(), lambda a: a, lambda a, later: a
+    module.function, module.known = _Unlooked(), lambda a: a
     monkeypatch.setitem(sys.modules, "looked_at", module)
     lines = [
-        Line(feature="flux", since="", name=f"looked_at.{name}", arguments=("a",), only=only)
-        for name in ("function", "known", "later")
-        for only in (False, True)
+        Line(feature="parallel", since="", name=f"looked_at.{name}", arguments=("a",)) for name in ("function", "known")
     ]
-    missing = [(line.name, line.only) for line in look(lines)]
-    assert missing == [("looked_at.function", False), ("looked_at.later", True)]
-    assert " takes more than this pack knows (later): " in sentence("flux", lines[5:], "0.47")
+    assert [line.name for line in look(lines)] == ["looked_at.function"]
 
 
 def test_no_line_is_there_twice_and_every_feature_has_some() -> None:

@@ -1,6 +1,6 @@
 """Memory and lifetime: ComfyUI's manager frees and reloads the workers' weights, Release ends the workers.
 
-Graphs compute in bf16: fp32 weights on the CPU stay in the file's own pages, bf16 ones are each rank's private memory.
+Weights are sharded: replicated ones on the CPU stay in the file's own pages, shards are each rank's private memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from host.workers import private_bytes, worker_pids, workers
 
 RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 LONG = 400  # steps of a prompt that is to fail in the middle, however quick the machine is
-HALF_A_MODEL = 28e6  # bytes: the tiny models have 57 MB of weights in bf16, the allocator keeps some freed pages
+HALF_A_MODEL = 28e6  # bytes: each rank has 57 MB of a tiny model's weights, the allocator keeps some freed pages
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +32,11 @@ def no_workers(client: ComfyClient) -> Iterator[None]:
     client.queue(RELEASE).require_success()
 
 
-def bf16(tiny: TinyModels, *, seed: int, file: str = "", steps: int = 2) -> Workflow:
+def sharded(tiny: TinyModels, *, seed: int, file: str = "", steps: int = 2) -> Workflow:
     """A small graph whose weights are private memory of each rank."""
     graph = workflows.text_to_image(tiny, seed=seed, steps=steps, width=128, height=128)
     graph["model"]["inputs"]["unet_name"] = file or tiny.dev
-    return parallel(graph, weight_dtype="bfloat16")
+    return parallel(graph, weights="sharded")
 
 
 def run(client: ComfyClient, graph: Workflow) -> PromptResult:
@@ -84,22 +84,22 @@ def growth(turns: list[Sequence[int]]) -> list[int]:
 
 
 def test_weights_are_loaded_once_and_a_cached_prompt_runs_nothing(client: ComfyClient, tiny_models: TinyModels) -> None:
-    assert loading(run(client, bf16(tiny_models, seed=61))), "loading is not told on the node"
-    assert loading(run(client, bf16(tiny_models, seed=62))) == []
-    again = run(client, bf16(tiny_models, seed=62))
-    assert set(again.cached) == set(bf16(tiny_models, seed=62)) - {"vae", "decode"}, "which no latent needs"
+    assert loading(run(client, sharded(tiny_models, seed=61))), "loading is not told on the node"
+    assert loading(run(client, sharded(tiny_models, seed=62))) == []
+    again = run(client, sharded(tiny_models, seed=62))
+    assert set(again.cached) == set(sharded(tiny_models, seed=62)) - {"vae", "decode"}, "which no latent needs"
 
 
 def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    assert loading(run(client, bf16(tiny_models, seed=82)))
+    assert loading(run(client, sharded(tiny_models, seed=82)))
     held, pids = private_bytes(comfy_server), worker_pids(comfy_server)
-    ring = bf16(tiny_models, seed=82)
+    ring = sharded(tiny_models, seed=82)
     ring["config"]["inputs"] |= {"mode": "manual", "ring": 2}
     assert loading(run(client, ring)) == []
     run(client, workflows.text_to_image(tiny_models, width=128, height=128))
-    result = run(client, bf16(tiny_models, seed=83))
+    result = run(client, sharded(tiny_models, seed=83))
     assert "model" not in result.cached, "ComfyUI kept the MODEL, so this shows nothing"
     assert loading(result) == []
     assert worker_pids(comfy_server) == pids
@@ -110,7 +110,7 @@ def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
 def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    graph = to_latent(bf16(tiny_models, seed=84))
+    graph = to_latent(sharded(tiny_models, seed=84))
     graph["sampler"]["class_type"] = "ParallelFluxSampler"
     inputs = graph["config"]["inputs"] | {"mode": "manual", "ring": 2}
     graph["config2"] = {"class_type": "SPConfig", "inputs": inputs}
@@ -130,8 +130,8 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
 def test_free_reaches_weights_whose_model_comfyui_has_dropped(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    free_once(client, bf16(tiny_models, seed=85))
-    run(client, bf16(tiny_models, seed=85))
+    free_once(client, sharded(tiny_models, seed=85))
+    run(client, sharded(tiny_models, seed=85))
     run(client, workflows.text_to_image(tiny_models, width=128, height=128))
     held = private_bytes(comfy_server)
     client.free()
@@ -141,12 +141,12 @@ def test_free_reaches_weights_whose_model_comfyui_has_dropped(
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    free_once(client, bf16(tiny_models, seed=63))
-    before = saved_latent(client, run(client, bf16(tiny_models, seed=63)))
+    free_once(client, sharded(tiny_models, seed=63))
+    before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()
     assert soon(lambda: weights_left(comfy_server, loaded))
-    result = run(client, bf16(tiny_models, seed=63))
+    result = run(client, sharded(tiny_models, seed=63))
     assert loading(result), "the weights were not loaded again"
     assert torch.equal(saved_latent(client, result), before)
     assert worker_pids(comfy_server) == pids
@@ -155,13 +155,13 @@ def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_the
 def test_release_ends_the_workers_and_the_next_prompt_starts_others(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    before = saved_latent(client, run(client, bf16(tiny_models, seed=64)))
+    before = saved_latent(client, run(client, sharded(tiny_models, seed=64)))
     pids = worker_pids(comfy_server)
     assert len(pids) == 2
     client.queue(RELEASE).require_success()
     assert worker_pids(comfy_server) == []
     client.free()
-    after = saved_latent(client, run(client, bf16(tiny_models, seed=64)))
+    after = saved_latent(client, run(client, sharded(tiny_models, seed=64)))
     assert torch.equal(after, before)
     assert set(worker_pids(comfy_server)).isdisjoint(pids)
 
@@ -169,7 +169,7 @@ def test_release_ends_the_workers_and_the_next_prompt_starts_others(
 def test_release_at_the_end_of_a_graph_passes_its_input_on(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    graph = to_latent(bf16(tiny_models, seed=65))
+    graph = to_latent(sharded(tiny_models, seed=65))
     graph["release"] = {"class_type": "ReleaseParallelPool", "inputs": {"anything": ["sampler", 0]}}
     graph["save"]["inputs"]["samples"] = ["release", 0]
     saved_latent(client, client.queue(graph))
@@ -180,12 +180,12 @@ def test_release_at_the_end_of_a_graph_passes_its_input_on(
 def test_a_rank_killed_while_idle_is_replaced_and_the_prompt_succeeds(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    before = saved_latent(client, run(client, bf16(tiny_models, seed=66)))
+    before = saved_latent(client, run(client, sharded(tiny_models, seed=66)))
     first, second = workers(comfy_server)
     second.kill()
     assert soon(lambda: worker_pids(comfy_server) == []), "the other rank outlived the dead one"
     assert soon(lambda: "failed" in pool_states(client)), pool_states(client)  # a moment after the last has ended
-    result = run(client, bf16(tiny_models, seed=66))
+    result = run(client, sharded(tiny_models, seed=66))
     assert "model" not in result.cached, "a MODEL of lost workers came from the cache"
     assert torch.equal(saved_latent(client, result), before)
     assert first.pid not in worker_pids(comfy_server)
@@ -194,20 +194,20 @@ def test_a_rank_killed_while_idle_is_replaced_and_the_prompt_succeeds(
 def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_right(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    before = saved_latent(client, run(client, bf16(tiny_models, seed=67)))
+    before = saved_latent(client, run(client, sharded(tiny_models, seed=67)))
 
     def kill(event: Event) -> None:
         if event.type == "progress" and event.data["value"] == 2:
             workers(comfy_server)[1].kill()
 
-    result = client.queue(to_latent(bf16(tiny_models, seed=68, steps=LONG)), on_event=kill)
+    result = client.queue(to_latent(sharded(tiny_models, seed=68, steps=LONG)), on_event=kill)
     assert (result.status, result.error_node) == ("error", "KSampler")
     first_line = result.error_message.splitlines()[0]
     assert "rank 1" in first_line
     assert "SIGKILL" in first_line
     assert result.error_type.endswith("PoolError")
     client.free()
-    assert torch.equal(saved_latent(client, run(client, bf16(tiny_models, seed=67))), before)
+    assert torch.equal(saved_latent(client, run(client, sharded(tiny_models, seed=67))), before)
 
 
 @pytest.mark.full
@@ -219,13 +219,13 @@ def test_workers_that_keep_dying_are_not_started_again_until_released(
             workers(comfy_server)[0].kill()
 
     messages = [
-        client.queue(to_latent(bf16(tiny_models, seed=86 + turn, steps=LONG)), on_event=kill).error_message
+        client.queue(to_latent(sharded(tiny_models, seed=86 + turn, steps=LONG)), on_event=kill).error_message
         for turn in range(4)
     ]
     assert all("rank 0" in message for message in messages[:3])
     assert "use Release Parallel Pool" in messages[3].splitlines()[0]
     assert client.queue(RELEASE).require_success().cached == []
-    run(client, bf16(tiny_models, seed=90))
+    run(client, sharded(tiny_models, seed=90))
 
 
 @pytest.mark.full
@@ -236,7 +236,7 @@ def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
 
     def turn(seed: int) -> tuple[int, int, int]:
         for file in (tiny_models.dev, tiny_models.schnell):
-            run(client, bf16(tiny_models, seed=seed, file=file))
+            run(client, sharded(tiny_models, seed=seed, file=file))
         ring = parallel(workflows.text_to_image(tiny_models, seed=seed, width=128), mode="manual", ring=2)
         latent_of(client, ring)
         return server.num_fds(), server.num_threads(), len(worker_pids(comfy_server))
@@ -254,10 +254,10 @@ def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
 def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: TinyModels) -> None:
     with ComfyServer(models=tiny_models.models, flags=("--cache-classic",)) as server:
         client = ComfyClient(server.url)
-        run(client, bf16(tiny_models, seed=80))
+        run(client, sharded(tiny_models, seed=80))
         alone = private_bytes(server)
-        run(client, bf16(tiny_models, seed=80, file=tiny_models.schnell))
+        run(client, sharded(tiny_models, seed=80, file=tiny_models.schnell))
         assert soon(
             lambda: all(now - held < HALF_A_MODEL for now, held in zip(private_bytes(server), alone, strict=True))
         )
-        run(client, bf16(tiny_models, seed=81, file=tiny_models.schnell))
+        run(client, sharded(tiny_models, seed=81, file=tiny_models.schnell))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from host import workflows
-from host.client import ComfyClient, PromptRefusedError, Workflow
+from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
 
@@ -54,9 +54,8 @@ def test_after_its_warm_up_a_pipeline_equals_stock_comfyui_with_keys_of_the_step
     assert relative_error(*latents.values()) <= TOLERANCE
 
 
-def test_more_stages_than_blocks_are_refused_before_anything_starts(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
+def test_more_stages_than_blocks_are_refused_by_the_loader(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = to_latent(workflows.text_to_image(tiny_models, steps=STEPS))
-    with pytest.raises(PromptRefusedError, match="pipefusion=8 is more stages than the model's 4 blocks"):
-        client.queue(piped(graph, "KSampler", devices="cpu:8", pipefusion=8))
+    result = client.queue(piped(graph, "KSampler", devices="cpu:8", pipefusion=8))
+    assert (result.status, result.error_node) == ("error", "ParallelFluxLoader")
+    assert result.error_message.startswith("pipefusion=8 is more stages than the model's 4 blocks")

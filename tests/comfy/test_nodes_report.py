@@ -49,7 +49,7 @@ def test_the_sampler_reports_each_rank_and_each_step(
     assert [device["name"] for device in report["devices"]] == ["cpu:0", "cpu:1"]
     assert all(device["memory_bytes"] > device["free_bytes"] > 0 for device in report["devices"])
     assert report["pool"] == {"generation": generation(comfy_server)}
-    sizes = {"width": 128, "height": 128, "batch": 1, "image_tokens": 64, "text_tokens": 256}
+    sizes = {"width": 128, "height": 128, "batch": 1}
     assert report["sizes"] == sizes
     sampling = {"steps": 3, "seed": 91, "cfg": 1.0, "sampler": "euler", "scheduler": "simple", "denoise": 1.0}
     assert report["sampling"] == sampling
@@ -78,7 +78,9 @@ def test_compute_communication_and_idle_are_the_whole_of_each_step(
         assert all(end <= begin for end, begin in zip(ends, rank["begin_s"], strict=False)), "a step before the last"
         assert rank["end_s"][-1] <= report["timings"]["denoise_s"]
         assert rank["memory"]["resident_bytes"] > 100e6
-        assert set(rank["collectives"]) == {4 * 2}  # two blocks of each kind, there and back
+        assert set(rank["collectives"]) == {
+            4 * 2 + 1
+        }  # two blocks of each kind, there and back; the tokens put together
 
 
 def test_a_sampler_with_two_calls_a_step_adds_them_up(client: ComfyClient, tiny_models: TinyModels) -> None:
@@ -103,7 +105,6 @@ def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
     for rank in report["ranks"]:
         assert 0 < rank["prepare_regions"]["hand_over_s"] < rank["prepare_s"]
         assert rank["finish_s"] > 0
-        assert min(rank["regions"]["gather_s"]) > 0
         assert rank["regions"]["hand_over_s"][0] > 0
         assert len(rank["busy_s"]) == len(rank["communication_s"]) == 3
         assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
@@ -160,7 +161,6 @@ def test_what_was_not_measured_is_absent(client: ComfyClient, tiny_models: TinyM
     report = report_of(client.queue(graph), "sampler")
     assert not {"model", "plan", "pool", "ranks", "vae", "contenders", "warnings"} & set(report)
     assert set(report["timings"]) == {"per", "load_s", "denoise_s", "first_step_s", "step_s"}
-    assert "image_tokens" not in report["sizes"]
 
 
 def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(

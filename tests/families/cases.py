@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.client import Workflow
-from host.pack_workflows import LOADER
-from parity.runner import HOSTED_LOADER
 
 from .variant import Variant
 
@@ -36,7 +34,6 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 CONTROL_PLAN = "ulysses 2"
 CFG = 3.0
-OWN_BLOCKS = "Flux.1"  # the family that blocks of our own compute (docs/parity.md); here ComfyUI's modules do
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,6 @@ class Case:
     def kind(self) -> str:
         """The family."""
         return self.variant.family
-
-    @property
-    def loader(self) -> str:
-        """The loader by which ComfyUI's own modules compute the variant."""
-        return HOSTED_LOADER if self.kind == OWN_BLOCKS else LOADER
 
     @property
     def name(self) -> str:

@@ -28,7 +28,7 @@ from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
 
 from . import usage
-from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, STAGES, Case, cases
+from .cases import CONTROL_PLAN, PLANS, STAGES, Case, cases
 from .class_list import DOCUMENT, section
 from .plan_lines import plan_lines
 from .variants import FAMILIES, FILES, write_families
@@ -44,8 +44,7 @@ names and leaves the other cases as they are here. Of the classes with a star Co
 test machine holds: there the test host tells it smaller ones (`tests/host/told_sizes.py`), and all else is ComfyUI's.
 
 "Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/specs`), whose code is ComfyUI's
-own. So is that of {OWN_BLOCKS} here, as a second reference of the blocks that the pack has for it and its loader takes;
-[parity.md](parity.md) has those.
+own. [parity.md](parity.md) has the graphs of Flux.1.
 """
 
 

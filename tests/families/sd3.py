@@ -15,10 +15,10 @@ TEXT, POOLED = 48, 64
 DEPTH = 3  # blocks, and heads of 64: ComfyUI's detection takes both from the width
 
 
-def sd3_file(size: str, *, seed: int, twice: list[int], pooled: int = POOLED) -> ModelFile:
+def sd3_file(size: str, *, seed: int, twice: list[int], pooled: int = POOLED, depth: int = DEPTH) -> ModelFile:
     """A file of one of the sizes. `twice`: blocks in which the picture attends to itself as well; `pooled`: a width."""
-    text = {"target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": 64 * DEPTH}}
-    sizes: dict[str, Any] = {"input_size": None, "patch_size": 2, "in_channels": 16, "out_channels": 16, "depth": DEPTH}
+    text = {"target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": 64 * depth}}
+    sizes: dict[str, Any] = {"input_size": None, "patch_size": 2, "in_channels": 16, "out_channels": 16, "depth": depth}
     sizes |= {"adm_in_channels": pooled, "context_embedder_config": text, "qk_norm": "rms", "num_patches": 32 * 32}
     sizes |= {"pos_embed_max_size": 32, "pos_embed_scaling_factor": None, "x_block_self_attn_layers": twice}
     return ModelFile(

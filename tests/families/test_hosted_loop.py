@@ -293,10 +293,26 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
     path.unlink()
 
 
-def test_a_pipeline_runs_step_by_step_and_says_so(hosted_client: ComfyClient, stock: Stock) -> None:
+@pytest.mark.parametrize("cfg", [3.0, pytest.param(1.0, marks=[pytest.mark.full])])
+def test_a_pipeline_stays_full_and_computes_what_it_does_step_by_step(
+    cfg: float, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph, plan = small(WAN.name, steps=4, cfg=cfg), {**PIPELINE, "warmup_steps": 1}
+    full = hosted_client.queue(ours(graph, plan))
+    assert loop_of(full) == {"kind": "resident"}
+    latent = saved_latent(hosted_client, full)
+    assert relative_error(latent, latent_of(hosted_client, ours(graph, plan, loop="host"))) <= TOLERANCE
+    assert relative_error(latent, stock(graph)) > 1e-5  # its keys are older
+    check(hosted_client, stock, graph, {**PIPELINE, "warmup_steps": 4})
+
+
+def test_a_pipeline_whose_patches_share_numbers_says_so(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = small(WAN.name, steps=2)
+    graph["latent"]["inputs"] |= {"width": 120, "height": 72, "length": 1}
     result = hosted_client.queue(ours(graph, PIPELINE))
-    assert loop_of(result) == {"kind": "host", "reason": "a pipeline of WanModel runs step by step"}
+    why = "the pipeline is empty between steps: WanModel mixes the tokens of patches outside of its blocks"
+    assert loop_of(result) == {"kind": "resident", "reason": why}
+    assert ("sampler", why) in result.texts
     assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
 
 

@@ -59,10 +59,14 @@ def test_stacked_loras_equal_stock_and_are_taken_back_to_the_last_bit(
     plan: str, hosted_client: ComfyClient, stock: Stock, loras: Path
 ) -> None:
     plain = latent_of(hosted_client, ours(small(seed=20), plan))
-    for names in (("lora_alpha", "diff"), ("oft", "lora_alpha", "set")):
-        strengths = (0.7, -0.4, 1.0)
-        graph = with_loras(small(), *((file_of("Wan", each), by) for each, by in zip(names, strengths, strict=False)))
-        assert relative_error(latent_of(hosted_client, ours(graph, plan)), stock(graph)) <= TOLERANCE
+    for names, mode, strengths in (
+        (("lora_alpha", "diff"), "merged", (0.7, -0.4)),
+        (("oft", "lora_alpha", "set"), "merged", (0.7, -0.4, 1.0)),
+        (("lora_alpha", "diff"), "side branch", (0.7, -0.4)),
+        (("lora_alpha", "diff"), "side branch", (-0.3, -0.4)),
+    ):
+        graph = with_loras(small(), *((file_of("Wan", each), by) for each, by in zip(names, strengths, strict=True)))
+        assert relative_error(latent_of(hosted_client, ours(graph, plan, lora=mode)), stock(graph)) <= TOLERANCE
     again = ours(small(seed=20), plan)
     again["sampler"]["inputs"]["denoise"] = 0.9999999  # another cache key in ComfyUI, the same sigmas
     assert torch.equal(latent_of(hosted_client, again), plain)

@@ -51,7 +51,7 @@ def report_of(result: PromptResult) -> dict[str, Any]:
     return report
 
 
-STAGED = "a pipeline of WanModel runs step by step"
+STAGED = "a step cache decides between the steps of a pipeline"
 LEFT_OUT = {WAN: "ring 2", FLUX: "ulysses 2"}  # five heads, which blocks of ours do not share unevenly
 CASES = [
     (family, cache, plan)

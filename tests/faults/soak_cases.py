@@ -1,6 +1,6 @@
-"""What a soak asks: tiny models, sizes, plans and LoRAs, and the right answer to each from the unmodified diffusers.
+"""What a soak asks: tiny models, sizes, plans and LoRAs, and the right answer to each from one rank of its own.
 
-Some are single calls of the model, some whole sampling runs inside the workers.
+Some are single calls of the model, some whole sampling runs inside the workers, which one rank is asked step by step.
 
 Owns the files and the references. A LoRA's reference is a file of its own, merged here by the formula, so that the
 workers' way to merge it has nothing to do with it.
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from runtime.in_worker_runs import host_loop, make_run
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.workload import Workload
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import ReferenceModel
+from host.hosted_runs import asking, host_loop, make_run, with_options
+from host.tiny_hosted import call, spec_of
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.in_worker_sampling import InWorkerRun
@@ -28,16 +28,13 @@ from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 
 from .soak_models import LORA_RANK, lora, write_model
 
-WORKLOADS = (
-    Workload(width=64, height=64, text_tokens=7),
-    Workload(width=200, height=136, text_tokens=19),
-    Workload(width=128, height=96, text_tokens=3, batch=2),
-    Workload(width=448, height=320, text_tokens=33),
+CALLS: tuple[Mapping, ...] = (
+    {"text": 7},
+    {"text": 19, "size": (3, 10, 14)},
+    {"text": 3, "batch": 2, "size": (1, 8, 12)},
+    {"text": 33, "size": (5, 20, 28)},
 )
-RUNS: tuple[Mapping, ...] = (
-    {"mask": True, "references": 30, "sides": (5,)},
-    {"batch": 3, "sides": (7, 12)},
-)
+RUNS: tuple[Mapping, ...] = ({"mask": True, "texts": (5,), "size": (3, 6, 10)}, {"batch": 3, "texts": (7, 12)})
 PLANS = (
     *("ulysses=1", "ulysses=2", "ring=2", "cfg=2", "data=2", "ulysses=2,weights=sharded", "cfg=2,weights=sharded"),
     *("ring=2,weights=offloaded", "ring=3", "ulysses=2,ring=2", "ulysses=4", "ring=4", "data=2,ring=2"),
@@ -58,9 +55,13 @@ class Case:
         """The pool's answer; `options` go to every call. Raises PoolError and what `check` raises."""
         around = {"patches": self.patches, "check_cancelled": check}
         if isinstance(self.work, InWorkerRun):
-            conds = tuple(replace(cond, options=options) for cond in self.work.conds)
-            return pool.sample(self.spec, plan, replace(self.work, conds=conds), **around).out
-        return pool.run(self.spec, plan, [replace(self.work, options=options)], **around).outs[0]
+            return pool.sample(self.spec, plan, with_options(self.work, **options), **around).out
+        asked = replace(self.work, options={**self.work.options, **options})
+        return pool.run(self.spec, plan, [asked], **around).outs[0]
+
+    def fits(self, plan: ParallelPlan) -> bool:
+        """Whether it can be asked under a plan: a pipeline runs step by step."""
+        return plan.pipefusion == 1 or isinstance(self.work, ModelCall)
 
 
 class Cases:
@@ -70,35 +71,44 @@ class Cases:
         self.plans = [plan for plan in map(ParallelPlan.parse, PLANS) if plan.ranks <= num_ranks]
         self.models = [write_model(folder / f"model{index}.safetensors", seed=index) for index in range(num_models)]
         self.loras = [PRISTINE, lora("one", seed=1, strength=0.8), lora("two", seed=2, strength=-1.1)]
-        self.loras.append(lora("beside", seed=1, strength=0.4, side_branch=True))
-        self.cases = [case for spec in self.models for each in self.loras for case in _cases(spec, each, folder)]
+        with Pool(parse_devices("cpu:1").devices, threads_per_rank=1) as pool:
+            self.cases = [case for spec in self.models for each in self.loras for case in _cases(pool, spec, each)]
 
     def pick(self, chance: random.Random) -> tuple[Case, ParallelPlan]:
         """Any of them, under any plan."""
-        return chance.choice(self.cases), chance.choice(self.plans)
+        return chance.choice(self._every())
 
     def all(self, chance: random.Random) -> list[tuple[Case, ParallelPlan]]:
         """Each of them under each plan, once, in a random order."""
-        every = list(itertools.product(self.cases, self.plans))
+        every = self._every()
         return chance.sample(every, k=len(every))
 
+    def _every(self) -> list[tuple[Case, ParallelPlan]]:
+        return [(case, plan) for case, plan in itertools.product(self.cases, self.plans) if case.fits(plan)]
 
-def _cases(spec: ModelSpec, changes: WeightPatchSet, folder: Path) -> list[Case]:
+
+def _cases(pool: Pool, spec: ModelSpec, changes: WeightPatchSet) -> list[Case]:
     weights = load_file(spec.path)
     for patch in changes.patches:
         up, down = patch.values[0], patch.values[1]
         weights[patch.key] = weights[patch.key] + patch.strength * 2.0 / LORA_RANK * (up @ down)
-    merged = folder / f"merged_{changes.name}_{Path(spec.path).name}"
-    save_file(weights, merged)
-    reference_model, config = ReferenceModel(str(merged)), FluxConfig.from_header(read_header(spec.path))
-    made = []
-    for workload in WORKLOADS:
-        tensors = workload.tensors(config)
-        reference = reference_model(tensors)
-        call = ModelCall(tensors=tensors, out_shape=tuple(reference.shape), out_dtype=torch.float32)
-        made.append(Case(spec, changes, call, reference))
+    path = Path(spec.path)
+    merged = path.with_name(f"merged_{changes.name}_{path.name}")
+    save_file(weights, merged, metadata=_metadata(path))
+    one_rank = asking(pool, spec_of(merged), ParallelPlan())
+    made: list[Case] = []
+    for kind in CALLS:
+        asked = call(**kind)
+        made.append(Case(spec, changes, asked, one_rank([asked])[0]))
     for kind in RUNS:
-        run = make_run(config, **kind)
-        made.append(Case(spec, changes, run, host_loop(reference_model, run)[0]))
+        run = make_run(**kind)
+        made.append(Case(spec, changes, run, host_loop(one_rank, run)[0]))
+    pool.unload(spec_of(merged))
     merged.unlink()
     return made
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The file's, which says its sizes."""
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata())

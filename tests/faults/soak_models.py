@@ -1,34 +1,32 @@
-"""Tiny models and LoRAs for them. Owns their sizes; the right answers are soak_cases.py's, which needs diffusers."""
+"""Tiny models and LoRAs for them. Owns their sizes; the right answers are soak_cases.py's."""
 
 from pathlib import Path
 
 import torch
 
+from host.tiny_hosted import WIDTH, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 
 LORA_RANK = 4
-LORA_WEIGHTS = tuple(
-    f"{name}.weight"
-    for name in ("double_blocks.0.img_attn.qkv", "single_blocks.0.linear1", "double_blocks.1.txt_mlp.0")
-)
+LORA_WEIGHTS = {  # and how many rows each has, of WIDTH columns
+    "blocks.0.self_attn.q.weight": WIDTH,
+    "blocks.1.ffn.0.weight": 2 * WIDTH,
+    "blocks.1.cross_attn.k.weight": WIDTH,
+}
 
 
 def write_model(path: Path, *, seed: int) -> ModelSpec:
-    """A model of that seed's weights, 128 wide."""
-    write_sample(path, sample_config(heads=4, depth=2, depth_single=2), seed=seed)
-    return ModelSpec.of(path)
+    """A model of that seed's weights, of two blocks."""
+    return spec_of(write_tiny(path, seed=seed, num_layers=2))
 
 
-def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> WeightPatchSet:
-    """A LoRA of three weights. The sizes are those of the model above: 128 wide."""
+def lora(name: str, *, seed: int, strength: float) -> WeightPatchSet:
+    """A LoRA of three weights of such a model."""
     generator = torch.Generator().manual_seed(seed)
-    rows = {"qkv": 384, "linear1": 896, "txt_mlp": 512}
     patches = []
-    for key in LORA_WEIGHTS:
-        out = next(size for word, size in rows.items() if word in key)
-        up = torch.randn(out, LORA_RANK, generator=generator) * 0.3
-        down = torch.randn(LORA_RANK, 128, generator=generator) * 128**-0.5
+    for key, rows in LORA_WEIGHTS.items():
+        up = torch.randn(rows, LORA_RANK, generator=generator)
+        down = torch.randn(LORA_RANK, WIDTH, generator=generator) * WIDTH**-0.5
         patches.append(WeightPatch(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
-    return WeightPatchSet(name, tuple(patches), side_branch=side_branch)
+    return WeightPatchSet(name, tuple(patches))

@@ -150,10 +150,7 @@ def test_a_run_with_all_of_that_booby_trapped_is_right(tmp_path):
         import torch.distributed as dist
         from pathlib import Path
         from faults.soak_models import lora, write_model
-        from parallel_runtime.models.flux.config import FluxConfig
-        from parallel_runtime.checkpoint import read_header
-        from parallel_runtime.cli.verify import PlanRunner
-        from parallel_runtime.cli.workload import Workload
+        from host.tiny_hosted import call
         from parallel_runtime.devices import Device
         from parallel_runtime.plan import ParallelPlan
         from parallel_runtime.pool.pool import Pool
@@ -164,12 +161,10 @@ def test_a_run_with_all_of_that_booby_trapped_is_right(tmp_path):
             except BaseException as error:
                 print(error)
         spec = write_model(Path(FOLDER) / "model.safetensors", seed=1)
-        tensors = Workload(width=64, height=64, text_tokens=7).tensors(FluxConfig.from_header(read_header(spec.path)))
         with Pool((Device("cpu", 0), Device("cpu", 1)), python_path=(TRAPS,), check_peers=True) as pool:
             for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=2)):
-                runner = PlanRunner(pool, spec, plan, options={})
-                runner.patches = lora("one", seed=1, strength=0.8)
-                print(bool(runner(tensors).isfinite().all()))
+                done = pool.run(spec, plan, [call()], patches=lora("one", seed=1, strength=0.8))
+                print(bool(done.outs[0].isfinite().all()))
     """
     program = program.replace("FOLDER", repr(str(tmp_path))).replace("TRAPS", repr(str(TRAPPED)))
     lines = run_program(program, PYTHONPATH=f"{TRAPPED}:{ROOT}:{ROOT / 'tests'}")

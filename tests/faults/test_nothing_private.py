@@ -16,16 +16,14 @@ from host import workflows
 from host.client import ComfyClient
 from host.pack_workflows import parallel
 from host.server import ComfyServer
+from host.tiny_hosted import call
 from host.tiny_models import TinyModels
-from parallel_runtime.checkpoint import read_header
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device
-from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.redact_paths import redact_paths, with_short_home
 from parallel_runtime.report.schema import REPORT
+from parallel_runtime.wire.records import to_body
 
 PROMPT = "a xylophonist nobody may hear of"
 PATH = re.compile(r"(^|[\s\"'(=])(/|~/|[A-Za-z]:\\)[\w.-]+/")
@@ -117,12 +115,9 @@ def test_the_servers_log_holds_no_prompt_and_no_folder_of_models(
 
 def test_what_ranks_print_and_what_the_pool_tells_holds_nothing_private(tmp_path) -> None:
     spec = write_model(tmp_path / "model.safetensors", seed=1)
-    tensors = Workload(width=64, height=64, text_tokens=7).tensors(FluxConfig.from_header(read_header(spec.path)))
     with Pool((Device("cpu", 0), Device("cpu", 1)), threads_per_rank=1) as pool:
-        runner = PlanRunner(pool, spec, ParallelPlan(ulysses=2), options={})
-        runner.patches = lora("one", seed=1, strength=0.5)
-        runner(tensors)
-        told = [*texts(pool.status()), *texts(runner.ranks)]
+        done = pool.run(spec, ParallelPlan(ulysses=2), [call()], patches=lora("one", seed=1, strength=0.5))
+        told = [*texts(pool.status()), *texts([to_body(ran) for ran in done.ran])]
         printed = [rank.output.text() for rank in pool._generations.workers.generation.ranks]
     assert "model.safetensors" in told
     assert [text for text in told if private(text)] == []

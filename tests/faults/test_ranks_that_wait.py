@@ -2,26 +2,24 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from runtime.in_worker_runs import make_run
 
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from host.hosted_runs import make_run, with_options
+from host.tiny_hosted import call, spec_of, write_tiny
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
 
 PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
 BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
+TEXTS = (5, 7)
 SLOWLY = ["sleep", 0.4, 4]
-STAGES, GROUPS = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
+STAGES, GROUPS = ParallelPlan(pipefusion=2), ParallelPlan(cfg=3)
 APART = ParallelPlan(
     data=2
 )  # batch groups that never exchange: one waits for leave to start a step, which is the others' to earn
@@ -30,8 +28,7 @@ APART = ParallelPlan(
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     path = tmp_path_factory.mktemp("waiting") / "many_blocks.safetensors"
-    write_sample(path, sample_config(heads=2, depth=BLOCKS // 2, depth_single=BLOCKS // 2))
-    return ModelSpec.of(path)
+    return spec_of(write_tiny(path, num_heads=2, dim=48, num_layers=BLOCKS))
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +43,15 @@ def pool() -> Iterator[Pool]:
 
 
 def sample(pool: Pool, spec: ModelSpec, plan: ParallelPlan, **between_blocks: list) -> torch.Tensor:
-    """A whole run in which rank 0 or 1 does that between its blocks."""
+    """A whole run, or a step where there are stages, in which rank 0 or 1 does that between its blocks."""
     pool.deadline_s = DEADLINE_S if between_blocks else PATIENCE_S
-    run: InWorkerRun = make_run(FluxConfig.from_header(read_header(spec.path)), sides=(5, 7), batch=2)
-    options = {"between_blocks": {name.removeprefix("rank"): asked for name, asked in between_blocks.items()}}
-    run = replace(run, conds=tuple(replace(cond, options=options) for cond in run.conds))
-    return pool.sample(spec, plan, run, check_cancelled=not_for_ever()).out
+    asked = {name.removeprefix("rank"): asked for name, asked in between_blocks.items()}
+    options, check = {"between_blocks": asked}, not_for_ever()
+    if plan.pipefusion > 1:
+        calls = [call(text=text, batch=2, options=options) for text in TEXTS]
+        return torch.cat(pool.run(spec, plan, calls, check_cancelled=check).outs)
+    run = with_options(make_run(texts=TEXTS, batch=2), **options)
+    return pool.sample(spec, plan, run, check_cancelled=check).out
 
 
 def not_for_ever() -> Callable[[], None]:
@@ -79,6 +79,6 @@ def test_the_rank_that_the_others_wait_for_is_named(
 ) -> None:
     """Those that wait have been silent for longer."""
     sample(pool, spec, plan)
-    with pytest.raises(PoolError, match=r"^rank 1: no answer to RUN and no heartbeat for \d") as caught:
+    with pytest.raises(PoolError, match=r"^rank 1: no answer to (RUN|STEP) and no heartbeat for \d") as caught:
         sample(pool, spec, plan, rank1=[fault, 0.06, 6])
     assert ("held by a signal" in str(caught.value)) == (fault == "stop")

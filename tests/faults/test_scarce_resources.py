@@ -7,6 +7,7 @@ import pytest
 from faults.namespaces import namespaces
 from faults.programs import run_program
 from faults.soak_models import write_model
+from host.fetch import comfyui_path
 
 # A file system in which nobody can make a file, not even root, whom the mode of a folder does not keep out.
 READ_ONLY = "/proc/fs"
@@ -38,10 +39,7 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
     spec = write_model(tmp_path / "model.safetensors", seed=1)
     program = """
         import os, resource
-        from parallel_runtime.models.flux.config import FluxConfig
-        from parallel_runtime.checkpoint import ModelSpec, read_header
-        from parallel_runtime.cli.verify import PlanRunner
-        from parallel_runtime.cli.workload import Workload
+        from host.tiny_hosted import call, spec_of
         from parallel_runtime.devices import parse_devices
         from parallel_runtime.plan import ParallelPlan
         from parallel_runtime.pool.pool import Pool
@@ -52,14 +50,15 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
                 print("no file")
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(150)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-        spec = ModelSpec.of("MODEL")
-        tensors = Workload(width=64, height=64, text_tokens=7).tensors(FluxConfig.from_header(read_header(spec.path)))
+        spec = spec_of("MODEL")
         with Pool(parse_devices("cpu:4").devices, threads_per_rank=1, segment_bytes=1 << 16) as pool:
             for plan in ("cfg=2,ulysses=2,weights=sharded", "pipefusion=2,ring=2"):
-                out = PlanRunner(pool, spec, ParallelPlan.parse(plan), options={})(tensors)
+                out, = pool.run(spec, ParallelPlan.parse(plan), [call()]).outs
                 print(bool(out.isfinite().all()))
     """
-    lines = run_program(program.replace("MODEL", spec.path), HOME=READ_ONLY, TMPDIR=READ_ONLY)
+    folders = {"HOME": READ_ONLY, "TMPDIR": READ_ONLY, "COMFYUI_PATH": str(comfyui_path())}
+    folders["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # made when ComfyUI imports torch's compiler, or that fails
+    lines = run_program(program.replace("MODEL", spec.path), **folders)
     assert lines == ["no file", "no file", "True", "True"]
 
 

@@ -1,14 +1,17 @@
-"""What these tests share: a model that up to four stages can split, written once."""
+"""What these tests share: ranks that know no rules."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from gpu.cases import Reference
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.models.flux.sample import sample_config, write_sample
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.pool.pool import Pool
 
 
 @pytest.fixture(scope="session")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """Two double and two single blocks, six heads, which two and three ranks can share."""
-    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
-    write_sample(path, sample_config(heads=6, depth=2, depth_single=2))
-    return ModelSpec.of(path)
+def reference(tiny_hosted: ModelSpec) -> Iterator[Reference]:
+    """Four CPU ranks over gloo."""
+    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
+        yield Reference(pool, tiny_hosted)

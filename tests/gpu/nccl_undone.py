@@ -1,4 +1,4 @@
-"""The engine with the rules of the pipeline's links and of freeing undone: what the simulated NCCL must find.
+"""The engine with the rules of freeing groups and of first messages undone: what the simulated NCCL must find.
 
 A rank finds this module through `python_path`.
 """
@@ -9,20 +9,9 @@ import torch
 import torch.distributed as dist
 from nccl_engine import NcclEngine
 
-from parallel_runtime.exchange_groups import LINK
 from parallel_runtime.parallel.links import Expected, Inbox, Outbox
-from parallel_runtime.worker import mesh, pipeline
+from parallel_runtime.worker import mesh
 from parallel_runtime.worker.mesh import Groups
-
-
-class OneGroup(Groups):
-    """All stages' messages in one group."""
-
-    def join(self, purpose, runs):
-        if purpose != LINK:
-            return super().join(purpose, runs)
-        group = super().join(purpose, [tuple(range(dist.get_world_size()))])
-        return group if dist.get_rank() in runs[0] else None
 
 
 class FreedInOtherOrders(Groups):
@@ -60,29 +49,3 @@ class AllSendFirst(NcclEngine):
     def __init__(self, **given):
         super().__init__(**given)
         mesh.count_wrong_bytes_of_links = all_send_first
-
-
-class Ahead(Inbox):
-    """Receives one message ahead of the work that it depends on."""
-
-    def take(self):
-        came = super().take()
-        if not self._posted and self._next is not None and self._may_post(self._next.call):
-            self._post()
-        return came
-
-
-class ReceivedAhead(NcclEngine):
-    """Where a receive is posted when what its message depends on is queued."""
-
-    def __init__(self, **given):
-        super().__init__(**given)
-        pipeline.Inbox = Ahead
-
-
-class OneGroupReceivedAhead(ReceivedAhead):
-    """The same, where all stages share a communicator and each direction between two stages has one of its own."""
-
-    def __init__(self, **given):
-        super().__init__(**given)
-        self.groups = OneGroup()

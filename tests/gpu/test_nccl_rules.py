@@ -48,31 +48,35 @@ def said(pool: Pool, spec: ModelSpec, breach: str, **options: object) -> list[st
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_sound_exchanges_are_poisoned_until_they_are_waited_for(ranks: Pool, deep: ModelSpec, lazy: bool) -> None:
+def test_sound_exchanges_are_poisoned_until_they_are_waited_for(
+    ranks: Pool, tiny_hosted: ModelSpec, lazy: bool
+) -> None:
     gathered = "[0.0, 0.0, 1.0, 1.0] [1, 1, 1, 2, 2, 2]"
-    assert said(ranks, deep, "sound", lazy=lazy) == [
+    assert said(ranks, tiny_hosted, "sound", lazy=lazy) == [
         f"[True, True, True] {gathered}  [1]",
         f"[True, True, True] {gathered} {[7.0] * 5} [0]",
     ]
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_message_that_nobody_takes_is_a_deadlock(ranks: Pool, deep: ModelSpec, lazy: bool) -> None:
+def test_a_message_that_nobody_takes_is_a_deadlock(ranks: Pool, tiny_hosted: ModelSpec, lazy: bool) -> None:
     waits = "deadlock for 1 s: rank 0 waits in irecv from rank 1 among ranks (0, 1)"
-    assert said(ranks, deep, "nobody_comes") == [waits, ""]
-    connects, nothing = said(ranks, deep, "nobody_connects", lazy=lazy)
+    assert said(ranks, tiny_hosted, "nobody_comes") == [waits, ""]
+    connects, nothing = said(ranks, tiny_hosted, "nobody_connects", lazy=lazy)
     making = "making the communicator of ranks (0, 1)" if lazy else "connecting from rank 1 among ranks (0, 1)"
     assert (connects, nothing) == (f"deadlock for 1 s: rank 0 waits in {making}", "")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_hosts_that_both_send_their_first_message_wait_for_each_other(ranks: Pool, deep: ModelSpec, lazy: bool) -> None:
+def test_hosts_that_both_send_their_first_message_wait_for_each_other(
+    ranks: Pool, tiny_hosted: ModelSpec, lazy: bool
+) -> None:
     making = "making the communicator of ranks" if lazy else "connecting to rank [01] among ranks"
-    for text in said(ranks, deep, "a_circle_of_first_messages", lazy=lazy):
+    for text in said(ranks, tiny_hosted, "a_circle_of_first_messages", lazy=lazy):
         assert re.search(f"deadlock for 1 s: .*rank 0 waits in {making}.*rank 1 waits in {making}", text), text
 
 
 @pytest.mark.parametrize("breach", FOUND)
-def test_a_breach_is_named(ranks: Pool, deep: ModelSpec, breach: str) -> None:
-    found = said(ranks, deep, breach)
+def test_a_breach_is_named(ranks: Pool, tiny_hosted: ModelSpec, breach: str) -> None:
+    found = said(ranks, tiny_hosted, breach)
     assert all(re.search(FOUND[breach], text) for text in found), found

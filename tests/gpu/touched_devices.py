@@ -26,8 +26,6 @@ MAKING_CONTEXTS = ("mem_get_info", "synchronize", "memory_stats")
 def main(comfyui: str, model: str, index: int, *, selected: bool) -> list[int]:
     """The numbers of the devices."""
     install()
-    # a torch without CUDA makes no device of a number alone, as ComfyUI asks it to
-    torch.cuda.current_device = lambda: torch.device("cuda", device_index(None))
     touched: set[int] = set()
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:

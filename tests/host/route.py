@@ -4,7 +4,7 @@ Owns a process that has ComfyUI imported, samples with ComfyUI's KSampler over t
 functions of the pack in this process and in rank 0, in the last step. Does not own what the route may be
 (tests/test_route_of_a_step.py).
 
-`python -m host.route COMFYUI FOLDER ENGINE=FILE...` writes FOLDER/ENGINE.json for each, in order of first calls:
+`python -m host.route COMFYUI FOLDER FILE`, a Wan 2.1, writes FOLDER/route.json, in order of first calls:
 {"host": [[file, function], ...], "rank": [...]}.
 """
 
@@ -27,12 +27,9 @@ PACK, ENTRY, ROUTE_FILE = "pack_on_the_route", "parallel_runtime.worker.entry", 
 MEASURED = ("parallel_runtime/", "nodes/")
 STEPS = 3
 OPTIONS = ("--use-pytorch-cross-attention",)
-STARTS = (
-    ("nodes/host/flux_model.py", "RemoteTransformer.forward_orig"),
-    ("nodes/host/hosted_model.py", "RemoteForward.__call__"),
-)
-LATENTS = {"flux": (1, 16, 16, 16), "hosted": (1, 16, 2, 16, 16)}
-WIDTHS = {"flux": 64, "hosted": 48}  # of a token of text
+START = ("nodes/host/hosted_model.py", "RemoteForward.__call__")
+LATENT = (1, 16, 2, 16, 16)
+WIDTH = 48  # of a token of text
 
 
 class Route:
@@ -98,7 +95,7 @@ def pack() -> Callable[[str], Any]:
     return lambda name: importlib.import_module(f"{PACK}.{name}")
 
 
-def sample(path: Path, engine: str) -> None:
+def sample(path: Path) -> None:
     """A run of ComfyUI's sampler, the file's MODEL over two ranks."""
     import comfy.sample
     import torch
@@ -109,22 +106,22 @@ def sample(path: Path, engine: str) -> None:
     choice = of_pack("nodes.choice").ParallelChoice(devices_text="cpu:2", selection=devices, plan=plan)
     make = of_pack("nodes.host.new_model").remote_patcher
     model = make(str(path), "default", devices=devices.devices, chooser=choice, side_branch=False, in_workers=False)
-    latent = torch.zeros(LATENTS[engine])
-    conditioning = [[torch.randn(1, 13, WIDTHS[engine]), {"pooled_output": torch.randn(1, 32), "guidance": 3.5}]]
+    latent = torch.zeros(LATENT)
+    conditioning = [[torch.randn(1, 13, WIDTH), {}]]
     noise = torch.randn(latent.shape)
     comfy.sample.sample(model, noise, STEPS, 1.0, "euler", "simple", conditioning, conditioning, latent)
     of_pack("nodes.host.pools").POOLS.close_all()
 
 
-def trace(folder: Path, engine: str, path: Path) -> None:
-    """Sample and write the route of the last step to `folder`/`engine`.json."""
+def trace(folder: Path, path: Path) -> None:
+    """Sample and write the route of the last step to `folder`/route.json."""
     route, frames, host = Route(), [], []
     TracedRanks.file = str(folder / "rank.json")
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
             found = route.note(frame)
-            if found in STARTS and not frames:
+            if found == START and not frames:
                 frames.append(frame)
                 route.calls = {found: None}
         elif event == "return" and frames and frame is frames[0]:
@@ -133,23 +130,21 @@ def trace(folder: Path, engine: str, path: Path) -> None:
 
     sys.setprofile(profile)
     try:
-        sample(path, engine)
+        sample(path)
     finally:
         sys.setprofile(None)
     rank = json.loads((folder / "rank.json").read_text(encoding="utf-8"))
-    (folder / f"{engine}.json").write_text(json.dumps({"host": host, "rank": rank}), encoding="utf-8")
+    (folder / "route.json").write_text(json.dumps({"host": host, "rank": rank}), encoding="utf-8")
 
 
 def main() -> None:
-    """The route of each engine named; files as `ENGINE=PATH`."""
-    comfyui, folder, *files = sys.argv[1:]
+    """The route of a step with a file."""
+    comfyui, folder, file = sys.argv[1:]
     sys.path.insert(0, comfyui)
     sys.argv = ["comfyui", "--cpu", *OPTIONS]
     importlib.import_module("comfy.options").enable_args_parsing()
     subprocess.Popen = TracedRanks  # type: ignore[misc]
-    for each in files:
-        engine, _, path = each.partition("=")
-        trace(Path(folder), engine, Path(path))
+    trace(Path(folder), Path(file))
 
 
 if __name__ == "__main__":

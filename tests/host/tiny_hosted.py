@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def call_of(
     tensors, told = travelling(CLASS, given, {"transformer_options": {}}, batched=given)
     shape = (x.shape[0], x[0].numel())
     return ModelCall(tensors=tensors, out_shape=shape, out_dtype=torch.float32, options={**told, **(options or {})})
+
+
+def with_options(made: ModelCall, **options: object) -> ModelCall:
+    """The same call with more options."""
+    return replace(made, options={**made.options, **options})
 
 
 class OneProcess:

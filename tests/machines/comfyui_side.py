@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from machines.world import SILENCE_S
-from machines.worlds import flux_model
+from machines.worlds import tiny_model
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.machines.connection import read_token
 from parallel_runtime.machines.server import MachineServer
@@ -20,9 +20,9 @@ if __name__ == "__main__":
     server = MachineServer(f"{address}:0", read_token(folder / "token"), versions=own_versions(""), silence_s=SILENCE_S)
     print(server.port, flush=True)  # noqa: T201
     machines = server.wait_for(1, 60)
-    with flux_model(folder / "models1") as model:
-        pool = Pool(parse_devices("cpu:1").devices, threads_per_rank=1, machines=lambda _: machines)
+    model = tiny_model(folder / "models1")
+    pool = Pool(parse_devices("cpu:1").devices, threads_per_rank=1, machines=lambda _: machines)
+    model.error(pool, ParallelPlan(ring=2))
+    print("running", flush=True)  # noqa: T201
+    while True:
         model.error(pool, ParallelPlan(ring=2))
-        print("running", flush=True)  # noqa: T201
-        while True:
-            model.error(pool, ParallelPlan(ring=2))

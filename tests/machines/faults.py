@@ -20,7 +20,7 @@ import psutil
 
 from machines.hosts import ROOT, Hosts
 from machines.world import SILENCE_S, Joined, World, until
-from machines.worlds import FLUX, Model, flux_model
+from machines.worlds import FILE, Model, tiny_model
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
@@ -244,8 +244,9 @@ class Running:
 
 def faults(hosts: Hosts, folder: Path) -> Iterator[Case]:
     """Every fault, running and idle; then those at the door."""
-    with hosts, World(hosts, folder) as world, flux_model(world.models(1)) as model:
-        world.copy(FLUX)
+    with hosts, World(hosts, folder) as world:
+        model = tiny_model(world.models(1))
+        world.copy(FILE)
         yield from at_the_door(world)
         with closing(Running(world, model)) as running:
             for fault in FAULTS:
@@ -278,7 +279,7 @@ def slow(running: Running) -> str:
 
 def files(running: Running) -> Iterator[Case]:
     """A copy that is missing, and one with other weights."""
-    copy = running.world.models(2) / "of host 2" / FLUX
+    copy = running.world.models(2) / "of host 2" / FILE
     right = copy.read_bytes()
 
     def refused(change: Callable[[], object], pattern: str) -> str:
@@ -294,7 +295,7 @@ def files(running: Running) -> Iterator[Case]:
             return ("" if re.search(pattern, said) else f"the error says {said!r}") or running.exact(ALL)
         return "no error"
 
-    end = rf"; copy ComfyUI's file to {re.escape(str(running.world.models(2)))}/{FLUX}"
+    end = rf"; copy ComfyUI's file to {re.escape(str(running.world.models(2)))}/{FILE}"
     yield "its copy of the file is missing", lambda: refused(copy.unlink, rf"machine host2 .* is not in .*{end}")
     other = bytearray(right)
     other[-(len(right) // 4) :] = bytes(len(right) // 4)

@@ -1,13 +1,13 @@
 """The cases, in groups of one world each: plans, what goes wrong while they run, and who can reach what."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 
 from machines.hosts import Hosts
 from machines.plans import plans
 from machines.world import World
-from machines.worlds import FLUX, WAN, Model, flux_model, wan_model
+from machines.worlds import FILE, tiny_model
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -16,9 +16,6 @@ from .faults import faults
 from .reach import reach
 
 Case = tuple[str, Callable[[], str]]
-Engine = tuple[str, Callable[[Path], AbstractContextManager[Model]], str]
-FLUX_ALONE: tuple[Engine, ...] = (("Flux", flux_model, FLUX),)
-ENGINES: tuple[Engine, ...] = (*FLUX_ALONE, ("Wan", wan_model, WAN))
 RATES = ("10gbit", "1gbit")
 FAR_S = 0.02
 EIGHT = [
@@ -34,8 +31,8 @@ WRONG = 1e-2  # at least, where the exchange is off
 def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
     """Each group by its name; one is to be run to its end before the next begins."""
     return {
-        "small": lambda: plans_over(Hosts(2), folder, (1, 1), only=[ParallelPlan(ring=2)], engines=FLUX_ALONE),
-        "IPv6": lambda: plans_over(Hosts(2, ipv6=True), folder, (1, 1), only=SOME, engines=FLUX_ALONE),
+        "small": lambda: plans_over(Hosts(2), folder, (1, 1), only=[ParallelPlan(ring=2)]),
+        "IPv6": lambda: plans_over(Hosts(2, ipv6=True), folder, (1, 1), only=SOME),
         "reach": lambda: reach(Hosts(3), folder),
         "faults": lambda: faults(Hosts(3), folder),
         "4+4": lambda: plans_over(Hosts(2), folder, (4, 4)),
@@ -56,33 +53,30 @@ def plans_over(
     ranks: tuple[int, ...],
     *,
     only: Sequence[ParallelPlan] = (),
-    engines: Sequence[Engine] = ENGINES,
     rates: Sequence[str | None] = (None,),
 ) -> Iterator[Case]:
-    """Every plan of both engines over machines of so many ranks, at each rate, and a plan that is made wrong."""
+    """Every plan over machines of so many ranks, at each rate, and a plan that is made wrong."""
     with hosts, World(hosts, folder) as world:
-        for title, opened, name in engines:
-            with opened(world.models(1)) as model:
-                world.copy(name)
-                if not world.server.machines():
-                    for host, count in enumerate(ranks[1:], start=2):
-                        world.join(host, f"cpu:{count}")
-                named = f"{title} on {'+'.join(map(str, ranks))}{hosts.link}"
-                devices = parse_devices(f"cpu:{ranks[0]}").devices
-                with closing(Pool(devices, threads_per_rank=1, machines=lambda _: world.server.machines())) as pool:
+        model = tiny_model(world.models(1))
+        world.copy(FILE)
+        for host, count in enumerate(ranks[1:], start=2):
+            world.join(host, f"cpu:{count}")
+        named = f"{'+'.join(map(str, ranks))}{hosts.link}"
+        devices = parse_devices(f"cpu:{ranks[0]}").devices
+        with closing(Pool(devices, threads_per_rank=1, machines=lambda _: world.server.machines())) as pool:
 
-                    def exact(plan: ParallelPlan, pool: Pool = pool, model=model) -> str:
-                        error = model.error(pool, plan)
-                        return "" if error <= TOLERANCE else f"relative error {error:.1e}, at most {TOLERANCE:.0e}"
+            def exact(plan: ParallelPlan) -> str:
+                error = model.error(pool, plan)
+                return "" if error <= TOLERANCE else f"relative error {error:.1e}, at most {TOLERANCE:.0e}"
 
-                    def control(pool: Pool = pool, model=model) -> str:
-                        error = model.error(pool, ParallelPlan(ring=sum(ranks)), control=True)
-                        return "" if error > WRONG else f"without exchange the relative error is {error:.1e}"
+            def control() -> str:
+                error = model.error(pool, ParallelPlan(ring=sum(ranks)), control=True)
+                return "" if error > WRONG else f"without exchange the relative error is {error:.1e}"
 
-                    for rate in rates:
-                        hosts.rate(rate)
-                        for plan in only or plans(ranks):
-                            name = f"{named}{f', {rate}/s' if rate else ''}: {plan.name}"
-                            yield name, lambda plan=plan, exact=exact: exact(plan)
-                    hosts.rate(None)
-                    yield f"{named}: without exchange", control
+            for rate in rates:
+                hosts.rate(rate)
+                for plan in only or plans(ranks):
+                    name = f"{named}{f', {rate}/s' if rate else ''}: {plan.name}"
+                    yield name, lambda plan=plan: exact(plan)
+            hosts.rate(None)
+            yield f"{named}: without exchange", control

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from machines.hosts import Hosts
 from machines.world import World
-from machines.worlds import FLUX, flux_model
+from machines.worlds import FILE, tiny_model
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -62,12 +62,13 @@ def reach(hosts: Hosts, folder: Path) -> Iterator[Case]:
 
     with hosts:
         hosts.enter(1)
-        with flux_model(folder) as model, closing(Pool(parse_devices("cpu:2").devices, threads_per_rank=1)) as pool:
+        model = tiny_model(folder)
+        with closing(Pool(parse_devices("cpu:2").devices, threads_per_rank=1)) as pool:
             model.error(pool, ParallelPlan(ring=2))
             yield "a scan finds nothing of a pool without machines", lambda: expect(1, set())
-        with World(hosts, folder) as world, flux_model(world.models(1)) as model:
-            port = {world.server.port}
-            world.copy(FLUX)
+        with World(hosts, folder) as world:
+            model, port = tiny_model(world.models(1)), {world.server.port}
+            world.copy(FILE)
             yield "a scan finds the one port where machines join", lambda: expect(1, port)
             world.join(2, "cpu:1")
             yield "a scan finds nothing of a joined machine", lambda: expect(2, set())

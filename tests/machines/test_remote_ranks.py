@@ -7,23 +7,22 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from runtime.in_worker_runs import host_loop, make_run
 
+from host.hosted_runs import asking, host_loop, make_run
+from host.tiny_hosted import call
 from machines.loopback import LoopbackMachine
-from machines.worlds import Model, flux_model, several_machines, wan_model
-from parallel_runtime.checkpoint import read_header
-from parallel_runtime.cli.verify import PlanRunner
+from machines.worlds import Model, several_machines, tiny_model
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.wire.pulse import PASSED_ON_S
@@ -31,6 +30,7 @@ from parallel_runtime.wire.pulse import PASSED_ON_S
 TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)
 MESSAGES_BYTES = 64 * 1024  # of a step, in blocks of 4 KiB
+LARGE = (5, 20, 28)  # a latent of 180 KB an image, beside which messages are few
 pytestmark = pytest.mark.slow
 
 
@@ -40,9 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flux(folder: Path) -> Iterator[Model]:
-    with flux_model(folder) as model:
-        yield model
+def model(folder: Path) -> Model:
+    return tiny_model(folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,71 +66,61 @@ PLANS = [
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
-def test_a_step_of_flux_over_two_machines_equals_one_process(pool: Pool, flux: Model, plan: ParallelPlan) -> None:
-    assert flux.error(pool, plan) <= TOLERANCE
-    assert flux.error(pool, plan) <= TOLERANCE  # its text lies there from the step before
+def test_a_step_over_two_machines_equals_one_process(pool: Pool, model: Model, plan: ParallelPlan) -> None:
+    assert model.error(pool, plan) <= TOLERANCE
+    assert model.error(pool, plan) <= TOLERANCE  # its text lies there from the step before
 
 
-def test_inputs_that_were_placed_and_not_sent_are_sent_with_the_next_request(pool: Pool, flux: Model) -> None:
-    plan, given = ParallelPlan(ring=2), flux.trial.calls[0]
-    runner = PlanRunner(pool, flux.spec, plan, options={})
-    other = {**given, "txt": given["txt"] * -1.5 + 0.3}
-    right = runner(other)
-    assert relative_error(runner(given), right) > 1e-2
+def test_inputs_that_were_placed_and_not_sent_are_sent_with_the_next_request(pool: Pool, model: Model) -> None:
+    plan, given = ParallelPlan(ring=2), model.calls[0]
+    other = changed(given, t2=given.tensors["t2"] * -1.5 + 0.3)  # its text
+    (right,) = pool.run(model.spec, plan, [other]).outs
+    assert relative_error(pool.run(model.spec, plan, [given]).outs[0], right) > 1e-2
 
     def cancel() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        pool.run(flux.spec, plan, [runner._call(other, {})], check_cancelled=cancel)
-    assert relative_error(runner(other), right) <= TOLERANCE
+        pool.run(model.spec, plan, [other], check_cancelled=cancel)
+    assert relative_error(pool.run(model.spec, plan, [other]).outs[0], right) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", [ParallelPlan(ring=2), ParallelPlan(data=2)], ids=lambda plan: plan.name)
-def test_without_exchange_it_does_not(pool: Pool, flux: Model, plan: ParallelPlan) -> None:
-    assert flux.error(pool, plan, control=True) > 1e-2
+def test_without_exchange_it_does_not(pool: Pool, model: Model, plan: ParallelPlan) -> None:
+    assert model.error(pool, plan, control=True) > 1e-2
 
 
-@pytest.mark.full
-def test_a_step_of_comfyuis_own_module_equals_one_process(pool: Pool, folder: Path) -> None:
-    with wan_model(folder) as wan:
-        for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2, weights="sharded")):
-            assert wan.error(pool, plan) <= TOLERANCE, plan
-        assert wan.error(pool, ParallelPlan(ring=2), control=True) > 1e-2
-
-
-def test_a_machine_without_comfyui_is_named_and_given_nothing_of_ours_to_import(folder: Path) -> None:
+def test_a_machine_without_comfyui_is_named_and_given_nothing_of_ours_to_import(folder: Path, model: Model) -> None:
     devices = parse_devices("cpu:1").devices
     bare = LoopbackMachine("bare", ("cpu:0",), (str(folder),), comfyui="")
-    with wan_model(folder) as wan, Pool(devices, threads_per_rank=1, machines=lambda _: [bare]) as pool:
+    with Pool(devices, threads_per_rank=1, machines=lambda _: [bare]) as pool:
         with pytest.raises(ValueError, match=r"^machine bare .* has no ComfyUI, .*; start `join` there with --comfyui"):
-            wan.error(pool, ParallelPlan(ring=2))
+            model.error(pool, ParallelPlan(ring=2))
 
 
-def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, flux: Model) -> None:
-    config = FluxConfig.from_header(read_header(flux.spec.path))
-    run = make_run(config, batch=2, sides=(7, 3))
-    expected, previews = host_loop(ReferenceModel(flux.spec.path, dtype=torch.float32), run)
+def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, model: Model) -> None:
+    run = make_run(batch=2, texts=(7, 3))
+    expected, previews = host_loop(asking(pool, model.spec, ParallelPlan()), run)
     for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(data=2)):
         shown: list[torch.Tensor] = []
-        result = pool.sample(flux.spec, plan, run, on_step=lambda _, latent, shown=shown: shown.append(latent))
+        result = pool.sample(model.spec, plan, run, on_step=lambda _, latent, shown=shown: shown.append(latent))
         assert relative_error(result.out, expected) <= TOLERANCE, plan
         assert [relative_error(*pair) <= TOLERANCE for pair in zip(shown, previews, strict=True)] == [True] * 3, plan
 
 
-def test_ulysses_stays_inside_a_machine(pool: Pool, flux: Model) -> None:
+def test_ulysses_stays_inside_a_machine(pool: Pool, model: Model) -> None:
     with pytest.raises(ValueError, match=r"ulysses=2 does not stay inside a machine, which have 1 \+ 1 ranks; use uly"):
-        flux.error(pool, ParallelPlan(ulysses=2))
+        model.error(pool, ParallelPlan(ulysses=2))
     with pytest.raises(ValueError, match=r"needs 4 ranks, the machines that are there have 1 \+ 1 = 2; lower a degree"):
-        flux.error(pool, ParallelPlan(ring=4))
+        model.error(pool, ParallelPlan(ring=4))
 
 
 class EnoughError(Exception):
     """What a caller raises that wants no more."""
 
 
-def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Pool, flux: Model) -> None:
-    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Pool, model: Model) -> None:
+    run = make_run()
     pool.start()
     generation = pool.generation
 
@@ -139,25 +128,29 @@ def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Po
         raise EnoughError
 
     with pytest.raises(EnoughError):
-        pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=stop)
-    assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+        pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=stop)
+    assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
     assert pool.generation == generation
 
 
 def test_of_a_steps_tensors_only_what_is_new_crosses_and_only_what_is_the_machines_own_comes_back(
-    two: tuple[Pool, list[LoopbackMachine]], flux: Model
+    two: tuple[Pool, list[LoopbackMachine]], model: Model
 ) -> None:
     """By the bytes that the two processes which pass on write. The launcher's ranks have processes of their own."""
     pool, (machine,) = two
-    (given, *_), (expected, *_) = flux.trial.calls, flux.expected
-    latent = given["img"].nbytes  # type: ignore[call-overload]
-    runner = PlanRunner(pool, flux.spec, ParallelPlan(ring=2), options={})
-    runner(given)
+    plan, given = ParallelPlan(data=2), call(batch=2, size=LARGE)
+    latent = given.tensors["t0"]
+    pool.run(model.spec, plan, [given])
     before = relay_bytes(), machine.written_bytes()
-    runner({**given, "img": given["img"] + 1})  # type: ignore[call-overload]
+    (out,) = pool.run(model.spec, plan, [changed(given, t0=latent + 1)]).outs
     down, up = (now - then for now, then in zip((relay_bytes(), machine.written_bytes()), before, strict=True))
-    assert latent < down < latent + MESSAGES_BYTES
-    assert expected.nbytes / 2 <= up < expected.nbytes / 2 + MESSAGES_BYTES
+    assert latent.nbytes < down < latent.nbytes + MESSAGES_BYTES
+    assert out.nbytes / 2 <= up < out.nbytes / 2 + MESSAGES_BYTES
+
+
+def changed(given: ModelCall, **tensors: torch.Tensor) -> ModelCall:
+    """The same call with other numbers."""
+    return replace(given, tensors={**given.tensors, **tensors})
 
 
 def relay_bytes() -> int:
@@ -167,10 +160,10 @@ def relay_bytes() -> int:
 
 
 def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_works(
-    two: tuple[Pool, list[LoopbackMachine]], flux: Model
+    two: tuple[Pool, list[LoopbackMachine]], model: Model
 ) -> None:
     pool, (machine,) = two
-    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    run = make_run()
     pool.start()
 
     def kill(step: int, _: torch.Tensor) -> None:
@@ -180,72 +173,72 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
     with pytest.raises(
         PoolError, match=r"rank 1 \(cpu:0 of machine host-2 \(127.0.0.1\)\): killed by SIGKILL; the next"
     ):
-        pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=kill)
-    assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+        pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=kill)
+    assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
 
 
 def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(
-    folder: Path, flux: Model, caplog: pytest.LogCaptureFixture
+    folder: Path, model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    run = make_run()
     with several_machines(folder, [1, 1, 1]) as (pool, machines):
         used, unused = machines
-        runner = PlanRunner(pool, flux.spec, TWO, options={})
-        runner(flux.trial.calls[0])
+        given = call(size=LARGE)
+        pool.run(model.spec, TWO, [given])
         for pid in unused.pids():
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2 * PASSED_ON_S)  # what its launcher had seen of them has been passed on
         written = unused.written_bytes(), relay_bytes()
-        given = {**flux.trial.calls[0], "img": flux.trial.calls[0]["img"] * 2}  # type: ignore[operator]
-        runner(given)
+        latent = given.tensors["t0"] * 2
+        pool.run(model.spec, TWO, [changed(given, t0=latent)])
         assert unused.written_bytes() == written[0]
         # one machine's share of the step: with inputs for the other one, too, it would be twice the latent
-        assert relay_bytes() - written[1] < 1.5 * given["img"].nbytes + MESSAGES_BYTES  # type: ignore[attr-defined]
+        assert relay_bytes() - written[1] < 1.5 * latent.nbytes + MESSAGES_BYTES
         for pid in unused.pids():
             os.kill(pid, signal.SIGCONT)
         # the third rank has none of what the two were given last
-        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
-        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
+        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
 
         def kill(step: int, _: torch.Tensor) -> None:
             for pid in unused.pids():
                 os.kill(pid, signal.SIGKILL)
 
-        pool.sample(flux.spec, TWO, run, on_step=kill)
-        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        pool.sample(model.spec, TWO, run, on_step=kill)
+        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
         (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
         assert re.match(
             r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said
         )
-        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
+        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
         assert pool.generation == 2
         for pid in used.pids():
             os.kill(pid, signal.SIGKILL)
         machines.clear()  # nobody is there for the next generation
         time.sleep(2)
         with pytest.raises(PoolError, match=r"of machine host-2 .*: killed by SIGKILL; the next prompt"):
-            flux.error(pool, TWO)
+            model.error(pool, TWO)
 
 
 def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_another_plan_asks_it_to_load(
-    folder: Path, flux: Model
+    folder: Path, model: Model
 ) -> None:
     """And not by the deadline of loading, which is 600 s: no file is to blame for a process that does not run."""
     with several_machines(folder, [1, 1, 1], deadline_s=6.0) as (pool, (_, unused)):
-        assert flux.error(pool, TWO) <= TOLERANCE
+        assert model.error(pool, TWO) <= TOLERANCE
         for pid in unused.pids():
             os.kill(pid, signal.SIGSTOP)
-        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
         with pytest.raises(PoolError) as caught:
-            flux.error(pool, ParallelPlan(ring=3))
+            model.error(pool, ParallelPlan(ring=3))
         said = str(caught.value).partition("\n")[0]
         assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1)): no answer to LOAD and no heartbeat for")
         assert "the deadline is 6 s; the next prompt starts fresh workers" in said
-        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
+        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
 
 
 def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
-    folder: Path, flux: Model, monkeypatch: pytest.MonkeyPatch
+    folder: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
         made = WorkerGroup.mesh
@@ -259,4 +252,4 @@ def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
             return made(workers, plan, check)
 
         monkeypatch.setattr(WorkerGroup, "mesh", mesh)
-        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)

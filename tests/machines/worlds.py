@@ -1,84 +1,52 @@
-"""Ranks on several machines for tests, the models that they run, and what one process makes of those.
+"""Ranks on several machines for tests, the model that they run, and what one process makes of it.
 
-Owns: pools whose further machines are this one again (loopback.py), a Flux and a Wan, their reference results.
+Owns: pools whose further machines are this one again (loopback.py), a tiny model's calls and their reference results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from families.files import write_model_files
-from families.variants import FILES
-from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.hosted_trial import HostedTrial
-from parallel_runtime.cli.trial import Inputs, OwnTrial, Results, Trial
-from parallel_runtime.cli.verify import PlanRunner, control_options
-from parallel_runtime.cli.workload import Workload, relative_error, worst
+from host.tiny_hosted import OneProcess, spec_of, with_options, write_tiny
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.workload import relative_error, worst
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.sample import sample_config, write_sample
-from parallel_runtime.models.registry import find_family
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 from .loopback import LoopbackMachine
 
-FLUX, WAN = "flux.safetensors", "tiny_wan_t2v.safetensors"
-CFG = ParallelPlan(cfg=2)  # two calls, of unequal text
-ALL = ParallelPlan(cfg=2, ulysses=2, pipefusion=2)
-WORKLOAD = Workload(width=112, height=80, text_tokens=13, batch=2)
+FILE = "wan.safetensors"
+TEXTS = (13, 7)  # of two calls, as of both sides of cfg
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
-    """A file's calls, and what one process that knows nothing of ours makes of them."""
+    """A file's calls, and what ComfyUI's bare module makes of them."""
 
-    trial: Trial
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.trial.spec
-
-    @cached_property
-    def expected(self) -> Results:
-        return self.trial.references(torch.float32, torch.float32)
+    spec: ModelSpec
+    calls: list[ModelCall]
+    expected: list[torch.Tensor]
 
     def error(self, pool: Pool, plan: ParallelPlan, *, control: bool = False) -> float:
         """The largest relative error of a step under a plan; with `control`, of one made wrong on purpose."""
-        options = control_options(plan, WORKLOAD) if control else {}
-        runner = PlanRunner(pool, self.spec, plan, options=options)
-        results = self.trial.results(runner.run, torch.float32)
-        return worst([relative_error(*pair) for pair in zip(results, self.expected, strict=True)])
+        wrong = {"local_attention": True} if plan.parts > 1 else {"first_row": True}
+        calls = [with_options(call, **wrong) for call in self.calls] if control else self.calls
+        outs = pool.run(self.spec, plan, calls).outs
+        return worst([relative_error(*pair) for pair in zip(outs, self.expected, strict=True)])
 
 
-@contextmanager
-def flux_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
-    """Blocks of ours: 12 heads, two double and two single blocks."""
-    path = folder / FLUX
-    if not path.is_file():
-        write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
-    family = find_family(read_header(path))
-    assert family is not None
-    trial = OwnTrial(family, str(path), "float32", workload, [CFG], steps=1, on_cpu=True)
-    with closing(trial):
-        yield Model(trial)
-
-
-@contextmanager
-def wan_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
-    """ComfyUI's own module: 5 heads, three blocks."""
-    if not (folder / WAN).is_file():
-        write_model_files(folder, [FILES[WAN]])
-    path, device = str(folder / WAN), parse_devices("cpu:1").devices[0]
-    trial = HostedTrial(path, "float32", workload, [ALL], steps=1, comfyui=str(comfyui_path()), device=device)
-    with closing(trial):
-        yield Model(trial)
+def tiny_model(folder: Path, *, width: int = 112, height: int = 80, frames: int = 5, batch: int = 2) -> Model:
+    """12 heads, four blocks, in a file of that folder; a step of latents of so many pixels."""
+    spec = spec_of(folder / FILE if (folder / FILE).is_file() else write_tiny(folder / FILE))
+    with OneProcess(spec) as process:
+        return Model(spec, *process.calls(TEXTS, width=width, height=height, frames=frames, batch=batch))
 
 
 @contextmanager
@@ -94,6 +62,3 @@ def several_machines(
     pool = Pool(devices, threads_per_rank=1, machines=lambda _: machines, **options)  # type: ignore[arg-type]
     with pool:
         yield pool, machines
-
-
-__all__ = ["Inputs", "Model", "flux_model", "several_machines", "wan_model"]

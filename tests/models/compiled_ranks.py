@@ -47,6 +47,7 @@ def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     from parallel_runtime.models.graphs import Graphs, Watch
     from parallel_runtime.models.hosted.compiled import blocks_of
     from parallel_runtime.models.hosted.hooks import SharedModel
+    from parallel_runtime.models.hosted.side_branches import SideBranches
     from parallel_runtime.models.specs import spec_of
     from parallel_runtime.timing import RegionTimer
 
@@ -57,7 +58,8 @@ def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     if "transformer_options" in inspect.signature(type(model).forward).parameters:
         other["transformer_options"] = {"sigmas": torch.ones(1), "cond_or_uncond": [0], "patches": {}}
     want, want_longer = call(model, inputs), call(model, other)
-    run = blocks.run(Graphs(), Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None))
+    watch = Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None)
+    run = blocks.run(Graphs(), watch, SideBranches().form)
     with run.calling():
         errors, graphs = [largest_difference(call(model, inputs), want)], [run.report().graphs]
         for given, expected in ((other, want_longer), (inputs, want)):

@@ -97,7 +97,7 @@ class Pipeline:
                 patch=patch,
                 held=self.held,
                 before=self.staged.before,
-                last_stage=self.last,
+                ends=self.last and patch is not None and patch + 1 < self.patches,
             )
             self.staged.begin(later=bool(patch))
             try:

@@ -104,8 +104,8 @@ def without_products() -> None:
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)
 
 
-def change(model: HostedModel, *, lora: bool) -> None:
-    """Have a LoRA merged, or nothing."""
+def change(model: HostedModel, *, lora: bool, side_branch: bool = False) -> None:
+    """Have a LoRA merged or beside the weights, or nothing."""
     patches = [
         WeightPatch(
             key=f"{name}.weight", kind="lora", strength=0.7, values=(noise(rows, 4), 0.1 * noise(4, columns), 4.0, None)
@@ -113,7 +113,7 @@ def change(model: HostedModel, *, lora: bool) -> None:
         for name, (rows, columns) in (LORA if lora else {}).items()
     ]
     batch = next(pack(patches), PatchBatch([], {}))
-    said = ChangeWeights(model=0, records=tuple(batch.records), side_branch=False, first=True, last=True)
+    said = ChangeWeights(model=0, records=tuple(batch.records), side_branch=side_branch, first=True, last=True)
     model.changes.take(said, batch.tensors, cancelled=lambda: False, beat=lambda: None)
 
 
@@ -127,12 +127,24 @@ def call(model: HostedModel, sequence: SequenceParallelAttention, *, scales: boo
 
 
 def runs(model: HostedModel, sequence: SequenceParallelAttention) -> dict[str, Tensor]:
-    """The outputs of a model, of it with a LoRA, and of it again."""
+    """The outputs of a model, of it with a LoRA merged and beside its weights, and of it again."""
     plain = call(model, sequence)
     change(model, lora=True)
     merged = call(model, sequence)
+    change(model, lora=True, side_branch=True)
+    beside = call(model, sequence)
     change(model, lora=False)
-    return {"plain": plain, "LoRA": merged, "again": call(model, sequence)}
+    return {"plain": plain, "LoRA": merged, "beside": beside, "again": call(model, sequence)}
+
+
+def unrounded(model: HostedModel) -> Tensor:
+    """The output with the LoRA added to the numbers that its weights stand for, which are not rounded again."""
+    for name, (rows, columns) in LORA.items():
+        layer = model.module.get_submodule(name)
+        numbers = layer.weight.dequantize() if len(plain_parts(layer.weight)[0]) > 1 else layer.weight
+        merged = numbers.float() + 0.7 * noise(rows, 4) @ (0.1 * noise(4, columns))
+        layer.weight = torch.nn.Parameter(merged, requires_grad=False)
+    return call(model, alone())
 
 
 def moves(model: HostedModel, right: Tensor) -> float:
@@ -160,7 +172,7 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     model = loaded(case, spec, everybody if sharded else one)
     elsewhere = bytes_elsewhere(model, spec.path)
     found = runs(model, sequence)
-    errors = {name: difference(found[name], want[name]) for name in ("plain", "LoRA")}
+    errors = {name: difference(found[name], want[name]) for name in ("plain", "LoRA", "beside")}
     errors["taken back"] = float(not torch.equal(found["plain"], found["again"]))
     errors["bytes elsewhere"] = elsewhere
     errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
@@ -255,12 +267,15 @@ def main(comfyui: str, folder: Path, numbers: list[int], cases: Sequence[str]) -
     (folder / "left_out.json").write_text(json.dumps(absent))
     without_products()
     with torch.inference_mode():
-        want, moved = {}, {}
+        want, moved, rounded = {}, {}, {}
         for case, spec in specs.items():
             model = loaded(case, spec, Axis("one"))
             want[case] = runs(model, alone())
             moved[case] = moves(model, want[case]["plain"])
+            right = unrounded(model)
+            rounded[case] = {each: difference(want[case][each], right) for each in ("beside", "LoRA")}
     (folder / "moved.json").write_text(json.dumps(moved))
+    (folder / "rounded.json").write_text(json.dumps(rounded))
     well = [
         fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, specs=specs, want=want))
         for ranks in numbers

@@ -7,6 +7,7 @@ fails ends no other: the ranks are forked anew for those after it. Writes into F
 - left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan;
 - checks-RANKS-RANK.json, what each check of checks.py found on a rank;
 - given.json, for each case the layers that are given the tensor of the layer before (shared_inputs.py);
+- loras.json, for the first case of each class how LoRAs beside its layers differ from merged ones (lora_layers.py);
 - classes.json, what ComfyUI's list of models has (supported.py).
 """
 
@@ -244,7 +245,13 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
     (folder / "left_out.json").write_text(json.dumps(left_out))
     (folder / "given.json").write_text(json.dumps({name: asdict(each) for name, each in given.items()}))
     if not only:
+        from .lora_layers import beside_and_merged
         from .supported import found
+
+        firsts = {type(model): (name, model, inputs) for name, (model, inputs, _) in reversed(cases.items())}
+        with torch.inference_mode():
+            loras = {name: beside_and_merged(model, inputs) for name, model, inputs in firsts.values()}
+        (folder / "loras.json").write_text(json.dumps(loras))
 
         (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
     well = [run_cases(ranks, folder, cases, checks=not only) for ranks in numbers]

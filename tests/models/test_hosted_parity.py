@@ -34,3 +34,12 @@ def test_a_shared_model_equals_the_same_module_in_one_process(results: Path, nam
     assert row["attentions"] > 0, "no attention call went through the group"
     assert row["chunks"], "heads in chunks give other bits than all at once"
     assert row["control"] > CONTROL, "without exchange the case must be wrong"
+
+
+def test_loras_beside_every_layer_of_each_class_equal_merged_ones(results: Path) -> None:
+    """A class that reads a layer's weight itself would compute without the LoRA."""
+    rows = json.loads((results / "loras.json").read_text())
+    assert rows
+    for name, row in rows.items():
+        assert row["layers"] and row["moved"] > CONTROL, f"{name}: {row}"
+        assert row["error"] <= ERROR, f"{name}: {row}"

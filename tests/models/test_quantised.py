@@ -55,7 +55,9 @@ def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
     rounds = case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU)
     bound = allowed_by(moved, least=ROUNDED) if rounds else ERROR
     assert bound < CONTROL, "one process moves so far that a wrong plan would pass"
-    assert max(row["plain"], row["LoRA"], row.get("cfg", 0.0)) <= bound, row
+    assert max(row["plain"], row["LoRA"], row["beside"], row.get("cfg", 0.0)) <= bound, row
+    lora = json.loads((folder / "rounded.json").read_text())[case]
+    assert rounds or lora["beside"] <= ERROR, "a LoRA beside a weight rounds it"
     assert not row["taken back"], "a LoRA was not taken back to the last bit"
     assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
     assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row

@@ -12,6 +12,8 @@ LOOP = "test_hosted_loop.py"
 SAMPLED = f"{LOOP}::test_a_model_samples_in_the_workers_as_stock_does_and_wrong_runs_are_seen"
 QUANTISED = "test_quantised.py::test_a_shared_file_equals_the_same_module_in_one_process"
 
+BESIDE = "test_side_branches.py::test_loras_beside_the_weights_equal_those_that_comfyui_merges"
+
 MUTANTS = (
     Mutant(
         "a rank takes the heads of its neighbour",
@@ -192,8 +194,8 @@ MUTANTS = (
     ),
     Mutant(
         "what a U-Net's checkpoint says beside the weights is not read",
-        "return read_hosted(path, weight_dtype, devices, checkpoint=True)",
-        "return read_hosted(path, weight_dtype, devices)",
+        "partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])",
+        "partial(read_hosted, checkpoint=False)",
         (f"{UNETS}::test_a_checkpoint_that_predicts_v_equals_stock",),
     ),
     Mutant(
@@ -225,8 +227,8 @@ MUTANTS = (
     ),
     Mutant(
         "a loop in the workers asks nobody whether its plan is proven",
-        "for cond in conds if cond.module_call is not None)",
-        "for cond in conds if cond.module_call is None)",
+        "context.check(cond.module_call, check_cancelled)",
+        "pass",
         ("test_self_proof.py::test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name",),
     ),
     Mutant(
@@ -240,5 +242,23 @@ MUTANTS = (
         "return -leaf.float() if total is None else total.sub_(leaf)",
         "return leaf.float() * 0 if total is None else total",
         ("test_step_cache.py::test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals[names0]",),
+    ),
+    Mutant(
+        "a LoRA beside a layer ignores from which output on it is",
+        "out.narrow(-1 if self._convolve is None else 1, run.first, run.up.shape[0])",
+        "out.narrow(-1 if self._convolve is None else 1, 0, run.up.shape[0])",
+        (f"{BESIDE}[Flux.1-ulysses=2]",),
+    ),
+    Mutant(
+        "every LoRA beside a layer has the strength of the first",
+        "numbers = [strengths[number] * factor for number, factor in self.factors]",
+        "numbers = [strengths[0] * factor for _, factor in self.factors]",
+        (f"{BESIDE}[Wan-ulysses=2]",),
+    ),
+    Mutant(
+        "a merged LoRA keeps its strength where another one beside it changes",
+        "elif known is not None and known != strength:",
+        "elif known is None:",
+        ("test_side_branches.py::test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras",),
     ),
 )

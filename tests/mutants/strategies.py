@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant
 
 SENT = "test_parity.py::test_a_plan_sends_what_numbers_by_hand_say"
+EXCHANGED = "test_parity.py::test_every_plan_equals_one_process[cond and uncond]"
 MERGED = "test_kernels.py::test_merged_parts_equal_the_whole_and_a_wrong_log_sum_exp_does_not"
 
 MUTANTS = (
@@ -43,6 +44,12 @@ MUTANTS = (
         "start, stop = min(run.start, tensor.shape[dim]), min(run.stop, tensor.shape[dim])",
         "start, stop = min(run.start, tensor.shape[dim]), run.stop",
         ("test_shard.py::test_a_residual_shorter_than_the_image_is_cut_where_it_ends",),
+    ),
+    Mutant(
+        "a hop of the ring goes the other way",
+        "owner = (self.ring.index - hop) % self.ring.size",
+        "owner = (self.ring.index + hop) % self.ring.size",
+        (EXCHANGED,),
     ),
     Mutant(
         "what an all-to-all keeps is counted as sent",

@@ -70,10 +70,4 @@ MUTANTS = (
         "        self._timer.mark()\n        try:",
         (f"{RUNS}[True-ulysses=2]",),
     ),
-    Mutant(
-        "of a stage's patches only the first takes in the mask before the first step",
-        "for patch in self._rows:\n            patch.take_in()",
-        "for patch in self._rows[:1]:\n            patch.take_in()",
-        (f"{RUNS}[True-cfg=2,pipefusion=2,warmup_steps=1]",),
-    ),
 )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from host.client import Workflow
-from host.pack_workflows import LOADER
 
 from .edits import (
     FILES,
@@ -45,7 +44,6 @@ class Graph:
     name: str
     edits: tuple[Edit, ...]
     settings: tuple[tuple[str, Any], ...]
-    loader: str = LOADER
     saves: ClassVar[tuple[str, ...]] = ("save",)
     previews: ClassVar[bool] = True
 

@@ -2,9 +2,7 @@
 
 Owns: the order of the runs and how the table looks. Exit code 1 when any cell differs or fails.
 
-`--hosted` runs them on ComfyUI's own modules in the workers, whose Flux.1 judges ours.
-
-`PYTHONPATH=tests python -m parity.matrix [--only TEXT] [--plan NAME] [--hosted] [--models DIR] [--write FILE]`
+`PYTHONPATH=tests python -m parity.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
 """
 
 from __future__ import annotations
@@ -15,17 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from host.client import ComfyClient
 from host.layouts import FluxShape
-from host.pack_workflows import LOADER, TOLERANCE
+from host.pack_workflows import TOLERANCE
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 
 from .graphs import GRAPHS, NOT_IN_STOCK, Graph
-from .runner import HOSTED_LOADER, PLANS, Bench, FailedRunError, Row, effect, prepare
+from .runner import PLANS, Bench, FailedRunError, Row, effect, prepare
 from .table import markdown, shown, verdict
 
 ONE_CONDITIONING = ("sampler", "scheduler", "model sampling", "position", "guidance", "saved by comfyui")
@@ -105,12 +102,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="graphs whose kind or name contains this")
     parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
-    parser.add_argument("--hosted", action="store_true", help="on ComfyUI's own modules; writes no page by itself")
     parser.add_argument("--models", type=Path, help="keep the tiny models here between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
     arguments = parser.parse_args()
-    loader = HOSTED_LOADER if arguments.hosted else LOADER
-    graphs = [replace(graph, loader=loader) for graph in GRAPHS if arguments.only in f"{graph.kind} {graph.name}"]
+    graphs = [graph for graph in GRAPHS if arguments.only in f"{graph.kind} {graph.name}"]
     plans = arguments.plan or list(PLANS)
     start = time.monotonic()
     with tiny_models(arguments.models) as tiny, ComfyServer(models=tiny.models, environment=ONE_THREAD) as server:
@@ -120,7 +115,7 @@ def main() -> int:
         rows = run(bench, graphs, plans, changed)
     text = document(rows, changed)
     print(text.split("\n| kind")[0].split("\n\n")[-1], f"{time.monotonic() - start:.0f} s")  # noqa: T201
-    whole = not arguments.hosted and len(graphs) == len(GRAPHS) and len(plans) == len(PLANS)
+    whole = len(graphs) == len(GRAPHS) and len(plans) == len(PLANS)
     target = arguments.write or (DOCUMENT if whole else None)
     if target:
         target.write_text(text)

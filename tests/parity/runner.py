@@ -32,7 +32,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "ring 3": {"devices": "cpu:3", "ring": 3},
     "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
 }
-HOSTED_LOADER = "HostedModelLoader"  # of the test hosts: ComfyUI's own modules compute a Flux.1 too
 SAMPLERS = ("KSampler", "KSamplerAdvanced")
 GUIDERS = ("BasicGuider", "CFGGuider", "DualCFGGuider", "DualModelGuider", "PerpNegGuider")
 MODELS_OF_A_GUIDER = ("model", "model_negative")
@@ -41,7 +40,7 @@ VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an e
 
 
 class Case(Protocol):
-    """What is compared: `saves` are the ids of its SaveLatent nodes, `loader` what takes UNETLoader's place.
+    """What is compared: `saves` are the ids of its SaveLatent nodes.
 
     `previews`: whether stock shows any.
     """
@@ -52,8 +51,6 @@ class Case(Protocol):
     def name(self) -> str: ...
     @property
     def saves(self) -> tuple[str, ...]: ...
-    @property
-    def loader(self) -> str: ...
     @property
     def previews(self) -> bool: ...
     def workflow(self) -> Workflow: ...
@@ -169,7 +166,7 @@ class Bench:
         return Run(latents, progress_of(result), len(result.previews), calls_of(result))
 
     def _parallelized(self, graph: Case, plan: str) -> Workflow:
-        return parallelized(graph.workflow(), loader=graph.loader, **self.plans[plan])
+        return parallelized(graph.workflow(), **self.plans[plan])
 
     def _cell(self, graph: Case, plan: str, run: Callable[[Case, str], Run]) -> Row:
         try:
@@ -209,13 +206,13 @@ def effect(bench: Bench, graph: Graph) -> float:
     return relative_error(bench.stock(graph).latent, bench.stock(graph.without_edits()).latent)
 
 
-def parallelized(graph: Workflow, *, devices: str, loader: str = LOADER, **degrees: Any) -> Workflow:
+def parallelized(graph: Workflow, *, devices: str, **degrees: Any) -> Workflow:
     """The same graph with our loader wherever there was UNETLoader."""
     graph = copy.deepcopy(graph)
     config = {"mode": "manual", "devices": devices, "ulysses": 1, "ring": 1} | degrees
     for node in graph.values():
         if node["class_type"] == "UNETLoader":
-            node["class_type"] = loader
+            node["class_type"] = LOADER
             node["inputs"]["sp_config"] = ["config", 0]
     return graph | {"config": {"class_type": "SPConfig", "inputs": config}}
 
@@ -223,7 +220,7 @@ def parallelized(graph: Workflow, *, devices: str, loader: str = LOADER, **degre
 def switched_off(graph: Workflow) -> Workflow:
     """The same graph, the exchange of our loaders' MODELs switched off."""
     graph = copy.deepcopy(graph)
-    for name in [name for name, node in graph.items() if node["class_type"] in (LOADER, HOSTED_LOADER)]:
+    for name in [name for name, node in graph.items() if node["class_type"] == LOADER]:
         for node in graph.values():
             links = {slot: [f"off {name}", 0] for slot, value in node["inputs"].items() if value == [name, 0]}
             node["inputs"] |= links

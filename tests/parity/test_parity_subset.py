@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from host.client import ComfyClient
-from host.pack_workflows import TOLERANCE, relative_error
+from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
 from .edits import from_picture, on_model, set_inputs
-from .graphs import BY_NAME, KINDS, NOT_IN_STOCK, SAMPLERS, SCHEDULERS, of
-from .runner import PLANS, VISIBLE, Bench, FailedRunError, compared, effect, prepare
+from .graphs import BY_NAME, KINDS, SAMPLERS, SCHEDULERS, of
+from .runner import PLANS, VISIBLE, Bench, compared, effect, prepare
 
 Cells = dict[str, tuple[str, ...]]
 # By plan, so that the workers of one are not started over and over.
@@ -123,14 +123,6 @@ def test_every_sampler_and_scheduler_of_the_host_is_in_the_matrix(bench: Bench) 
         kind, *options = inputs[name]
         listed = options[0]["options"] if kind == "COMBO" else kind
         assert set(listed) <= set(known)
-
-
-@pytest.mark.parametrize("graph", NOT_IN_STOCK, ids=lambda graph: graph.name)
-def test_what_the_matrix_leaves_out_runs_with_our_loader_and_still_not_with_the_stock_one(graph, bench: Bench) -> None:
-    with pytest.raises(FailedRunError, match="KSampler"):
-        bench.stock(graph)
-    at_the_same_time = bench.ours(BY_NAME[graph.name.replace("index_timestep_zero", "index")], "ring 3")
-    assert relative_error(bench.ours(graph, "ring 3").latent, at_the_same_time.latent) > VISIBLE
 
 
 def test_another_seed_is_seen(bench: Bench) -> None:

@@ -113,11 +113,10 @@ def in_the_model_of_another(tiny: TinyModels) -> Workflow:
 
 
 def patched_by(class_type: str, **inputs: Any) -> Build:
-    """A node that takes inputs which nobody computes with, between the loader of ComfyUI's modules and the sampler."""
+    """A node that takes inputs which nobody computes with, between the loader and the sampler."""
 
     def build(tiny: TinyModels) -> Workflow:
         graph = between(class_type, **inputs)(tiny)
-        graph["model"]["class_type"] = "HostedModelLoader"
         graph["inputs"] = {"class_type": "RefusedInputs", "inputs": {}}
         graph["pictures"] = {
             "class_type": "RandomPictures",

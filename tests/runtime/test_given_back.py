@@ -112,7 +112,7 @@ def holding() -> Iterator[Pool]:
 def test_a_run_that_has_ended_holds_no_tensor(
     holding: Pool, tiny_hosted: ModelSpec, plan: str, cancelled: bool
 ) -> None:
-    run = make_run(sides=(7, 12))
+    run = make_run(texts=(7, 12))
     parsed = ParallelPlan.parse(plan)
 
     def give_up(step: int, _: torch.Tensor) -> None:

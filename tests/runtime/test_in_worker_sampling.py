@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from host.hosted_runs import (
-    Model,
-    conditioning,
+    AskModel,
+    asking,
     euler,
     host_loop,
     make_run,
-    on_one_rank,
     read_otherwise,
     with_options,
 )
@@ -38,8 +37,8 @@ PLANS = (
 )
 KINDS = {
     "one side": {},
-    "two sides of unequal texts, three images": {"batch": 3, "sides": (7, 12)},
-    "a mask": {"mask": True, "sides": (5, 5)},
+    "two sides of unequal texts, three images": {"batch": 3, "texts": (7, 12)},
+    "a mask": {"mask": True, "texts": (5, 5)},
 }
 # Every plan runs one kind, in turn; all kinds under all plans are left to the full tier.
 CASES = [
@@ -49,14 +48,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def model(eight_ranks: Pool, tiny_hosted: ModelSpec) -> Model:
+def model(eight_ranks: Pool, tiny_hosted: ModelSpec) -> AskModel:
     """One rank."""
-    return on_one_rank(eight_ranks, tiny_hosted)
+    return asking(eight_ranks, tiny_hosted, ParallelPlan())
 
 
 @pytest.mark.parametrize(("kind", "names"), CASES)
 def test_every_plan_samples_as_a_host_loop_does(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, model: Model, kind: str, names: tuple[str, ...]
+    eight_ranks: Pool, tiny_hosted: ModelSpec, model: AskModel, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(**KINDS[kind])
     expected, previews = host_loop(model, run)
@@ -72,9 +71,9 @@ def test_every_plan_samples_as_a_host_loop_does(
 
 
 def test_a_model_sampling_that_is_no_flow_is_read_by_its_numbers(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, model: Model
+    eight_ranks: Pool, tiny_hosted: ModelSpec, model: AskModel
 ) -> None:
-    flow = make_run(sides=(7, 12), mask=True)
+    flow = make_run(texts=(7, 12), mask=True)
     run = read_otherwise(flow)
     expected = host_loop(model, run)[0]
     result = eight_ranks.sample(tiny_hosted, ParallelPlan.parse("cfg=2,ulysses=2"), run)
@@ -84,15 +83,15 @@ def test_a_model_sampling_that_is_no_flow_is_read_by_its_numbers(
 
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2,ring=2"])
 def test_without_the_exchange_the_latent_is_wrong(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, model: Model, name: str
+    eight_ranks: Pool, tiny_hosted: ModelSpec, model: AskModel, name: str
 ) -> None:
-    run = make_run(sides=(7, 7))
+    run = make_run(texts=(7, 7))
     result = eight_ranks.sample(tiny_hosted, ParallelPlan.parse(name), with_options(run, local_attention=True))
     assert relative_error(result.out, host_loop(model, run)[0]) > 0.01
 
 
 def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, model: Model
+    eight_ranks: Pool, tiny_hosted: ModelSpec, model: AskModel
 ) -> None:
     one, long = make_run(), make_run(recurrence=euler(40))
     seen: list[int] = []
@@ -149,12 +148,12 @@ def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(timed: 
 
 
 def test_runs_that_cannot_be_are_refused() -> None:
-    run = make_run(sides=(7, 7))
+    run = make_run(texts=(7, 7))
     with pytest.raises(ValueError, match="0 conditionings"):
         InWorkerRun(recurrence=run.recurrence, conds=(), cfg=1.0, given=run.given)
     with pytest.raises(ValueError, match="the recurrence needs"):
         InWorkerRun(recurrence=run.recurrence, conds=run.conds, cfg=1.0, given={0: run.given[0]})
-    other = conditioning(1, text=7, batch=2)
+    (other,) = make_run(batch=2).conds
     with pytest.raises(ValueError, match="different shapes"):
         InWorkerRun(recurrence=run.recurrence, conds=(run.conds[0], other), cfg=1.0, given=run.given)
 

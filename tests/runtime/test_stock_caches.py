@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from host.hosted_runs import Model, euler, make_run, on_one_rank
+from host.hosted_runs import AskModel, asking, euler, make_run, outputs
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.in_worker_sampling import InWorkerRun
@@ -31,7 +31,7 @@ PLANS = ("ulysses=2", "ring=3", "cfg=2", "cfg=2,ring=2,weights=sharded", "data=2
 
 def cached_run(name: str, *, threshold: float = THRESHOLD, mask: bool = False) -> InWorkerRun:
     """A run of two sides and ten Euler steps, with a cache that looks at some numbers."""
-    plain = make_run(batch=2, sides=(7, 7), mask=mask, recurrence=euler(STEPS))
+    plain = make_run(batch=2, texts=(7, 7), mask=mask, recurrence=euler(STEPS))
     easy = name == "EasyCache"
     cache = StockCache(
         easy=easy, threshold=threshold, calls=CALLS[name], first=int(easy), together=easy, overwrites=easy
@@ -40,7 +40,7 @@ def cached_run(name: str, *, threshold: float = THRESHOLD, mask: bool = False) -
     return replace(plain, cfg=1.5, cache=cache, looked_at=looked_at)
 
 
-def one_process(model: Model, run: InWorkerRun) -> tuple[torch.Tensor, int]:
+def one_process(model: AskModel, run: InWorkerRun) -> tuple[torch.Tensor, int]:
     """The latent, and how many calls were skipped."""
     cache = run.cache
     rows = CachedRows(cache, run.looked_at[0], sides=(0, 1) if cache.easy else (0,))
@@ -53,8 +53,7 @@ def one_process(model: Model, run: InWorkerRun) -> tuple[torch.Tensor, int]:
         if skips and not cache.easy:
             return rows.again(x)[0]
         sides = rows.again(x) if skips else []
-        for cond in () if skips else run.conds:
-            sides.append(model(cond, x, state.timestep))
+        sides += () if skips else outputs(model, run, x, state.timestep)
         if cache.easy and not skips:
             rows.note(number, x, sides)
         first, second = ((side if skips and cache.overwrites else x) + side * reading.weight for side in sides)
@@ -78,7 +77,7 @@ def test_every_plan_skips_the_calls_that_one_process_skips(
     name: str, eight_ranks: Pool, tiny_hosted: ModelSpec
 ) -> None:
     run = cached_run(name, mask=name == "LazyCache")
-    expected, skipped = one_process(on_one_rank(eight_ranks, tiny_hosted), run)
+    expected, skipped = one_process(asking(eight_ranks, tiny_hosted, ParallelPlan()), run)
     assert 0 < skipped < STEPS - CALLS[name].count("-") - 2
     for plan in PLANS:
         result = eight_ranks.sample(tiny_hosted, ParallelPlan.parse(plan), run)

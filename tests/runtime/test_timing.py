@@ -179,7 +179,7 @@ TAKEN_IN = 3 + 1  # before the first step: mask, noise and latent of a noise mas
 def test_every_rank_of_a_run_looks_at_the_clock_after_preparing_and_where_each_step_ends(
     noting_ranks: Pool, tiny_hosted: ModelSpec, name: str, on: bool
 ) -> None:
-    plan, run = ParallelPlan.parse(name), make_run(sides=(7, 7), mask=True)
+    plan, run = ParallelPlan.parse(name), make_run(texts=(7, 7), mask=True)
     with Notes() as found:
         told = with_options(run, timed=on, **found.option)
         ranks = [reply.ran for reply in noting_ranks.sample(tiny_hosted, plan, told).ranks[: plan.ranks]]

@@ -48,6 +48,13 @@ class Changes:
         self._pristine: dict[str, torch.nn.Parameter] = {}  # of changed weights that are whole here
         self._changed_parts: set[str] = set()  # the others
 
+    def pristine(self, name: str) -> torch.nn.Parameter:
+        """A weight as the file says it. Raises `ValueError` for one that the module has not."""
+        elsewhere = None if self._spread is None else self._spread.pristine(name)
+        if elsewhere is not None:
+            return elsewhere
+        return self._pristine[name] if name in self._pristine else self._weight(name)
+
     def merge(
         self,
         patches: Mapping[str, Sequence[WeightPatch]],
@@ -115,7 +122,7 @@ class Changes:
         meant = next((patch.new_shape for patch in reversed(patches) if patch.new_shape), tuple(pristine.shape))
         if complaints or self._weight(name).shape != meant:
             self._put(name, pristine)
-            raise _misfit(name, patches, list(pristine.shape))
+            raise misfit(name, patches, list(pristine.shape))
 
     def _weight(self, name: str) -> torch.nn.Parameter:
         path, _, last = name.rpartition(".")
@@ -147,7 +154,8 @@ def _complaints() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(listener)
 
 
-def _misfit(name: str, patches: Sequence[WeightPatch], shape: list[int]) -> ValueError:
+def misfit(name: str, patches: Sequence[WeightPatch], shape: list[int]) -> ValueError:
+    """What to say of patches that are none of a weight of this shape."""
     given = []
     for patch in patches:
         shapes = [list(each.shape) for each in patch.values if isinstance(each, torch.Tensor)]

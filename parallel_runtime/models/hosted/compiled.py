@@ -31,10 +31,12 @@ from ..specs.spec import ShardingSpec
 from .attention import installed
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
+from .side_branches import Form
 from .sites import name_site
 from .traced_attention import OPTIONS, GraphAttention, graph_attention
 
 Forward = Callable[..., Any]
+Forms = Callable[[nn.Module], Form]  # of a block, what LoRAs run beside its layers
 PATCHES = "patches"
 # What ComfyUI and its classes say of a call in `transformer_options`.
 TOLD = frozenset(("block_index", "block_type", "total_blocks", "cond_or_uncond", "uuids", "sigmas", "sample_sigmas"))
@@ -48,11 +50,13 @@ NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)  # that a function
 class Kind:
     """Blocks of one list and class. `options`: where `transformer_options` stands.
 
+    `with_loras`: `forward` with the form of its LoRAs before all else, so that graphs tell forms apart.
     `unread`: what of `TOLD` no block reads; `reason`: why they have no graph.
     """
 
     title: str
     forward: Forward
+    with_loras: Forward
     options: int | None
     unread: frozenset[str]
     reason: str = ""
@@ -83,16 +87,16 @@ class CompiledBlocks:
     entrances: list[tuple[Entrance, Kind, nn.Module]] = field(default_factory=list)
     reason: str = ""
 
-    def run(self, graphs: Graphs, watch: Watch) -> "CompiledRun":
+    def run(self, graphs: Graphs, watch: Watch, forms: Forms) -> "CompiledRun":
         """One request whose calls run by graphs; `watch` is told when one is made."""
-        return CompiledRun(self, graphs, watch)
+        return CompiledRun(self, graphs, watch, forms)
 
 
 class CompiledRun:
     """One request by graphs: what ran without, and why."""
 
-    def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch) -> None:
-        self._blocks, self._graphs, self._watch = blocks, graphs, watch
+    def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch, forms: Forms) -> None:
+        self._blocks, self._graphs, self._watch, self._forms = blocks, graphs, watch, forms
         known = [blocks.reason, *(kind.reason for _, kind, _ in blocks.entrances)]
         self._uncompiled, self._reasons = 0, dict.fromkeys(filter(None, known))
 
@@ -124,8 +128,10 @@ class CompiledRun:
         if not reason:
             mine, named, attention.options = kind.given(args, kwargs)
             form = (kind.title, *map(_form, mine), *((name, _form(value)) for name, value in named.items()))
+            loras = self._forms(block)
+            function, first = (kind.with_loras, (loras, block)) if loras else (kind.forward, (block,))
             try:
-                return self._graphs.whole(kind.forward, form, self._watch, block, *mine, **named)
+                return self._graphs.whole(function, (loras, *form), self._watch, *first, *mine, **named)
             except NoGraphError as error:
                 reason = f"torch's compiler can make no graph of {kind.title}: {error}"
         self._uncompiled += 1
@@ -177,7 +183,12 @@ def _kind_of(block: nn.Module, plan: ShardingSpec, path: str) -> Kind:
     functions = [value for each in classes for value in vars(each).values() if isinstance(value, FunctionType)]
     read = _with_helpers(functions)
     unread = frozenset() if read is None else TOLD - {word for each in read for word in _words(each.__code__)}
-    return Kind(type(block).__name__, type(block).forward, options, unread, reason)
+    forward = type(block).forward
+
+    def with_loras(form: Form, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return forward(*args, **kwargs)
+
+    return Kind(type(block).__name__, forward, with_loras, options, unread, reason)
 
 
 def _with_helpers(functions: Iterable[FunctionType]) -> set[FunctionType] | None:

@@ -9,7 +9,6 @@ A line is a full name, and may say what has to be there:
 
     comfy.sampler_helpers.convert_cond              it is there
     comfy.samplers.calc_cond_batch(model, conds)    and takes these arguments, by name
-    comfy.samplers.cfg_function([model, cond])      and takes no others, as what another means is not known here
     comfy.samplers.CFGGuider:conds                  its instances have the attribute: code of the class names it
 
 `since` is the oldest of the ComfyUIs at hand in which it was found: 0.20.1, 0.24.0, 0.30.0, 0.33.0. It may be older.
@@ -36,10 +35,6 @@ class Feature:
 FEATURES = {
     "nodes": Feature(title="every node of Parallel DiT", instead="each says so where it is run"),
     "parallel": Feature(title="every parallel MODEL", instead="load it with Load Diffusion Model"),
-    "hosted": Feature(
-        title="the parallel MODEL of other models than Flux.1", instead="load them with Load Diffusion Model"
-    ),
-    "flux": Feature(title="this pack's own code of Flux.1", instead="ComfyUI's own computes it in the workers"),
     "loop": Feature(title="the loop in the workers", instead="the loop stays in ComfyUI"),
     "cfg": Feature(title="prompt and negative at once", instead="they run one after the other"),
     "choice": Feature(title="auto's choice for each run", instead="all runs have the plan of their MODEL"),
@@ -59,33 +54,27 @@ FEATURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have.
-
-    `only`: it may take these arguments, and no others.
-    """
+    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have."""
 
     feature: str
     since: str
     name: str
     arguments: tuple[str, ...] = ()
-    only: bool = False
     attribute: str = ""
 
     @property
     def text(self) -> str:
         """The line as it is written below."""
         arguments = ", ".join(self.arguments)
-        arguments = f"([{arguments}])" if self.only else f"({arguments})" if arguments else ""
-        return self.name + arguments + (f":{self.attribute}" if self.attribute else "")
+        return self.name + (f"({arguments})" if arguments else "") + (f":{self.attribute}" if self.attribute else "")
 
 
 def _read(feature: str, text: str, since: str = "0.20.1") -> Iterator[Line]:
     for written in filter(None, map(str.strip, text.splitlines())):
         called, _, attribute = written.partition(":")
         name, _, arguments = called.partition("(")
-        only = arguments.startswith("[")
-        names = tuple(each.strip() for each in arguments.strip("[])").split(",") if each.strip())
-        yield Line(feature=feature, since=since, name=name, arguments=names, only=only, attribute=attribute)
+        names = tuple(each.strip() for each in arguments.strip(")").split(",") if each.strip())
+        yield Line(feature=feature, since=since, name=name, arguments=names, attribute=attribute)
 
 
 NODES = """
@@ -229,19 +218,6 @@ HOSTED = """
     comfy.samplers.calculate_sigmas
     comfy.samplers.encode_model_conds
 """
-FLUX_BODY = """img, img_ids, txt, txt_ids, timesteps, y, guidance, control, timestep_zero_index, transformer_options,
-    attn_mask"""
-FLUX = f"""
-    comfy.ldm.flux.model.Flux
-    comfy.ldm.flux.model.Flux.forward_orig(img, img_ids, txt, txt_ids, timesteps, y, guidance, control)
-    comfy.ldm.flux.model.Flux.forward_orig(transformer_options, attn_mask)
-    comfy.ldm.flux.model.Flux.forward_orig([{" ".join(FLUX_BODY.split())}])
-    comfy.model_base.Flux(model_config, model_type, device, unet_model)
-    comfy.model_base.ModelType.FLOW
-    comfy.model_base.ModelType.FLUX
-    comfy.model_detection.model_config_from_unet(state_dict, unet_key_prefix)
-    comfy.supported_models_base.BASE
-"""
 LOOP = """
     comfy.patcher_extension.WrappersMP.APPLY_MODEL
     comfy.patcher_extension.WrappersMP.PREDICT_NOISE
@@ -362,8 +338,7 @@ RENAMES = """
 LINES: tuple[Line, ...] = (
     *_read("nodes", NODES),
     *_read("parallel", PARALLEL),
-    *_read("hosted", HOSTED),
-    *_read("flux", FLUX),
+    *_read("parallel", HOSTED),
     *_read("loop", LOOP),
     *_read("cfg", CFG),
     *_read("choice", "comfy.sampler_helpers.convert_cond"),

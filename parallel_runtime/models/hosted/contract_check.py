@@ -50,12 +50,6 @@ def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
     there: Any = find(first.name) if first.arguments else NOTHING
-    if first.only and there is not NOTHING:
-        known = ", ".join(_others(there, first.arguments))
-        return (
-            f"ComfyUI {version} has a `{named}` that takes more than this pack knows ({known}){more}: {about.title} is "
-            f"off, {about.instead}; {remedy}"
-        )
     if there is not NOTHING:
         lacks = ", ".join(each for each in first.arguments if not _takes(there, [each]))
         return (
@@ -134,8 +128,6 @@ def _fulfilled(line: Line) -> bool:
         return False
     if line.attribute:
         return isinstance(found, type) and any(line.attribute in names for names in _names_in(found))
-    if line.only:
-        return not _others(found, line.arguments)
     return not line.arguments or _takes(found, line.arguments)
 
 
@@ -145,11 +137,6 @@ def _takes(function: Callable[..., object], arguments: Sequence[str]) -> bool:
     if parameters is None:
         return True
     return set(arguments) <= parameters.keys() or inspect.Parameter.VAR_KEYWORD in parameters.values()
-
-
-def _others(function: Callable[..., object], arguments: Sequence[str]) -> list[str]:
-    """What a function or a method takes beside its instance and these arguments."""
-    return [name for name in _parameters(function) or () if name not in ("self", *arguments)]
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, object] | None:

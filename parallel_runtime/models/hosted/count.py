@@ -65,16 +65,19 @@ class OperationCounter(TorchDispatchMode):
         out = func(*args, **given)
         if not self.off:
             self._count(func, args, given, out)
-            self.hold(out)
+            self.hold(out, given=(args, given))
         return out
 
-    def hold(self, out: Any) -> None:  # noqa: ANN401
-        """Count the bytes of new tensors until nobody holds them; the most at once is `counts["held_bytes"]`."""
-        for tensor in tree_leaves(out):
-            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
-            if storage is None or id(storage) in self._storages or tensor.layout is not torch.strided:
-                continue
+    def hold(self, out: Any, *, given: Any) -> None:  # noqa: ANN401
+        """Count the bytes of new tensors until nobody holds them; the most at once is `counts["held_bytes"]`.
+
+        An output in the memory of what was `given`, such as a view of a weight, is not new.
+        """
+        old = {id(storage) for storage in _storages_of(given)}
+        for storage in _storages_of(out):
             key, size = id(storage), storage.nbytes()
+            if key in self._storages or key in old:
+                continue
 
             def let_go(_: object, key: int = key, size: int = size) -> None:
                 self.live -= size
@@ -126,7 +129,7 @@ class OperationCounter(TorchDispatchMode):
             q, k, v = map(installed().kernel.take, (q, k, v))
             with self.at(self.where, off=True):
                 out = stock(q, k, v, heads, mask, attn_precision, skip_reshape, *more, **options)
-            self.hold(out)
+            self.hold(out, given=(q, k, v))
             dim = 2 if skip_reshape else 1
             scores = float(q.shape[0] * heads * q.shape[dim] * k.shape[dim])
             self.add("attention_flops", 4.0 * scores * (q.numel() / (q.shape[0] * heads * q.shape[dim])))
@@ -137,6 +140,12 @@ class OperationCounter(TorchDispatchMode):
             return out
 
         return counted
+
+
+def _storages_of(values: Any) -> list[torch.UntypedStorage]:  # noqa: ANN401
+    """The memory of all dense tensors in there."""
+    tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor) and each.layout is torch.strided)
+    return [tensor.untyped_storage() for tensor in tensors]
 
 
 class SilentAxis(Axis):

@@ -32,8 +32,8 @@ class PassEndsError(Exception):
 class PassCall(TokenCall):
     """A pass of patch number `patch`, of `patches`; None: of all tokens. `held` are the keys of one conditioning.
 
-    `before`: the streams of what runs before the staged blocks. `last_stage`: whether what is gathered is the result,
-    so that a pass ends with it unless it is the last patch's.
+    `before`: the streams of what runs before the staged blocks. `ends`: the pass ends where all of its rows of the
+    result are gathered.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class PassCall(TokenCall):
         patch: int | None,
         held: HeldRows,
         before: frozenset[str],
-        last_stage: bool,
+        ends: bool,
     ) -> None:
         super().__init__(group, name)
         self._ranks, self._patches, self._patch, self._held = group, patches, patch, held
-        self._before, self._last_stage = before, last_stage
+        self._before, self._ends = before, ends
         self._staged = False  # whether the first stream of staged blocks was met
         self._parts = TokenCall(group, name)  # how tokens are dealt to all parts of all patches
         self._parts.parts, self._parts.index = patches * group.parts, (patch or 0) * group.parts + group.index
@@ -101,7 +101,8 @@ class PassCall(TokenCall):
         if not self._staged:
             return super().exchange(attention, keys, queries=queries, lengths=lengths, mask=mask)
         self._refuse_small()
-        site, places, total = self._site(attention, keys), self._places(attention, lengths), sum(lengths)
+        site, places = self._site(attention, keys), self._places(attention, lengths, keys.device)
+        total = sum(lengths)
         if mask is not None and self._patch is not None and mask.shape[2] == sum(queries) > 1:
             before = sum(queries[: self._patch * self._ranks.parts])
             mask = mask.narrow(2, before, sum(self.of_chunk(queries)))
@@ -111,7 +112,7 @@ class PassCall(TokenCall):
         return Exchange(self.of_chunk(queries), self.of_chunk(lengths), mask, kept)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
-        """All rows of a stream. On the last stage, the end of the pass unless it is the last patch's."""
+        """All rows of a stream: those of other patches as they came last."""
         lengths = self.streams[stream]
         if not self._staged:
             return self._gather_before(f"{BEFORE}{stream}", tensor, dim, lengths)
@@ -124,7 +125,7 @@ class PassCall(TokenCall):
         held = self._held.put(f"{GATHERED}{number}", rows, places, dim=dim, total=sum(lengths))
         if self._patch is None:
             return rows
-        if self._last_stage and self._patch + 1 < self._patches and self._gathers == self._held.count(GATHERED):
+        if self._ends and self._gathers == self._held.count(GATHERED):
             raise PassEndsError
         return held.clone()
 
@@ -133,7 +134,7 @@ class PassCall(TokenCall):
         rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
         if self._patch is None or not self._staged:
             return rows
-        places = self._places(attention, lengths)
+        places = self._places(attention, lengths, tensor.device)
         return self._held.put(f"{self._site(attention)}.mask", rows, places, dim=dim, total=sum(lengths)).clone()
 
     def _gather_before(self, name: str, tensor: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
@@ -155,8 +156,11 @@ class PassCall(TokenCall):
             self._keys = keys, site
         return site
 
-    def _places(self, attention: Attention, key_lengths: Sequence[int]) -> Tensor | slice:
-        """Where the keys of this pass, part after part, stand among those that are kept."""
+    def _places(self, attention: Attention, key_lengths: Sequence[int], device: torch.device) -> Tensor | slice:
+        """Where the keys of this pass, part after part, stand among those that are kept.
+
+        On `device`: to copy an index from the host makes the host wait for a GPU, in every attention.
+        """
         if self._patch is not None:
             before = sum(key_lengths[: self._patch * self._ranks.parts])
             return slice(before, before + sum(self.of_chunk(key_lengths)))
@@ -169,7 +173,7 @@ class PassCall(TokenCall):
             )
             places = torch.empty_like(kept)
             places[kept] = torch.arange(len(kept))
-            known = self.changed[(id(attention), -1)] = attention, places[came]
+            known = self.changed[(id(attention), -1)] = attention, places[came].to(device)
         places_there: Tensor = known[1]
         return places_there
 

@@ -8,8 +8,10 @@ Owns which blocks run and what crosses. Does not own which blocks a stage has (m
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ from ..specs.spec import ShardingSpec
 from .pass_call import PassEndsError
 
 Forward = Callable[..., Any]
+# (number of the block, what the one before it hands on, its other arguments) -> what it hands on
+Look = Callable[[int, Any, Any], Any]
 
 
 def refuse_stages(model: nn.Module, stages: int) -> None:
@@ -67,6 +71,7 @@ class StagedBlocks:
         self.name, self._run, self._blocks = type(model).__name__, run, len(blocks)
         self.before = plan.streams_before  # of what every stage runs first
         self.neighbours: Neighbours | None = None
+        self._look: Look | None = None
         self._next, self._later = 0, False
         for path, block in before.items():
             handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
@@ -79,12 +84,25 @@ class StagedBlocks:
         """A pass begins; `later`: of another patch of the same call."""
         self._next, self._later = 0, later
 
+    @contextmanager
+    def looked_at(self, look: Look) -> Iterator[None]:
+        """Inside, no staged block runs: `look` is given its number, what it is handed and its other arguments, and says
+        what it hands on."""
+        self._look = look
+        try:
+            yield
+        finally:
+            self._look = None
+
     def _before(self, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
             return handed.read(args, kwargs)
         return inner(*args, **kwargs)
 
     def _placed(self, number: int, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self._look is not None:
+            value = handed.read(args, kwargs)
+            return self._look(number, value, handed.write(args, kwargs, with_tensors(value, repeat(None))))
         if self.neighbours is None:
             return inner(*args, **kwargs)
         if number != self._next:
@@ -94,13 +112,13 @@ class StagedBlocks:
             )
         self._next += 1
         if number == self._run.stop:
-            self.neighbours.send(_tensors(handed.read(args, kwargs)))
+            self.neighbours.send(tensors_in(handed.read(args, kwargs)))
             raise PassEndsError
         if number not in self._run:
             return handed.read(args, kwargs)
         if number == self._run.start and number:
             value = handed.read(args, kwargs)
-            args, kwargs = handed.write(args, kwargs, _put(value, self.neighbours.receive(_tensors(value))))
+            args, kwargs = handed.write(args, kwargs, with_tensors(value, self.neighbours.receive(tensors_in(value))))
         return inner(*args, **kwargs)
 
 
@@ -134,15 +152,21 @@ class Handed:
         return tuple(by_place), kwargs
 
 
-def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
-    """The tensors in a value, tuples and lists as well, in order."""
+def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors in a value, tuples, lists and dicts as well, in order."""
     if isinstance(value, Tensor):
         return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (tuple, list)) else []
+    inside = value.values() if isinstance(value, Mapping) else value
+    return [t for each in inside for t in tensors_in(each)] if isinstance(value, (tuple, list, Mapping)) else []
 
 
-def _put(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
-    """The value with these for its tensors, which are taken off the list."""
-    if isinstance(value, Tensor):
-        return tensors.pop(0)
-    return type(value)([_put(each, tensors) for each in value]) if isinstance(value, (tuple, list)) else value
+def with_tensors(value: Any, tensors: Iterable[Tensor | None]) -> Any:  # noqa: ANN401
+    """The value, of tuples and lists, with these for its tensors."""
+    left = iter(tensors)
+
+    def put(value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, Tensor):
+            return next(left)
+        return type(value)([put(each) for each in value]) if isinstance(value, (tuple, list)) else value
+
+    return put(value)

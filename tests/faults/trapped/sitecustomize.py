@@ -61,7 +61,7 @@ class AfterImport(MetaPathFinder, Loader):
                 setattr(module, name, trap(f"{module.__name__}.{name}"))
 
 
-for name in ("load", "loads", "dump", "dumps"):
+for name in ("load", "loads"):  # what libraries of ComfyUI's write when they are imported runs nothing
     setattr(pickle, name, trap(f"pickle.{name}"))
 pickle.Pickler = pickle.Unpickler = pickle._Unpickler = pickle._Pickler = TrappedPickler
 for name in ("Process", "Queue", "SimpleQueue", "Manager", "Pool", "Pipe"):

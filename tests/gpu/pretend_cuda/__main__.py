@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu.cases import RUNS, is_plan, pairs
+from gpu.cases import RUNS, Reference, is_plan, pairs
 from gpu.pretend_cuda import memory
 from gpu.pretend_cuda.forked import fork_ranks
 from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mutants import MUTANTS, Scratch
 from gpu.pretend_cuda.pool import PretendPool
 from gpu.pretend_cuda.trial import Trial, write_model, wrong
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.pool.pool import Pool
 
 CHOICES = {
     "plan": (
@@ -28,7 +30,6 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float16"),
     "run": tuple(RUNS),
     "in_workers": (True, False),
-    "gathers": (False, True),
     "lazy": (False, True),
     "launches_wait": (False, True),
 }
@@ -36,13 +37,13 @@ SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2"
 # What is run to find where memory is allocated, and again with each place refused.
 ALLOCATING = (
     *(Trial(plan="ulysses=2"), Trial(plan="ring=2", run="two sides of unequal texts, two images")),
-    *(Trial(plan="cfg=2", weights="sharded", run="a mask, references, an odd length"), Trial(plan="pipefusion=2")),
-    *(Trial(plan="ulysses=2", weights="offloaded", gathers=True), Trial(plan="pipefusion=2", in_workers=False)),
+    *(Trial(plan="cfg=2", weights="sharded", run="a mask, an odd length"), Trial(plan="pipefusion=2")),
+    *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", in_workers=False)),
 )
 LEAST_SITES = 60
 
 
-def cases(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
+def cases(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
     """Run all of them; how many they are, and what is wrong."""
     found = []
     trials = [trial for row in pairs(CHOICES, allowed=is_plan) if match in str(trial := Trial(**row))]
@@ -51,20 +52,20 @@ def cases(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
         with PretendPool(ranks, folder, shared=shared) as pool:
             for trial in run:
                 began = time.monotonic()
-                said = wrong(pool, model, trial)
+                said = wrong(pool, reference, trial)
                 pool.forgive()
                 say(f"{said or 'right'}, {time.monotonic() - began:.1f} s: {trial}")
                 found += [said] if said else []
     return len(trials) + len(sharing), found
 
 
-def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
+def refusals(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
     """Refuse memory at each place of the product that allocates: one clear error, and the next prompt works."""
     found, known = [], {}
     with PretendPool(2, folder) as pool:
         for trial in ALLOCATING:
             pool.close()  # loading allocates too
-            said = wrong(pool, model, trial, record=True)
+            said = wrong(pool, reference, trial, record=True)
             found += [f"{trial}: {said}"] if said else []
             for site in pool.sites():
                 known.setdefault(site, trial)
@@ -73,7 +74,7 @@ def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
         for site, trial in sorted(chosen.items(), key=lambda item: ALLOCATING.index(item[1])):
             if not site.startswith(("STEP ", "RUN ")):
                 pool.close()  # what is asked once a start is asked again
-            for text in broken(pool, model, trial, site):
+            for text in broken(pool, reference, trial, site):
                 say(f"wrong: {text}")
                 found.append(text)
     if len(known) < LEAST_SITES:
@@ -81,33 +82,33 @@ def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
     return len(chosen), found
 
 
-def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[str]:
+def broken(pool: PretendPool, reference: Reference, trial: Trial, site: str) -> Iterator[str]:
     """What is wrong when memory is refused at one place."""
-    said = wrong(pool, model, trial, refuse=site)
+    said = wrong(pool, reference, trial, refuse=site)
     if not said:  # what the run before sent too is not copied again
         pool.close()
-        said = wrong(pool, model, trial, refuse=site)
+        said = wrong(pool, reference, trial, refuse=site)
     if "out of memory" not in said.lower() or "rank " not in said or ";" not in said:
         yield f"{site}: said {said or 'nothing, and went on'}"
     if said and (pool.state != "failed" or pool.status()["pids"]):
         yield f"{site}: left {pool.state} with {pool.status()['pids']}"
     pool.forgive()
-    after = wrong(pool, model, trial)
+    after = wrong(pool, reference, trial)
     if after:
         yield f"{site}: the next prompt {after}"
     say(f"{said.partition(';')[0][:110]}: {site}")
 
 
-def mutants(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
+def mutants(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
     """Try them all; how many they are, and which survive."""
     scratch, found = Scratch(folder / "copy"), []
     chosen = [mutant for mutant in MUTANTS if match in mutant.name]
     for trial in dict.fromkeys(mutant.trial for mutant in chosen):
-        if said := scratch.wrong(model, trial):
+        if said := scratch.wrong(reference, trial):
             found.append(f"not spoilt, and {said}: {trial}")
     for mutant in chosen:
         began = time.monotonic()
-        said = scratch.found(model, mutant)
+        said = scratch.found(reference, mutant)
         say(f"{'caught' if said else 'SURVIVED'}, {time.monotonic() - began:.0f} s, {mutant.name}: {said[:160]}")
         found += [] if said else [mutant.name]
     return len(chosen), found
@@ -138,11 +139,13 @@ def main() -> int:
     results, wrongs, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
         model = write_model(Path(name))
-        for part, (run, words) in PARTS.items():
-            if options.only in (None, part):
-                count, found = run(Path(name), model, options.match)
-                results.append(words.format(count, len(found)))
-                wrongs += found
+        with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as plain:
+            reference = Reference(plain, model)
+            for part, (run, words) in PARTS.items():
+                if options.only in (None, part):
+                    count, found = run(Path(name), reference, options.match)
+                    results.append(words.format(count, len(found)))
+                    wrongs += found
     for text in wrongs:
         say(f"wrong: {text}")
     say(f"{'; '.join(results)}; {time.monotonic() - began:.0f} s")

@@ -338,7 +338,8 @@ def install():
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.device_count = lambda: 8
     cuda.set_device = lambda device: PRETENCE.lib.pretend_set_device(device_index(device))
-    cuda.current_device = PRETENCE.lib.pretend_device
+    # a torch without CUDA makes no device of a number alone, as ComfyUI asks it to
+    cuda.current_device = lambda: torch.device("cuda", device_index(None))
     cuda.synchronize = lambda device=None: PRETENCE.handler._handle_device_synchronization()
     cuda.empty_cache = PRETENCE.lib.pretend_empty_cache
     cuda.memory_allocated = lambda device=None: PRETENCE.lib.pretend_allocated(device_index(device))

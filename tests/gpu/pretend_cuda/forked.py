@@ -1,12 +1,13 @@
-"""Ranks with pretend devices, forked from a process that has imported torch.
+"""Ranks with pretend devices, forked from a process that has imported torch and what ComfyUI imports.
 
-A part of this target starts some hundred ranks. Importing torch anew costs each of them 4 s of a core, a fork a few
-milliseconds. What comes after torch is a rank's own: its descriptors, environment, path and group, the pretend device,
-the simulated NCCL, and the product too where it runs from a copy. The parent computes with one thread, so that no
-thread that a fork leaves behind is missed, and never has the device itself.
+A part of this target starts some hundred ranks. Importing these anew costs each of them 8 s of a core, a fork a few
+milliseconds. What comes after them is a rank's own: its descriptors, environment, path and group, the pretend device,
+the simulated NCCL, ComfyUI, and the product too where it runs from a copy. The parent computes with one thread, so that
+no thread that a fork leaves behind is missed, and never has the device itself; a rank on a CPU has not either.
 """
 
 import gc
+import importlib
 import itertools
 import os
 import runpy
@@ -23,6 +24,7 @@ from typing import NoReturn
 import torch
 
 import parallel_runtime.worker.engine  # noqa: F401  what ranks import, imported once
+from host.forked_ranks import FOR_COMFYUI, MORE
 from parallel_runtime.pool import process
 
 OWN = ("pretend_cuda", "nccl_rules")  # modules that a rank imports itself, whatever this process has
@@ -71,6 +73,8 @@ class _Starting:
 
 def fork_ranks() -> None:
     """Have this process's pools fork their ranks from now on."""
+    for name in FOR_COMFYUI[MORE].split():
+        importlib.import_module(name)
     torch.set_num_threads(1)
     process.subprocess = _Starting  # type: ignore[assignment]
 
@@ -86,7 +90,8 @@ def _become_rank(command: Sequence[str], stdout: int, pass_fds: Sequence[int], e
             os.closerange(below + 1, above)
         os.environ.clear()
         os.environ.update(env)
-        _install_device(env["PYTHONPATH"].split(os.pathsep))
+        if any(word.startswith("--device=cuda") for word in command):
+            _install_device(env["PYTHONPATH"].split(os.pathsep))
         name = command.index("-m") + 1
         sys.argv = list(command[name:])
         runpy.run_module(command[name], run_name="__main__", alter_sys=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from gpu.cases import Reference
 from gpu.pretend_cuda.forked import with_device
 from gpu.pretend_cuda.pool import PretendPool
 from gpu.pretend_cuda.trial import Trial, wrong
-from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
 
 PLANS = ("ulysses=2", "pipefusion=2", "cfg=2")
@@ -20,16 +20,16 @@ UNLIMITED = 24 << 30
 HOST_DEVICE = Device("cuda", 0)
 
 
-def decode_error(pool: PretendPool, model: str, trial: Trial) -> str:
+def decode_error(pool: PretendPool, reference: Reference, trial: Trial) -> str:
     """What is wrong with the memory that a decode finds after a trial's run, nothing when all is well.
 
     The device has room for the rank's weights and the decode, and for nothing else.
     """
-    pool.load(ModelSpec.of(model, trial.dtype), trial.case.parallel_plan)
+    pool.load(reference.spec, trial.parallel_plan)
     weights = pool.books()[0]["allocated"]
     needed, _ = decode(UNLIMITED)
     capacity = weights + needed
-    if said := wrong(pool, model, trial):
+    if said := wrong(pool, reference, trial):
         return said
     cached = pool.books()
     _, early = decode(capacity - cached[0]["reserved"])
@@ -42,7 +42,7 @@ def decode_error(pool: PretendPool, model: str, trial: Trial) -> str:
         return f"after the run {given[0]} of {weights} bytes of weights are left: {late}"
     if given[1]["reserved"] != cached[1]["reserved"]:
         return f"rank 1, on a device of its own, gave back too: {cached[1]} became {given[1]}"
-    return wrong(pool, model, trial)
+    return wrong(pool, reference, trial)
 
 
 def decode(free_bytes: int) -> tuple[int, str]:
@@ -66,12 +66,12 @@ def _decode(free_bytes: int) -> str:
     return json.dumps([torch.cuda.memory_reserved(0), ""])
 
 
-def checks(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
+def checks(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
     """Every kind of plan's; how many they are, and what is wrong."""
     trials = [Trial(plan=plan) for plan in PLANS if match in plan]
     found = []
     for trial in trials:
         with PretendPool(2, folder) as pool:
-            if said := decode_error(pool, model, trial):
+            if said := decode_error(pool, reference, trial):
                 found.append(f"{trial.plan}: {said}")
     return len(trials), found

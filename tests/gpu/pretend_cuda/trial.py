@@ -1,4 +1,4 @@
-"""One run of a plan on pretend devices against one process, in the dtype and on the hardware that it says.
+"""One run of a plan on pretend devices against CPU ranks, in the dtype and on the hardware that it says.
 
 Owns what is right. Which trials there are is the callers'.
 """
@@ -6,37 +6,27 @@ Owns what is right. Which trials there are is the callers'.
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.cases import Case, error_of
+from gpu.cases import Case, Reference
 from gpu.pretend_cuda.pool import PretendPool
+from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import PoolError
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 
-# Against one process in fp32: sums in another order, and in halves four calls of a model rounded to 8 and to 11 bits.
-# In halves twice the largest error of the 64 cases (1.36e-2, 1.63e-3), which one rank has too; a part of the attention
+# Against CPU ranks in fp32: sums in another order, and in halves four calls of a model rounded to 8 and to 11 bits.
+# In halves twice the largest error of all cases (1.36e-2, 1.63e-3), which one rank has too; a part of the attention
 # that is missing is 1e-1 and more.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2.8e-2, "float16": 3.4e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Case):
     """A case and the device it runs on. `shared`: all ranks on one device, which exchange through the host."""
 
-    plan: str
-    weights: str = "replicated"
-    in_workers: bool = True
-    run: str = "one side"
-    gathers: bool = False
     dtype: str = "float32"
     capability: tuple[int, int] = (8, 6)
     lazy: bool = False
     launches_wait: bool = False
     shared: bool = False
-
-    @property
-    def case(self) -> Case:
-        """What is run."""
-        return Case(**{name: getattr(self, name) for name in ("plan", "weights", "in_workers", "run", "gathers")})
 
     def settings(self) -> dict[str, object]:
         """The device it runs on."""
@@ -44,18 +34,16 @@ class Trial:
         return {"capability": self.capability, "launches_wait": self.launches_wait, "nccl": nccl}
 
 
-def wrong(pool: PretendPool, model: str, trial: Trial, **settings: object) -> str:
-    """What is wrong with a trial's result, nothing when it is right. A failure is its error's first two lines."""
+def wrong(pool: PretendPool, reference: Reference, trial: Trial, **settings: object) -> str:
+    """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
     pool.tell({**trial.settings(), **settings})
     try:
-        error = error_of(pool, ModelSpec.of(model, trial.dtype), trial.case, {})
+        error = reference.error(pool, trial, {}, dtype=trial.dtype)
     except PoolError as failure:
         return str(failure).splitlines()[0]
     return "" if error <= TOLERANCES[trial.dtype] else f"differs by {error:.1e}, more than {TOLERANCES[trial.dtype]:g}"
 
 
-def write_model(folder: Path) -> str:
-    """A model that up to three stages can split, as small as the fused kernels take it."""
-    path = folder / "model.safetensors"
-    write_sample(str(path), sample_config(heads=12, depth=1, depth_single=2))
-    return str(path)
+def write_model(folder: Path) -> ModelSpec:
+    """A model that up to three stages can split, whose heads of 16 the fused kernels take."""
+    return spec_of(write_tiny(folder / "model.safetensors", dim=192, num_layers=3))

@@ -1,4 +1,4 @@
-"""`python -m gpu.real_cuda`: every kind of plan on this machine's GPUs against one process.
+"""`python -m gpu.real_cuda`: every kind of plan on this machine's GPUs against ranks on its CPU.
 
 Each rank has a GPU of its own; `--ranks 4 --exchange nccl` are four ranks on one (sharing.py), as without a choice on a
 machine with one GPU, after one rank alone.
@@ -14,10 +14,9 @@ from pathlib import Path
 
 import torch
 
-from gpu.cases import RUNS, error_of, is_plan, pairs
+from gpu.cases import RUNS, Reference, is_plan, pairs
 from gpu.pretend_cuda.trial import TOLERANCES, Trial, write_model
-from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.devices import Device
+from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -41,15 +40,14 @@ def trials(ranks: int) -> list[Trial]:
         "dtype": tuple(TOLERANCES),
         "run": tuple(RUNS),
         "in_workers": (True, False),
-        "gathers": (False, True),
     }
     return [Trial(**row) for row in pairs(choices, allowed=is_plan)]
 
 
-def wrong(pool: Pool, model: str, trial: Trial, **options: object) -> tuple[float, str]:
+def wrong(pool: Pool, reference: Reference, trial: Trial, **options: object) -> tuple[float, str]:
     """The error of a trial, and what is wrong with it."""
     try:
-        error = error_of(pool, ModelSpec.of(model, trial.dtype), trial.case, options)
+        error = reference.error(pool, trial, options, dtype=trial.dtype)
     except PoolError as failure:
         return float("inf"), str(failure)[:3000]
     limit = TOLERANCES[trial.dtype]
@@ -63,18 +61,22 @@ def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
     devices = tuple(Device("cuda", 0 if exchange else number) for number in range(ranks))
     found, count, worst = [], 0, dict.fromkeys(TOLERANCES, 0.0)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="real-cuda-") as folder, Pool(devices, threads_per_rank=1) as pool:
-        model = write_model(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="real-cuda-") as folder,
+        Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as plain,
+        Pool(devices, threads_per_rank=1) as pool,
+    ):
+        reference = Reference(plain, write_model(Path(folder)))
         for trial in trials(ranks):
             if match not in str(trial):
                 continue
             count, start = count + 1, time.monotonic()
-            error, said = wrong(pool, model, trial)
+            error, said = wrong(pool, reference, trial)
             worst[trial.dtype] = max(worst[trial.dtype], error)
             say(f"{said or f'right, {error:.1e}'}, {time.monotonic() - start:.1f} s: {trial}")
             found += [f"{trial}: {said}"] if said else []
         if ranks > 1:
-            error, _ = wrong(pool, model, CONTROL, local_attention=True)
+            error, _ = wrong(pool, reference, CONTROL, local_attention=True)
             say(f"control, without exchange: {error:.1e}")
             found += [] if error > VISIBLE else ["the control does not differ"]
     for text in found:

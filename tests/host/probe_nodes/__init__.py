@@ -22,7 +22,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
 from . import starting  # noqa: F401  how ranks start, in a test host
-from .choosing import HostedModelLoader, LikeKnownGpus
+from .choosing import LikeKnownGpus
 from .conditions import (
     EmptySplatLatent,
     HiDreamO1Prompt,
@@ -235,7 +235,7 @@ class ProbeNodes(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, ReportModelBytes, TinyStyle, SetAttentionMask, SkipEverySecondCall]
-        nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
+        nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
         nodes += [LookAtSteps, ReportLooks, SampleByPack]

@@ -1,4 +1,4 @@
-"""What the pack chooses by itself, chosen by a test: a plan as for GPUs of known speed, and who computes a Flux.1.
+"""What the pack chooses by itself, chosen by a test: a plan as for GPUs of known speed.
 
 Owns: the constants that are told, so that auto mode can be tested without a GPU. The rules and all that asks for them
 are the pack's own.
@@ -14,9 +14,9 @@ from comfy_api.latest import io
 
 Config = io.Custom("SP_CONFIG")
 CATEGORY = "tests"
-# Ranks so slow that sharing out always pays where nothing is exchanged, and an exchange that costs as much as a small
-# image's blocks. Starting a block costs nothing.
-FLOPS, EXCHANGE_S = 1e10, 0.3
+# Ranks so slow that sharing out always pays where nothing is exchanged, and messages that cost as much as half of a
+# small image's blocks. Starting an operation costs nothing.
+FLOPS, LATENCY_S = 1e10, 0.1
 
 
 class LikeKnownGpus(io.ComfyNode):
@@ -43,8 +43,8 @@ def _like_known_gpus(kind: type) -> type:
         table,
         source="told by a test",
         rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
-        link=replace(table.link, bandwidth=1e12, latency_s=0.0),
-        software=replace(table.software, block_s=0.0, exchange_s=EXCHANGE_S, hop_s=0.0),
+        link=replace(table.link, bandwidth=1e12, latency_s=LATENCY_S),
+        software=replace(table.software, operation_s=0.0),
     )
 
     class Known(kind):
@@ -61,33 +61,3 @@ def _like_known_gpus(kind: type) -> type:
             )
 
     return Known
-
-
-class HostedModelLoader(io.ComfyNode):
-    """The pack's loader for files that ComfyUI's own modules compute in the workers, of Flux.1 too."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.String.Input("unet_name"), io.String.Input("weight_dtype"), Config.Input("sp_config")]
-        outputs = [io.Model.Output()]
-        return io.Schema(node_id="HostedModelLoader", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def fingerprint_inputs(cls, **_: Any) -> float:
-        """Never equal to itself: workers may have been lost since the prompt before."""
-        return float("nan")
-
-    @classmethod
-    def execute(cls, unet_name: str, weight_dtype: str, sp_config: Any) -> io.NodeOutput:
-        host = f"{type(sp_config).__module__.removesuffix('.choice')}.host"
-        names = ("files", "new_model", "hosted_source")
-        files, new_model, hosted_source = (import_module(f"{host}.{name}") for name in names)
-        model = new_model.remote_patcher(
-            files.diffusion_model_path(unet_name),
-            weight_dtype,
-            devices=sp_config.selection.devices,
-            chooser=sp_config,
-            side_branch=False,
-            read=hosted_source.read_hosted,
-        )
-        return io.NodeOutput(model)

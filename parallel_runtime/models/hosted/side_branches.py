@@ -1,0 +1,206 @@
+"""LoRAs that run beside the layers of one of ComfyUI's modules instead of in their weights.
+
+Letters: `B` batch, `O` outputs and `I` inputs of a layer, `r` rank of a LoRA.
+
+    out = layer(x) + up(scale * down(x))
+
+The weight stays as the file has it: quantised, shared by ranks, in host memory. Another strength is another number, for
+which no weight is read. Source: LoRA (arXiv 2106.09685), equation 3.
+
+Owns the arithmetic and where it is put. Does not own which LoRAs a model has, nor how they travel (weight_patch.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...weight_patch import WeightPatch
+from .changes import misfit
+
+WEIGHT = ".weight"
+CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: F.conv1d,
+    nn.Conv2d: F.conv2d,
+    nn.Conv3d: F.conv3d,
+}
+Form: TypeAlias = tuple[str, ...]  # of a block: its layers with LoRAs, each once for each run of outputs
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """One LoRA of one layer: `up` (O', r) and `down` (r, I, *kernel), for O' outputs from `first` on."""
+
+    up: Tensor
+    down: Tensor
+    first: int
+    alpha_over_rank: float
+    strength: float
+
+    @classmethod
+    def of(cls, patch: WeightPatch, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> "LowRank":
+        """That of a patch that `runs_beside`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
+        up, down, alpha, _ = patch.values
+        if not isinstance(up, Tensor) or not isinstance(down, Tensor) or isinstance(alpha, Tensor):
+            raise ValueError(f"{patch.key}: a LoRA without its two matrices; use a complete file")
+        rank, inputs = down.shape[0], weight.shape[1:]
+        first, rows = (0, weight.shape[0]) if patch.offset is None else patch.offset[1:]
+        fits = up.flatten(1).shape == (rows, rank) and down.numel() == rank * inputs.numel()
+        if not fits or first + rows > weight.shape[0]:
+            raise misfit(patch.key, [patch], list(weight.shape))
+        if patch.swap:  # scale before shift
+            up = torch.cat(up.chunk(2)[::-1])
+        up, down = (each.to(device=device, dtype=dtype, copy=True) for each in (up.flatten(1), down))
+        return cls(up, down.reshape(rank, *inputs), first, 1.0 if alpha is None else alpha / rank, patch.strength)
+
+
+@dataclass
+class Run:
+    """The LoRAs of one run of a layer's outputs, side by side: `up` (O', r), `down` (r, I, *kernel), `scale` (r,) fp32.
+
+    `factors`: of each of their ranks, the number of its LoRA among all of the layer, and alpha over rank.
+    """
+
+    first: int
+    up: Tensor
+    down: Tensor
+    factors: list[tuple[int, float]]
+    scale: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scale = torch.zeros(len(self.factors), dtype=torch.float32, device=self.up.device)
+
+    def set_strengths(self, strengths: Sequence[float]) -> None:
+        """Take over those of all LoRAs of the layer, in place: a graph of torch's compiler reads this tensor."""
+        numbers = [strengths[number] * factor for number, factor in self.factors]
+        self.scale.copy_(torch.tensor(numbers, dtype=torch.float32))
+
+
+class Beside:
+    """The LoRAs beside one layer, whose forward adds what they make to its output until they are taken off."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.runs: list[Run] = []
+        self.layer: Any = layer
+        self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
+        self._before = vars(layer).get("forward")
+        self._forward = _adding(self, layer.forward)
+        layer.forward = self._forward
+
+    def take_off(self) -> bool:
+        """Have no LoRA; whether the layer is as it was before, which it is not where another function is around it."""
+        self.runs = []
+        if vars(self.layer).get("forward") is not self._forward:
+            return False
+        if self._before is None:
+            del self.layer.forward
+        else:
+            self.layer.forward = self._before
+        return True
+
+    def add_to(self, out: Tensor, x: Tensor) -> Tensor:
+        """The output of the layer for x (..., I), of a convolution for x (B, I, *size), with theirs, in place."""
+        for run in self.runs:
+            out.narrow(-1 if self._convolve is None else 1, run.first, run.up.shape[0]).add_(self._product(run, x))
+        return out
+
+    def _product(self, run: Run, x: Tensor) -> Tensor:
+        down, up = run.down.to(x.dtype), run.up.to(x.dtype)
+        if self._convolve is None:
+            return F.linear((F.linear(x, down) * run.scale).to(x.dtype), up)
+        layer, ones = self.layer, (1,) * (down.ndim - 2)
+        hidden = self._convolve(x, down, None, layer.stride, layer.padding, layer.dilation)
+        return self._convolve((hidden * run.scale.view(-1, *ones)).to(x.dtype), up.view(*up.shape, *ones))
+
+
+def _adding(beside: Beside, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function, not an object: torch's compiler makes one graph for all blocks, not one for each object."""
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        return beside.add_to(inner(x, *args, **kwargs), x)
+
+    return forward
+
+
+class SideBranches:
+    """The LoRAs beside the layers of one module, by the paths of the layers."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Beside] = {}
+        self._forms: dict[nn.Module, Form] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all LoRAs."""
+        runs = [run for beside in self._layers.values() for run in beside.runs]
+        return sum(each.nbytes for run in runs for each in (run.up, run.down, run.scale))
+
+    def have(self, module: nn.Module, loras: Mapping[str, Sequence[LowRank]]) -> None:
+        """Have these LoRAs, and no others."""
+        self._forms = {}
+        for path in self._layers.keys() - loras.keys():
+            if self._layers[path].take_off():
+                del self._layers[path]
+        for path, here in loras.items():
+            if path not in self._layers:
+                self._layers[path] = Beside(module.get_submodule(path))
+            self._layers[path].runs = _runs_of(here)
+        self.set_strengths({path: [each.strength for each in here] for path, here in loras.items()})
+
+    def set_strengths(self, strengths: Mapping[str, Sequence[float]]) -> None:
+        """Change the strengths of all LoRAs of these layers, in the order in which they came."""
+        for path, here in strengths.items():
+            for run in self._layers[path].runs:
+                run.set_strengths(here)
+
+    def form(self, block: nn.Module) -> Form:
+        """What of a block's layers a graph of it is made for: a graph that knows other LoRAs does not compute these."""
+        if not self._layers:
+            return ()
+        if block not in self._forms:
+            runs = {beside.layer: beside.runs for beside in self._layers.values()}
+            paths = ([path] * len(runs.get(layer, ())) for path, layer in block.named_modules())
+            self._forms[block] = tuple(path for each in paths for path in each)
+        return self._forms[block]
+
+
+def _runs_of(loras: Sequence[LowRank]) -> list[Run]:
+    """LoRAs of the same outputs together, so that each run of outputs has two products however many there are."""
+    numbered: dict[tuple[int, int], list[int]] = {}
+    for number, lora in enumerate(loras):
+        numbered.setdefault((lora.first, lora.up.shape[0]), []).append(number)
+    return [
+        Run(
+            first,
+            _joined([loras[number].up for number in numbers], 1),
+            _joined([loras[number].down for number in numbers], 0),
+            [(number, loras[number].alpha_over_rank) for number in numbers for _ in range(loras[number].up.shape[1])],
+        )
+        for (first, _), numbers in numbered.items()
+    ]
+
+
+def _joined(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
+
+
+def runs_beside(patch: WeightPatch, layer: nn.Module, weight: Tensor) -> bool:
+    """Whether a patch can run beside this layer: a LoRA without a core, of a weight that only the layer's forward uses.
+
+    Another one is merged. `weight`: the layer's own, wherever it lies.
+    """
+    plain = patch.kind == "lora" and patch.values[3] is None and patch.strength_model == 1.0
+    if not plain or (patch.offset is not None and patch.offset[0] != 0):
+        return False
+    if isinstance(layer, tuple(CONVOLUTIONS)):
+        known: Any = layer
+        return patch.offset is None and known.groups == 1 and known.padding_mode == "zeros"
+    if not isinstance(layer, nn.Linear) and not hasattr(layer, "comfy_cast_weights"):  # of comfy.ops
+        return False
+    # A class may read a weight that has more rows than the layer has outputs, or that is rotated, past its forward.
+    sizes = getattr(layer, "out_features", None), getattr(layer, "in_features", None)
+    rotated = getattr(getattr(weight, "_params", None), "convrot", False)
+    return weight.shape == sizes and not rotated

@@ -1,0 +1,220 @@
+"""A whole sampling run of one of ComfyUI's own models on one stage of a pipeline that stays full between steps.
+
+Letters: `B` images of this rank's batch group, `N` numbers of an image's latent.
+
+                      call 1                      call 2
+    stage 0 | whole         | p0 | p1 | p2 | p0 | p1 | p2 | p0 ..      the first `warmup_steps` steps go through whole,
+    stage 1 |       | whole      | p0 | p1 | p2 | p0 | p1 | p2 ..      one stage after another
+
+Source: PipeFusion (arXiv 2405.14430, section 4). The last stage has the latent, in parts: the numbers that each patch
+alone reads and writes (models/hosted/owners.py). It updates a part as soon as its patch has left a call and sends it to
+the first stage, so patches of the next call start while others of this one are under way. What each pass computes is
+what it would with a pipeline that is empty between steps: its keys are of the same calls (hosted_pipeline.py).
+
+Where patches share numbers the latent is one part, which all stages get, and the pipeline is empty between steps.
+
+A rank with leave for a step makes all of it, as all ranks do; the latent of the next step is sent without its leave. So
+a cancelled run has no message under way but that, which the other end takes. Owns the schedule. Does not own a pass
+(hosted_pipeline.py), the latent's numbers (latent.py), nor the loop over steps (in_worker_sampling.py).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..models.hosted.owners import MixedPatchesError, find_owners
+from ..models.hosted.pass_call import PassEndsError
+from ..parallel.attention import SequenceParallelAttention
+from ..parallel.kept_keys import HeldRows
+from ..wire.replies import StageTimeline
+from ..wire.requests import Sample
+from .hosted import HostedForward, NewCall
+from .hosted_pipeline import Links, Passes
+from .hosted_sampling import AppliedModel
+from .mesh import Mesh
+from .parted_latent import PartedLatent
+from .stock_cache import SkippedCalls
+from .timeline import Timeline
+
+OTHER_PATCHES = "the prompts' patches are of other parts of the latent"
+
+
+class SteadyCalls:
+    """The calls of a run on one stage, as `in_worker_sampling.Calls`. `tensors` are the request's, whole."""
+
+    skipped: SkippedCalls | None = None
+    drained: str | None = None
+
+    def __init__(
+        self,
+        forward: HostedForward,
+        request: Sample,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        mesh: Mesh,
+        latent: PartedLatent,
+    ) -> None:
+        self._share, self._options = request.batch_groups[mesh.batch_group], request.calls
+        self._model = AppliedModel(forward, request.recurrence, self._share, tensors, request.calls)
+        self._forward, self._recurrence = forward, request.recurrence
+        self._mesh, self._latent = mesh, latent
+        self._passes = Passes(forward.model, mesh)
+        self._timeline = Timeline(forward.timer.device, on=request.timeline)
+        self._links = Links(mesh, device=forward.timer.device, now=self._timeline.now)
+        self._patches, self._warmup_steps = mesh.plan.num_patches, mesh.plan.warmup_steps
+        self._held = {cond: HeldRows() for cond in self._share.conds}
+        self._x = torch.empty(0)  # (B, 1, N): what the first stage has of the latent, of this call or the one before
+        self._places: list[torch.Tensor] = []  # of each part
+        self._ran = 0
+
+    @property
+    def passes(self) -> int:
+        """How often the run goes through the blocks' weights."""
+        return self._patches * len(self._share.conds) * self._recurrence.num_calls
+
+    def prepare(self) -> None:
+        """As `Calls.prepare`; the last stage finds the parts of the latent, and the stages hear of them."""
+        self._latent.take_in()
+        self._model.take_in()
+        if not self._share.conds:
+            return
+        shape = self._latent.shape
+        self._x = torch.zeros(shape, device=self._forward.timer.device)
+        if self._passes.last:
+            owners = self._owners()
+            self._links.send(owners)
+        else:
+            owners = self._links.receive(shape[-1:], torch.int32)
+            self._pass_on(owners)
+        parts = range(self._patches) if int(owners.min()) >= 0 else [-1]
+        self._places = [(owners == part).nonzero()[:, 0] for part in parts]
+        if self._passes.last:
+            self._latent.part(self._places)
+
+    def run(self, call: int) -> None:
+        """As `Calls.run`."""
+        if not self._share.conds:
+            return
+        if self._passes.last and call == 0:
+            self._enter(0, range(len(self._places)))
+        parts, warm = range(len(self._places)), self._warm(call)
+        steady = len(parts) > 1 and not warm
+        if not steady:
+            self._take(call, parts)
+        outputs: list[torch.Tensor] = []
+        for patch in [None] if warm else range(self._patches):
+            part = range(0) if patch is None or not steady else range(patch, patch + 1)
+            self._take(call, part)
+            outputs = [
+                out for cond in self._share.conds for out in self._passed(cond, call, patch, only_last=not steady)
+            ]
+            if self._passes.last:
+                self._leave(call, part, outputs)
+        if self._passes.last and not steady:
+            self._leave(call, parts, outputs)
+        self._ran = call + 1
+        if self._passes.last:
+            self._latent.preview(call)
+
+    def finish(self) -> None:
+        """As `Calls.finish`."""
+        if self._passes.last and self._share.conds:
+            self._latent.finish()
+
+    def timeline(self) -> StageTimeline | None:
+        """As `Calls.timeline`."""
+        return self._timeline.report(self._passes.stage)
+
+    def close(self) -> None:
+        """As `Calls.close`: what was sent has been received, the latent of a call that nobody makes included."""
+        if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
+            self._take(self._ran, range(len(self._places)))
+        self._links.drain()
+        self._passes.end()
+
+    def _warm(self, call: int) -> bool:
+        """Whether a call is one of a step that goes through whole."""
+        return sum(end < call for end in self._recurrence.step_ends) < self._warmup_steps
+
+    def _take(self, call: int, parts: range) -> None:
+        """Have these parts of a call's latent, where this stage needs it."""
+        if self._passes.last:
+            if len(self._places) == 1:
+                self._x = self._latent.parts[0].entered
+            return
+        if not self._passes.first and len(self._places) > 1:
+            return  # what is before the blocks needs its shape alone
+        for part in parts:
+            places = self._places[part]
+            came = self._links.receive((*self._x.shape[:2], len(places)), torch.float32)
+            self._x[..., places] = came
+            if len(self._places) == 1:
+                self._pass_on(came)
+
+    def _pass_on(self, tensor: torch.Tensor) -> None:
+        """To the next stage, unless that is the last one, which it came from."""
+        if self._passes.stage + 2 < self._mesh.plan.pipefusion:
+            self._links.send(tensor)
+
+    def _passed(self, cond: int, call: int, patch: int | None, *, only_last: bool) -> list[torch.Tensor]:
+        """A pass of a conditioning, or of both; what the model says of the whole latent where it is known.
+
+        `only_last`: the last patch's pass alone says anything.
+        """
+        held, began_s = self._held[cond], self._timeline.now()
+        chunk = range(self._patches) if patch is None else range(patch, patch + 1)
+        outputs: list[torch.Tensor] = []
+        neighbours = self._links.of_piece(held, warm=patch is None)
+        group = self._forward.sequence_of(self._options[cond])
+        new_call = self._passes.begin(group, held, patch, neighbours, only_last=only_last)
+        try:
+            outputs = self._model.outputs(cond, call, self._x, sequence=group, new_call=new_call)
+        except PassEndsError:
+            self._forward.beat()
+        asked_s, began_s = began_s, neighbours.arrived_s or began_s
+        self._timeline.add(call, chunk, cond, asked_s=asked_s, began_s=began_s, ended_s=self._timeline.now())
+        return outputs
+
+    def _leave(self, call: int, parts: range, outputs: Sequence[torch.Tensor]) -> None:
+        """Update these parts of the latent, and have them on their way into the next call."""
+        for part in parts:
+            self._latent.parts[part].leave(call, [out[..., self._places[part]] for out in outputs])
+        if call + 1 < self._recurrence.num_calls:
+            self._enter(call + 1, parts)
+
+    def _enter(self, call: int, parts: range) -> None:
+        for part in parts:
+            self._links.send(self._latent.parts[part].enter(call))
+
+    def _owners(self) -> torch.Tensor:
+        """The patch of each number of the latent, (N,) int32; -1 where patches cannot be told apart."""
+        found: list[torch.Tensor] = []
+        with self._forward.model.without_blocks():
+            for cond in self._share.conds:
+                try:
+                    found.append(self._owners_of(cond))
+                except MixedPatchesError as error:
+                    self.drained = str(error)
+                    found.append(torch.full(self._x.shape[-1:], -1, dtype=torch.int32, device=self._x.device))
+        if self._share.exchange:
+            found += self._others(found[0])
+        first, *others = found
+        if any(not torch.equal(each, first) for each in others):
+            self.drained = self.drained or OTHER_PATCHES
+            first = torch.full_like(first, -1)
+        return first
+
+    def _owners_of(self, cond: int) -> torch.Tensor:
+        """The same of one conditioning. Raises `MixedPatchesError`."""
+        plan, staged = self._mesh.plan, self._forward.model.staged
+
+        def outputs(x: torch.Tensor, alone: SequenceParallelAttention, new_call: NewCall) -> list[torch.Tensor]:
+            return self._model.outputs(cond, 0, x, sequence=alone, new_call=new_call)
+
+        return find_owners(outputs, staged, torch.ones_like(self._x), patches=plan.num_patches, parts=plan.parts)
+
+    def _others(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """What the other batch group found, which updates the same latent."""
+        axis = self._mesh.axes["cfg"]
+        over = SequenceParallelAttention(ulysses=axis)
+        return list(over.gather(mine[None], dim=0, lengths=[1] * axis.size).unbind(0))

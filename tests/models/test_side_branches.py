@@ -1,0 +1,200 @@
+"""LoRAs beside the weights of ComfyUI's modules in real workers: merged by ComfyUI they give the same.
+
+Every kind of plan and of weights, other strengths by numbers alone, and back to the file's weights to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from families.variants import BY_NAME, write_families
+from host.tiny_hosted import call, spec_of, write_tiny
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.models.hosted.calls import travelling
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.arena import Arena
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.supervisor import Generation
+from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
+from parallel_runtime.wire.protocol import Op
+
+pytestmark = pytest.mark.slow
+
+# fp32: ComfyUI's own merging rounds each weight anew, which moved these outputs by 6e-7 at most.
+TOLERANCE = 1e-5
+VISIBLE = 1e-3
+PLANS = ("ulysses=2", "ring=2", "ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A file, a call of it, and its weights that a LoRA changes: `fused` by a LoRA for each of three runs of rows."""
+
+    spec: ModelSpec
+    call: ModelCall
+    keys: tuple[str, ...]
+    fused: str
+
+
+def flux_call() -> ModelCall:
+    """Of the file that families/ has, at half of the noise."""
+    x, context, vector = noise(1, 16, 10, 14, seed=1), noise(1, 9, 64, seed=2), noise(1, 32, seed=3)
+    given = [x, torch.full((1,), 0.5), context, vector, torch.full((1,), 3.5)]
+    tensors, options = travelling("Flux", given, {"transformer_options": {}}, batched=given)
+    return ModelCall(tensors=tensors, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
+
+
+def noise(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def lora(model: Model, key: str, *, seed: int, rows: tuple[int, int] | None = None, rank: int = 4) -> WeightPatch:
+    """A LoRA of a weight, or of a run of its rows: the first one and their number."""
+    outputs, *inputs = read_header(model.spec.path).tensors[key].shape
+    first, outputs = rows or (0, outputs)
+    up, down = noise(outputs, rank, seed=seed), noise(rank, *inputs, seed=seed + 1)
+    values = (up, down / down[0].numel() ** 0.5, 2.0 * rank, None)
+    offset = None if rows is None else (0, first, outputs)
+    return WeightPatch(key=key, kind="lora", strength=0.2, values=values, offset=offset)
+
+
+def loras(model: Model) -> tuple[WeightPatch, ...]:
+    """Two LoRAs on each weight, of other ranks, and of the fused one on some of its rows."""
+    third = read_header(model.spec.path).tensors[model.fused].shape[0] // 3
+    found = [lora(model, key, seed=number, rank=rank) for number, key in enumerate(model.keys) for rank in (4, 2)]
+    found += [lora(model, model.fused, seed=50 + at, rows=(at * third, third)) for at in (0, 2)]
+    return (*found, replace(lora(model, model.fused, seed=60), strength=-0.3))
+
+
+def stronger(patches: tuple[WeightPatch, ...]) -> tuple[WeightPatch, ...]:
+    return tuple(replace(patch, strength=0.5 * number % 0.7) for number, patch in enumerate(patches, 1))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """By name. Wan's first layer is a convolution."""
+    folder = tmp_path_factory.mktemp("models")
+    blocks = ("blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", "blocks.2.cross_attn.v.weight")
+    wan = ("patch_embedding.weight", "head.head.weight", *blocks)
+    flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
+    tiny, stock = write_tiny(folder / "wan.safetensors"), BY_NAME["flux.1 t2i"]
+    written = write_families(folder, only=[stock.name]) / "diffusion_models" / stock.file
+    return {
+        "Wan": Model(spec_of(tiny), call(1), wan, "blocks.1.self_attn.k.weight"),
+        "Flux.1": Model(spec_of(written), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Pool]:
+    """Two ranks."""
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        yield pool
+
+
+def run(pool: Pool, model: Model, plan: str, patches: WeightPatchSet = PRISTINE, **options: object) -> torch.Tensor:
+    """The output of a call, of a pipeline its first, which is exact."""
+    made = replace(model.call, options={**model.call.options, **options})
+    if "pipefusion" in plan:
+        made = replace(made, options={**made.options, "pipeline": {"run": f"{plan} {patches.name}", "key": "text"}})
+    return pool.run(model.spec, ParallelPlan.parse(plan), [made], patches=patches).outs[0]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["Wan", "Flux.1"])
+def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
+    ranks: Pool, models: dict[str, Model], name: str, plan: str
+) -> None:
+    model = models[name]
+    first = loras(model)
+    plain = run(ranks, model, plan)
+    for number, patches in enumerate((first, stronger(first), first[2:])):
+        merged = run(ranks, model, "data=1", WeightPatchSet(f"merged {number}", patches))
+        beside = run(ranks, model, plan, WeightPatchSet(f"beside {number}", patches, side_branch=True))
+        assert relative_error(beside, merged) <= TOLERANCE
+        assert relative_error(beside, plain) > VISIBLE
+    assert torch.equal(run(ranks, model, plan), plain), "a LoRA was not taken off to the last bit"
+
+
+@dataclass
+class Asked:
+    """What a pool asked its ranks for, and the bytes of tensors that it gave them."""
+
+    ops: list[Op]
+    num_bytes: int = 0
+
+
+@contextmanager
+def watched() -> Iterator[Asked]:
+    """While this lasts."""
+    asked = Asked([])
+    place, ask = Arena.place, Generation.ask
+
+    def placed(arena: Arena, tensors: Mapping[str, torch.Tensor], *more: Any) -> Any:
+        asked.num_bytes += sum(each.nbytes for each in tensors.values())
+        return place(arena, tensors, *more)
+
+    def asking(generation: Generation, request: Any, *more: Any, **named: Any) -> Any:
+        asked.ops.append(request.op)
+        return ask(generation, request, *more, **named)
+
+    with mock.patch.object(Arena, "place", placed), mock.patch.object(Generation, "ask", asking):
+        yield asked
+
+
+@pytest.mark.parametrize("plan", ["ulysses=2,weights=sharded", "pipefusion=2,patches=2"])
+def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
+    ranks: Pool, models: dict[str, Model], plan: str
+) -> None:
+    """Also where a LoRA with a core of its own was merged beside them, as long as it keeps its strength."""
+    model, axes = models["Wan"], ParallelPlan.parse(plan)
+    key = "blocks.2.ffn.2.weight"
+    merged = replace(lora(model, key, seed=70), key=key)
+    lengths = noise(*read_header(model.spec.path).tensors[key].shape[:1], 1, seed=71).abs()
+    dora = replace(merged, values=(*merged.values[:3], lengths))
+    first = (*loras(model), dora)
+    louder = (*stronger(first[:-1]), dora)
+    ranks.load(model.spec, axes, patches=WeightPatchSet("first", first, side_branch=True))
+    with watched() as asked:
+        ranks.load(model.spec, axes, patches=WeightPatchSet("louder", louder, side_branch=True))
+    assert asked.ops == [Op.STRENGTHS]
+    assert asked.num_bytes == 0
+    want = run(ranks, model, "data=1", WeightPatchSet("louder, merged", louder))
+    got = run(ranks, model, plan, WeightPatchSet("louder", louder, side_branch=True))
+    assert relative_error(got, want) <= TOLERANCE
+    assert relative_error(got, run(ranks, model, "data=1", WeightPatchSet("first, merged", first))) > VISIBLE
+
+    fewer = louder[1:]
+    with watched() as asked:
+        ranks.load(model.spec, axes, patches=WeightPatchSet("fewer", fewer, side_branch=True))
+    assert set(asked.ops) == {Op.PATCH}
+    assert asked.num_bytes == sum(patch.num_bytes for patch in fewer)
+    other_dora = (*fewer[:-1], replace(dora, strength=0.6))
+    with watched() as asked:
+        got = run(ranks, model, plan, WeightPatchSet("other", other_dora, side_branch=True))
+    assert asked.ops[:2] == [Op.STRENGTHS, Op.PATCH], "a merged one is merged anew"
+    want = run(ranks, model, "data=1", WeightPatchSet("other, merged", other_dora))
+    assert relative_error(got, want) <= TOLERANCE
+
+
+def test_a_lora_that_fits_no_layer_says_both_shapes(ranks: Pool, models: dict[str, Model]) -> None:
+    model = models["Wan"]
+    fits = lora(model, model.keys[-1], seed=1)
+    wrong = replace(fits, values=(fits.values[0][:-1], *fits.values[1:]))
+    said = rf"a lora patch of shapes \[\[\d+, 4\], \[4, \d+\]\] does not fit {model.keys[-1]}, a weight of \[\d+, \d+\]"
+    with pytest.raises(PoolError, match=said):
+        ranks.load(model.spec, patches=WeightPatchSet("wrong", (wrong,), side_branch=True))
+    with pytest.raises(PoolError, match="has not; use one made for this model"):
+        lost = replace(fits, key="blocks.7.self_attn.q.weight")
+        ranks.load(model.spec, patches=WeightPatchSet("lost", (lost,), side_branch=True))

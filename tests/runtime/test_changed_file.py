@@ -116,27 +116,14 @@ def test_a_file_replaced_by_another_of_its_name_stays_what_it_was_for_who_holds_
     assert not torch.equal(step(pool, spec_of(file, dtype)), before)
 
 
-def test_a_file_written_over_is_refused_at_the_next_step_that_would_read_it(pool: Pool, file: Path) -> None:
-    spec = spec_of(file)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_file_written_over_is_refused_at_the_next_step(pool: Pool, file: Path, dtype: str) -> None:
+    spec = spec_of(file, dtype)
     step(pool, spec)
     write_over(file)
     refusal(pool, spec, lambda: step(pool, spec))
-    step(pool, spec_of(file))
-
-
-def test_weights_that_were_copied_do_not_care_until_a_patch_needs_the_file(pool: Pool, file: Path) -> None:
-    spec = spec_of(file, "bfloat16")
-    before = step(pool, spec)
-    write_over(file)
-    assert torch.equal(step(pool, spec), before)
-    refusal(pool, spec, lambda: pool.load(spec, patches=PATCHES))
-
-
-def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
-    spec = spec_of(file, "bfloat16")
-    pool.load(spec, patches=PATCHES)
-    write_over(file)
-    refusal(pool, spec, lambda: pool.load(spec, patches=PRISTINE))
+    step(pool, spec_of(file, dtype))
+    pool.unload(spec)
 
 
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:

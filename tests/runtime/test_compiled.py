@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.compiling import FOLDER, cache_folder, why_not
@@ -42,5 +43,6 @@ def test_the_command_line_refuses_to_compile_without_a_compiler(
     tiny_hosted: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["verify", "--model", tiny_hosted.path, "--plan", "ulysses=1", "--devices", "cpu:1", "--compile"]) == 2
+    there = ["--model", tiny_hosted.path, "--comfyui", str(comfyui_path())]
+    assert main(["verify", *there, "--plan", "ulysses=1", "--devices", "cpu:1", "--compile"]) == 2
     assert "--compile: compiling needs a C++ compiler, and g++ is not there" in capsys.readouterr().err

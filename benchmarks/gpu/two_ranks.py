@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.share.bound import bound_s
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
@@ -59,7 +59,7 @@ def real_step(setting: Setting, name: str) -> tuple[float, float, int, Link]:
     workload = Workload(width=size.width, height=size.height, text_tokens=size.text_tokens, frames=size.frames)
     given = {"steps": 1, "comfyui": setting.comfyui.path, "device": devices[0]}
     with (
-        closing(HostedTrial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
+        closing(Trial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
         Pool(devices, threads_per_rank=1) as pool,
         tempfile.TemporaryDirectory() as folder,
     ):

@@ -25,7 +25,7 @@ import torch
 
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -95,7 +95,7 @@ def compare(asked: "Asked", *, pairs: int) -> list[str]:
     with contextlib.ExitStack() as until, tempfile.TemporaryDirectory() as folder:
         pool = until.enter_context(Pool(devices, threads_per_rank=1))
         link = calibrate(pool, Path(folder)).link
-        trial = until.enter_context(closing(HostedTrial(asked.path, asked.dtype, workload, [plan], **given)))
+        trial = until.enter_context(closing(Trial(asked.path, asked.dtype, workload, [plan], **given)))
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
         shares = [until.enter_context(closing(RankProcess(asked, index))) for index in range(RANKS)]
         told = max((each.told for each in shares), key=lambda each: each["bytes"])

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from ..models.entries import hook_entries
+from ..models.block_chain import GATHER, hook_entries
 from ..models.parts import Make, as_parameter, plain_parts
 from .host_memory import host_bytes
 from .unit_feed import ShardGroup, UnitFeed
@@ -119,7 +119,7 @@ class BlockShards:
         self.idle = False  # blocks are called, and do not run: none is gathered
         for path, block in blocks.items():
             entries = ("forward",) if methods is None else methods(path)
-            hook_entries(block, entries, before=partial(self._arrive, path), after=partial(self._leave, path))
+            hook_entries(block, entries, GATHER, before=partial(self._arrive, path), after=partial(self._leave, path))
 
     @property
     def num_bytes(self) -> int:

@@ -225,7 +225,7 @@ class Engine:
             step_s=ended - began,
             regions=forward.timer.seconds() if forward.timer.on else None,
             trace_bytes=trace_bytes,
-            tokens=forward.tokens if isinstance(forward, HostedForward) else None,
+            tokens=forward.sequence.most_keys if isinstance(forward, HostedForward) else None,
             **self._counts(model, mesh, forward),
         )
         return StepReply(memory=self._memory_of_step(), ran=ran)

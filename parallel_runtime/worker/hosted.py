@@ -6,13 +6,13 @@ Owns the marriage of the module with this rank's part of a plan. Does not own th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
-from ..models.entries import hook_entries
+from ..models.block_chain import BEAT, hook_entries
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
@@ -47,9 +47,7 @@ class HostedModel:
     changes: HostedChanges
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
-    sharings: list[SharedModel] = field(default_factory=list)  # those that are there, in the order of their hooks
     beat: Callable[[], None] | None = None
-    skipping: CachedBlocks | None = None
 
     @property
     def token_call(self) -> TokenCall | None:
@@ -58,15 +56,15 @@ class HostedModel:
 
     @cached_property
     def staged(self) -> StagedBlocks:
-        """The blocks of this rank's stage; before any hook is on them."""
+        """The blocks of this rank's stage."""
         module, weights = self.module, self.weights
         plan = spec_of(type(module))
         return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
-    @property
-    def tokens(self) -> int:
-        """Of the largest attention call that the last call shared."""
-        return max((each.tokens for each in (self.shared, self.between) if each is not None), default=0)
+    @cached_property
+    def cached_blocks(self) -> CachedBlocks:
+        """The blocks, which a step cache can skip."""
+        return CachedBlocks(self.module, spec_of(type(self.module)))
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -75,7 +73,7 @@ class HostedModel:
 
     @cached_property
     def blocks(self) -> CompiledBlocks:
-        """The blocks, which graphs can run; before any other function is around them."""
+        """The blocks, which graphs can run."""
         return blocks_of(self.module)
 
     @cached_property
@@ -113,7 +111,7 @@ class HostedModel:
             if shards is not None:
                 shards.idle = False
 
-    def under(
+    def install_hooks(
         self,
         sequence: SequenceParallelAttention,
         beat: Callable[[], None],
@@ -127,19 +125,15 @@ class HostedModel:
         pipeline, whose state it makes.
         """
         module = self.module
-        if self.weights.stages > 1:
-            _ = self.staged
         if self.beat is None:
             for path, block in self.weights.blocks.items():
-                hook_entries(block, self.weights.methods_of(path), after=self._block_done)
+                hook_entries(block, self.weights.methods_of(path), BEAT, after=self._block_done)
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
             self.between = SharedModel(module, spec_of(type(module), BETWEEN), sequence)
-            self.sharings.append(self.between)
         if cut and not patched and self.shared is None:
             self.shared = SharedModel(module, spec_of(type(module)), sequence)
-            self.sharings.append(self.shared)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
                 shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
@@ -162,9 +156,8 @@ class HostedForward:
         sent: RequestInputs,
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
-        self.tokens = 0  # of the largest attention call that was shared
+        sequence.most_keys = 0
         self.adapter: CompiledRun | None = None  # by which blocks run as graphs
-        _ = model.blocks
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
         self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
@@ -274,17 +267,14 @@ class HostedForward:
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over, counts=write)
-        module = self.model.under(sequence, self.beat, patched=bool(records), new_call=new_call)
+        module = self.model.install_hooks(sequence, self.beat, patched=bool(records), new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
         function = module if method is None else getattr(module, method)
         self._forget()
-        try:
-            with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, self._graphs():
-                return function(*given["args"], **given["kwargs"])
-        finally:
-            self.tokens = max(self.tokens, self.model.tokens)
+        with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, self._graphs():
+            return function(*given["args"], **given["kwargs"])
 
     def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
         """Write what `call` returned for the rows `source` into those of the piece."""
@@ -313,7 +303,7 @@ class HostedForward:
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
-        self.model.under(sequence, self.beat, new_call=new_call)
+        self.model.install_hooks(sequence, self.beat, new_call=new_call)
         self._forget()
         with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, self._graphs():
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)

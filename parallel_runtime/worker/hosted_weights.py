@@ -11,7 +11,7 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
-from ..models.entries import entries_of
+from ..models.block_chain import entries_of
 from ..models.hosted.block_patches import Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models.hosted.first_block import CachedBlocks, Residuals, Total
-from ..models.specs import spec_of
+from ..models.hosted.first_block import Residuals, Total
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..wire.replies import CachedCalls
 
 if TYPE_CHECKING:
-    from .hosted import HostedForward, HostedModel
+    from .hosted import HostedForward
 
 
 def skipping_blocks(
@@ -30,14 +29,13 @@ def skipping_blocks(
 ) -> AbstractContextManager[None]:
     """Around a call: its blocks but the first are skipped where that changed little, on all ranks of the call.
 
-    Arguments as those of `HostedForward.call`; `counts`: the call counts for this rank. To be called before the
-    module is shared (`HostedModel.under`).
+    Arguments as those of `HostedForward.call`; `counts`: the call counts for this rank.
     """
     model, sharing = forward.model, [sequence]
     if over is not None:
         sharing.append(SequenceParallelAttention(ulysses=over))
 
-    cached, threshold, total = cached_blocks(model), float(options["step_cache"]), total_over(sharing)
+    cached, threshold, total = model.cached_blocks, float(options["step_cache"]), total_over(sharing)
 
     @contextmanager
     def skipping() -> Iterator[None]:
@@ -65,14 +63,3 @@ def total_over(sharing: Sequence[SequenceParallelAttention]) -> Total:
         return sums
 
     return total
-
-
-def cached_blocks(model: "HostedModel") -> CachedBlocks:
-    """The blocks as a step cache skips them, hooked when that is first asked for."""
-    if model.skipping is None:
-        for shared in reversed(model.sharings):  # their hooks go around those of the cache
-            shared.remove()
-        model.sharings.clear()
-        model.shared = model.between = None
-        model.skipping = CachedBlocks(model.module, spec_of(type(model.module)))
-    return model.skipping

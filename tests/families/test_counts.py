@@ -12,17 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from host import layouts
 from host.fetch import comfyui_path
 from host.tiny_hosted import call
+from host.tiny_models import write_layout
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import HOSTED, ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.hosted.count import OperationCounter
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory, kept_by_step_cache
-from parallel_runtime.planner.counting import Counted, Counts
+from parallel_runtime.planner.counting import Counted, Counts, usual_counted
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool
@@ -69,6 +73,31 @@ def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path
     blocks = LAYERS * 2 * tokens * 10 * WIDTH**2
     shared = found.model.count("module.matmul_flops", work) - found.model.count("module.matmul_flops", work, 2)
     assert shared == pytest.approx(blocks / 2, rel=0.03)  # and the head
+
+
+def test_views_of_weights_are_not_counted_as_memory_that_a_call_holds() -> None:
+    layer, counter = torch.nn.Linear(512, 512), OperationCounter()
+    with torch.no_grad(), counter:
+        layer(layer(torch.ones(2, 512)))
+    assert counter.counts["held_bytes"] == 2 * 2 * 512 * 4  # what the layers put out
+
+
+@pytest.mark.full
+def test_the_usual_model_is_kept_as_it_is_counted(tmp_path: Path) -> None:
+    """Flux.1 dev in bf16, of whose file there is the header alone."""
+    shape = layouts.FluxShape(hidden=3072, depth=19, single=38, ctx=4096, vec=768)
+    path = write_layout(
+        tmp_path / "dev.safetensors", layouts.flux(shape), seed=0, dtype=torch.bfloat16, values_of=lambda _: b""
+    )
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size + usual_counted().model.weight_bytes)
+    found = Counts().of(str(path), "bfloat16", find_comfyui(str(comfyui_path()))).model
+    kept = usual_counted().model
+    assert (found.weight_bytes, found.block_bytes, found.key_heads) == (23_802_816_640, kept.block_bytes, 24)
+    for counted_now, known in ((found.whole, kept.whole), (found.shared, kept.shared)):
+        assert counted_now.keys() == known.keys()
+        for name, polynomial in counted_now.items():
+            assert polynomial == pytest.approx(known[name], rel=1e-5, abs=1e-3), name
 
 
 @pytest.mark.slow
@@ -123,7 +152,7 @@ def test_more_tokens_never_take_less_and_heads_are_as_uneven_as_they_are(folder:
 
 
 @pytest.mark.slow
-def test_a_pipeline_takes_a_turn_more_than_patches_for_each_stage_beyond_the_first(folder: Path) -> None:
+def test_a_step_of_a_full_pipeline_is_shared_out_over_its_stages(folder: Path) -> None:
     found = counted(folder, WAN, **SIZE)
     work, model = work_of(found, guided=True), found.model
     quick = replace(CPU, software=replace(CPU.software, operation_s=0.0), link=replace(CPU.link, latency_s=0.0))
@@ -133,10 +162,8 @@ def test_a_pipeline_takes_a_turn_more_than_patches_for_each_stage_beyond_the_fir
     times = {}
     for patches in (3, 9):
         cost = counted_cost(model, work, ParallelPlan(pipefusion=3, patches=patches), quick)
-        ideal = (patches + 2) / patches / 3 * alone.compute_s
-        assert ideal < cost.compute_s < 1.3 * ideal
         times[patches] = cost.compute_s
-    assert times[9] < times[3] < alone.compute_s
+    assert alone.compute_s / 3 < times[3] < times[9] < alone.compute_s / 2
     warmup = counted_cost(model, work, ParallelPlan(pipefusion=3), quick).warmup_step_s
     assert warmup - alone.step_s == pytest.approx(2 * sent / quick.link.bandwidth, rel=1e-6)
     plans = {stale: list(useful_plans(2, model=model, work=work, stale=stale)) for stale in (False, True)}

@@ -13,9 +13,10 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.server import ComfyServer
 
 from .hosted import WAN
+from .variant import Variant
 from .variants import BY_NAME, write_families
 
-FLUX = BY_NAME["flux.1 t2i"]  # by blocks of ours
+FLUX = BY_NAME["flux.1 t2i"]
 PLANS: dict[str, dict[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}
 # As yunchang's, of version 0.6: exact, and its log-sum-exp is (B, H, S).
 YUNCHANG = """
@@ -51,8 +52,8 @@ def ours(graph: Workflow, plan: str, **config: object) -> Workflow:
     return parallel(graph, loader="ParallelModelLoader", sampler="ParallelSampler", **config)
 
 
-def ran(client: ComfyClient, plan: str, attention: str) -> tuple[Any, list[str]]:
-    result = client.queue(ours(WAN.graph(), plan, attention=attention)).require_success()
+def ran(client: ComfyClient, plan: str, attention: str, variant: Variant = WAN) -> tuple[Any, list[str]]:
+    result = client.queue(ours(variant.graph(), plan, attention=attention)).require_success()
     (report,) = result.outputs["sampler"]["parallel_dit"]
     return saved_latent(client, result), [rank.get("attention", "") for rank in report["ranks"]]
 
@@ -67,6 +68,8 @@ def test_the_kernel_that_is_named_attends_in_the_ranks(with_packages: ComfyClien
     assert relative_error(rounding, usual) < TOLERANCE
     assert all("FlashInfer" in names for names in after)
     assert not any("FlashInfer" in names for names in [*before, *by_sage]), "a report names what ran in its run"
+    _, of_flux = ran(with_packages, plan, "FlashInfer", FLUX)
+    assert all("FlashInfer" in names for names in of_flux)
     if plan == "ulysses 2":
         _, alone = ran(with_packages, "cfg 2", "FlashInfer")
         assert any(alone) and not any("FlashInfer" in names for names in alone), alone
@@ -77,12 +80,3 @@ def test_what_this_python_lacks_is_refused_by_sp_config_before_anything_runs(wit
     words = r"SPConfig.*\n?.*attention=FlashAttention 3: this Python has no flash_attn_interface; pip install yunchang"
     with pytest.raises(PromptRefusedError, match=words):
         with_packages.queue(ours(WAN.graph(), "ring 2", attention="FlashAttention 3"))
-
-
-@pytest.mark.slow
-def test_blocks_of_ours_refuse_it_at_the_loader(with_packages: ComfyClient) -> None:
-    result = with_packages.queue(ours(FLUX.graph(), "ring 2", attention="FlashInfer"))
-    assert (result.status, result.error_node) == ("error", "ParallelModelLoader"), result
-    said = result.error_message.splitlines()[0]
-    assert "attention=FlashInfer: blocks of this pack compute" in said
-    assert "set attention in SP Config to auto" in said

@@ -17,7 +17,7 @@ class GlooGroup:
     def __init__(self) -> None:
         self.parts, self.index = dist.get_world_size(), dist.get_rank()
         self.named = ""  # no kernel was asked for
-        self.attentions = 0
+        self.attentions = self.most_keys = 0
 
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """Whole along `dim`."""

@@ -119,7 +119,7 @@ def change(model: HostedModel, *, lora: bool, side_branch: bool = False) -> None
 
 def call(model: HostedModel, sequence: SequenceParallelAttention, *, scales: bool = True) -> Tensor:
     """One call over the ranks of `sequence`, with their scales as one or each rank's own."""
-    module = model.under(sequence, lambda: None)
+    module = model.install_hooks(sequence, lambda: None)
     inputs = {name: noise(*shape) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
     with model.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
         out: Tensor = module(**inputs)

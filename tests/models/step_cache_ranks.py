@@ -104,9 +104,8 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
     names = {path: plan.handed_on(path) for path in plan.staged if path in modules}
     first, second, third = (moved(inputs, amount) for amount in STEPS)
     want, right = simulated(model, names, first, second), call(model, third)
-    cached, shared = CachedBlocks(model, plan), None
-    if group.parts > 1:
-        shared = SharedModel(model, plan, group)
+    shared = SharedModel(model, plan, group) if group.parts > 1 else None
+    cached = CachedBlocks(model, plan)
 
     def total(sums: Tensor) -> Tensor:
         return group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)

@@ -232,6 +232,15 @@ MUTANTS = (
         ("test_self_proof.py::test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name",),
     ),
     Mutant(
+        "a step cache lies around what shares tokens, and is given whole ones",
+        "ORDER = (BEAT, GATHER, SHARE, CACHE,",
+        "ORDER = (BEAT, GATHER, CACHE, SHARE,",
+        (
+            "test_block_chain.py::test_the_links_of_a_block_have_one_order_whichever_is_put_first",
+            "test_step_cache.py::test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals[names0]",
+        ),
+    ),
+    Mutant(
         "each batch group decides by its own rows whether blocks are skipped",
         "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).cpu().sum(0)",
         "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts)[group.index]",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import CLEAR, Progress
@@ -122,13 +123,16 @@ def test_plan_answers_first_and_last_and_marks_what_it_chose(command: Callable) 
     assert "sharded" in whole.stdout.splitlines()[0], "in bf16 it does not fit whole, in fp8 it does"
 
 
-def test_phases_are_told_while_it_works_and_the_last_line_is_the_answer(command: Callable, sample: ModelSpec) -> None:
-    size = ("--width", "64", "--height", "64", "--text-tokens", "4")
-    done = command("verify", "--model", sample.path, "--plan", "ulysses=2", *size)
+def test_phases_are_told_while_it_works_and_the_last_line_is_the_answer(
+    command: Callable, tiny_hosted: ModelSpec
+) -> None:
+    size = ("--width", "64", "--height", "64", "--text-tokens", "4", "--comfyui", str(comfyui_path()))
+    done = command("verify", "--model", tiny_hosted.path, "--plan", "ulysses=2", *size)
     assert [line.removesuffix(" ...") for line in done.stderr.splitlines() if line.endswith(" ...")] == [
+        "computing random calls in a ComfyUI process",
         "starting 2 rank(s) and loading the model",
         "computing uly2",
-        "computing the same by diffusers in one process",
+        "computing the same by ComfyUI in one process",
     ]
     assert done.stdout.splitlines()[0].startswith("uly2: equal to one process: relative error")
     assert done.stdout.splitlines()[-1] == "uly2: equal to one process"

@@ -72,7 +72,7 @@ class AttentionSwitch:
         else:
             queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
         common = call.common_keys(attention, masked=mask is not None)
-        call.tokens = max(call.tokens, common + sum(keys))
+        call.group.most_keys = max(call.group.most_keys, common + sum(keys))
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:

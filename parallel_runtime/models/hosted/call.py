@@ -46,7 +46,6 @@ class TokenCall:
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
         self.first_keys: FirstKeys | None = None  # of the block that runs, if its word is "again"
-        self.tokens = 0  # keys of the largest attention call so far
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
         """Deal the tokens of a stream that is new."""

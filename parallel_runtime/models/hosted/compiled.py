@@ -1,6 +1,6 @@
 """Blocks of ComfyUI's unmodified module as graphs of torch's compiler, below the hooks that share its tokens.
 
-    blocks = blocks_of(model)           # before the hooks (hooks.py)
+    blocks = blocks_of(model)
     run = blocks.run(graphs, watch)
     with run.calling():
         out = model(x, t, context=...)
@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...wire.replies import CompiledBlocks as Report
-from ..entries import Entrance
+from ..block_chain import Entrance
 from ..graphs import Graphs, NoGraphError, Watch
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec
@@ -149,7 +149,7 @@ class CompiledRun:
 
 
 def blocks_of(model: nn.Module) -> CompiledBlocks:
-    """The blocks of a model; to be asked before any other function is around them."""
+    """The blocks of a model, each with a link in its chain (block_chain.py)."""
     plan = find_spec(type(model))
     if plan is None:
         return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..block_chain import CACHE, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from ..specs.words import Each, Tokens, Word, parse, streams_in
@@ -102,8 +103,8 @@ class Place:
 class CachedBlocks:
     """The blocks of `model`, hooked. Outside of `calling` they run as they are.
 
-    To be made before the hooks that share its tokens (hooks.py): what a block is given here is this rank's. The model
-    is one that `refuse_step_cache` lets pass.
+    What a block is given here is this rank's: the links are inside those that share tokens. The model is one that
+    `refuse_step_cache` lets pass.
     """
 
     def __init__(self, model: nn.Module, plan: ShardingSpec) -> None:
@@ -118,7 +119,7 @@ class CachedBlocks:
             for block in blocks:
                 handed = Handed(plan.handed_on(path), block)
                 place = Place(number=self._blocks, blocks=path, last=block is blocks[-1], handed=handed)
-                block.forward = partial(self._placed, place, block.forward)
+                chain_at(block).put(CACHE, partial(partial, self._placed, place))
                 self._blocks += 1
 
     @contextmanager

@@ -25,14 +25,13 @@ from typing import Any
 from torch import nn
 
 from ...parallel.attention import SequenceParallelAttention
+from ..block_chain import SHARE, Around, Forward, chain_at
 from ..specs.spec import ShardingSpec
 from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
 from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
 from .sites import name_site
-
-Forward = Callable[..., Any]
 
 
 class SharedModel:
@@ -42,16 +41,16 @@ class SharedModel:
         self.model, self.plan, self.group = model, plan, group
         self.active = True
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
-        self.tokens = 0  # of the largest attention call that the last call shared
         self._switch = installed()
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
-        self._wrapped: list[tuple[nn.Module, str, Forward | None]] = []
+        self._links: list[tuple[nn.Module, str, Around]] = []
+        self._sites: list[tuple[nn.Module, str, Forward | None]] = []
         for point in find_hook_points(model, plan):
             for module, method, name in point.sites:
-                there = vars(module).get(method)
+                before = chain_at(module, method).inner
                 if name_site(self._switch, module, method, name):
-                    self._wrapped.append((module, method, there))
+                    self._sites.append((module, method, before))
             self._wrap(point.module, partial(self._placed, point), point.method)
         self._wrap(model.get_submodule(plan.each_call), self._shared)
 
@@ -61,25 +60,24 @@ class SharedModel:
         return self._call
 
     def remove(self) -> None:
-        """Take every hook off. The model is then as it was before; of several sharings, the last is the first to go."""
-        for module, method, before in reversed(self._wrapped):
-            if before is None:
-                del vars(module)[method]
-            else:
-                setattr(module, method, before)
-        self._wrapped.clear()
+        """Take every hook off."""
+        for module, method, around in self._links:
+            chain_at(module, method).take_off(around)
+        for module, method, before in self._sites:
+            chain_at(module, method).inner = before
+        self._links.clear()
+        self._sites.clear()
 
-    def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward], method: str = "forward") -> None:
+    def _wrap(self, module: nn.Module, around: Around, method: str = "forward") -> None:
         """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""
-        self._wrapped.append((module, method, vars(module).get(method)))
-        setattr(module, method, around(getattr(module, method)))
+        self._links.append((module, method, around))
+        chain_at(module, method).put(SHARE, around)
 
     def _shared(self, inner: Forward) -> Forward:
         """The model's forward, as a call that the ranks share."""
         name = type(self.model).__name__
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            self.tokens = 0
             if not self.active:
                 return inner(*args, **kwargs)
             call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
@@ -88,7 +86,6 @@ class SharedModel:
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.tokens = call.tokens
                 self._call = self._switch.call = None
 
         return forward

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..entries import Named, at_site
+from ..block_chain import Named, at_site, chain_at
 
 SITE = "site_of_plan"  # an attribute of what stands for a method of such a module
 
@@ -13,7 +13,8 @@ def name_site(switch: Named, module: nn.Module, method: str, name: str) -> bool:
     What does so knows nothing of a call, and is the same code for all modules, so a graph of torch's compiler that was
     made of one block serves all of its kind.
     """
-    there = vars(module).get(method)
+    chain = chain_at(module, method)
+    there = chain.inner
     if there is not None and SITE in vars(there):
         return False
     if there is None:
@@ -21,5 +22,5 @@ def name_site(switch: Named, module: nn.Module, method: str, name: str) -> bool:
     else:  # another function on this instance
         forward = at_site(switch, name, there)
     vars(forward)[SITE] = name
-    setattr(module, method, forward)
+    chain.inner = forward
     return True

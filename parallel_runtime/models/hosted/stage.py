@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from ...plan import stages_error
+from ..block_chain import STAGE, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from .pass_call import PassEndsError
@@ -75,10 +76,10 @@ class StagedBlocks:
         self._next, self._later = 0, False
         for path, block in before.items():
             handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
-            block.forward = partial(self._before, handed, block.forward)
+            chain_at(block).put(STAGE, partial(partial, self._before, handed))
         for number, (path, block) in enumerate(blocks.items()):
             handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
-            block.forward = partial(self._placed, number, handed, block.forward)
+            chain_at(block).put(STAGE, partial(partial, self._placed, number, handed))
 
     def begin(self, *, later: bool = False) -> None:
         """A pass begins; `later`: of another patch of the same call."""

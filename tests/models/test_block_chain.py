@@ -1,17 +1,18 @@
-"""Blocks that a model calls by other methods than `forward`: hooks on them, plans that name them, their weights.
+"""The chain of functions around a block, and blocks that a model calls by other methods than `forward`.
 
 Does not own: parity of classes that have such blocks (test_hosted_parity.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from parallel_runtime.models.entries import entries_of, hook_entries
+from parallel_runtime.models.block_chain import BEAT, ORDER, chain_at, entries_of, hook_entries
 from parallel_runtime.models.hosted.hook_points import find_hook_points
 from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
@@ -74,7 +75,7 @@ def plan(**changed: object) -> ShardingSpec:
 
 def test_what_stands_around_a_block_runs_once_whichever_method_is_called() -> None:
     block, said = Block(), list[str]()
-    hook_entries(block, entries_of(block), before=lambda: said.append("in"), after=lambda: said.append("out"))
+    hook_entries(block, entries_of(block), BEAT, before=lambda: said.append("in"), after=lambda: said.append("out"))
     assert entries_of(block) == ("forward", "forward_gen", "forward_pose")
     for called in (block, block.forward_pose, lambda x: block.forward_gen(x, nested=True)):
         said.clear()
@@ -112,6 +113,27 @@ def test_weights_of_a_block_are_there_in_the_methods_that_are_named(
             assert torch.equal(model(x), want)
             shards.end()
             assert len(started) == 2, "a block that runs again before any other is brought once"
+
+
+def test_the_links_of_a_block_have_one_order_whichever_is_put_first() -> None:
+    for names in (ORDER, ORDER[::-1]):
+        block, said = Block(), list[str]()
+
+        def around(inner: Callable[..., Tensor], name: str, said: list[str] = said) -> Callable[..., Tensor]:
+            return lambda x: (said.append(name), inner(x))[1]
+
+        links = {name: partial(around, name=name) for name in names}
+        for name, link in links.items():
+            chain_at(block).put(name, link)
+        block(torch.ones(1, 4))
+        assert said == ["beat", "gather", "share", "cache", "stage", "graph"]
+        chain_at(block).take_off(links["share"])
+        said.clear()
+        block(torch.ones(1, 4))
+        assert said == ["beat", "gather", "cache", "stage", "graph"]
+        for link in links.values():
+            chain_at(block).take_off(link)
+        assert "forward" not in vars(block), "without links a block is as its class has it"
 
 
 def hooked(said: ShardingSpec) -> dict[tuple[int, str], Sequence[str]]:

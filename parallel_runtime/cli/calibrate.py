@@ -20,7 +20,7 @@ from ..models.family import OwnModel
 from ..models.registry import USUAL
 from ..plan import ParallelPlan
 from ..planner.cost import step_cost
-from ..planner.hardware import NARROW, WIDE, Calibration, Link, Rates, Software
+from ..planner.hardware import NARROW, WIDE, Calibration, Interconnect, Rates, Software
 from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.machine import calibration_path, device_set, free_bytes
 from ..planner.shapes import Work
@@ -154,7 +154,7 @@ def _score_s(ranks: Sequence[ProbeReply]) -> float:
     return max(0.0, (1 / narrow - 1 / wide) / (1 / (4 * NARROW) - 1 / (4 * WIDE)))
 
 
-def _link(probes: Probes) -> Link:
+def _link(probes: Probes) -> Interconnect:
     """Bandwidth and latency of an exchange between two, and how much slower one among all is."""
     least, most = min(probes), max(probes)
     if most == 1:
@@ -163,20 +163,20 @@ def _link(probes: Probes) -> Link:
     far = Line.through(_slowest(rank.all_to_all for rank in probes[most]))
     contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
     # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
-    return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
+    return Interconnect(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
 
 
-def _between(ranks: Sequence[ProbeReply]) -> Link:
+def _between(ranks: Sequence[ProbeReply]) -> Interconnect:
     """The link between machines, while each rank sends to all others at once."""
     line = Line.through(_slowest(rank.all_to_all for rank in ranks))
-    return Link(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
+    return Interconnect(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
 
 
 def _operation_s(ranks: Sequence[ProbeReply]) -> float:
     return 1 / Line.through(_slowest(rank.operations for rank in ranks)).rate
 
 
-def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
+def _software(pool: Pool, folder: Path, rates: Rates, link: Interconnect) -> Software:
     """The host's seconds, from models so small that they are nothing else, and the passes of larger ones."""
     ranks = ranks_by_machine(pool.devices)[0]
     usual = replace(EAGER if rates.asynchronous else ON_CPU, swap_calls=OWN_SWAP_CALLS)

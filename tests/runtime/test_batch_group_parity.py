@@ -15,7 +15,7 @@ from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.parallel.shard import SequenceShard
 from parallel_runtime.parallel.traffic import AttentionShape, predict_groups
 from parallel_runtime.plan import ParallelPlan, heads_error
-from parallel_runtime.pool.calls import ModelCall, RunResult, shared_out
+from parallel_runtime.pool.calls import ModelCall, RunResult, split_rows
 from parallel_runtime.pool.pool import Pool
 from runtime.shard_sizes import ranges, sent, weight_bytes
 
@@ -109,7 +109,7 @@ def test_every_plan_equals_one_process(
             bad[plan.name] = worst
         check_reports(plan, result, rows=[each.batch for each in request])
         lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
-        batch_groups = shared_out(calls, plan)
+        batch_groups = split_rows(calls, plan)
         predicted = predict_groups(shape, batch_groups, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
         assert [(rank.collectives, rank.sent_bytes) for rank in result.ran] == predicted, plan.name
     assert not bad

@@ -175,10 +175,6 @@ mutants: venv chromium
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)
 
-# What plans that are not exact, and bf16, do to the demo's pictures; writes docs/quality.md and its contact sheet.
-quality: venv
-	$(RUN) -m demo.quality $(QUALITY_FLAGS)
-
 lint: venv
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

@@ -207,7 +207,10 @@ class Checkout:
 
 def steps(comfyui: str) -> None:
     """Be a checkout's process: a line of JSON in, one out."""
-    from parallel_runtime.cli.hosted_trial import HostedTrial
+    try:
+        from parallel_runtime.cli.hosted_trial import HostedTrial as Trial  # its name in checkouts of two engines
+    except ImportError:
+        from parallel_runtime.cli.trial import Trial
     from parallel_runtime.cli.verify import PlanRunner
     from parallel_runtime.cli.workload import Workload
     from parallel_runtime.devices import parse_devices
@@ -229,7 +232,7 @@ def steps(comfyui: str) -> None:
                         pool.unload(trial.spec)
                         trial.close()
                     given = (asked["open"]["path"], "float32", Workload(**asked["open"]["size"]), list(plans.values()))
-                    trial = HostedTrial(*given, steps=1, comfyui=comfyui, device=devices[0])
+                    trial = Trial(*given, steps=1, comfyui=comfyui, device=devices[0])
                     runners = {each: PlanRunner(pool, trial.spec, plan, options={}) for each, plan in plans.items()}
                     answer = {}
                 else:

@@ -27,7 +27,7 @@ from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -104,9 +104,7 @@ def measure(pool: Pool, path: Path, counted: Mapping[str, Any], *, comfyui: Comf
     pids = pool.status()["pids"]
     workload = Workload(width=size["width"], height=size["height"], text_tokens=TEXT_TOKENS)
     device, (cfg,) = pool.devices[0], [plan for plan in PLANS if plan.cfg == CFG]
-    with closing(
-        HostedTrial(str(path), "float32", workload, [cfg], steps=1, comfyui=comfyui.path, device=device)
-    ) as trial:
+    with closing(Trial(str(path), "float32", workload, [cfg], steps=1, comfyui=comfyui.path, device=device)) as trial:
         cases = [
             (guided, plan, PlanRunner(pool, trial.spec, plan, options={"timed": False}))
             for guided in (False, True)
@@ -336,8 +334,7 @@ def run(arguments: argparse.Namespace) -> None:
         for number, (name, *_) in enumerate(wanted):
             path = models / BY_NAME[name].file
             if number % CALIBRATED == 0:
-                with tempfile.TemporaryDirectory() as scratch:
-                    kept["calibrations"].append(asdict(calibrate(pool, Path(scratch))))
+                kept["calibrations"].append(asdict(calibrate(pool)))
             rows = measure(pool, path, counts[name], comfyui=comfyui, turns=arguments.turns)
             kept["models"][path.name] = {"variant": name, "counted": counts[name], "rows": rows}
             kept["loads"].append(os.getloadavg()[0])

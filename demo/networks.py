@@ -1,7 +1,7 @@
 """The demo's three networks as plain torch modules, with the names of weights that ComfyUI's files have.
 
 Owns: `Flux` (Flux.1's transformer without guidance, as black-forest-labs/flux defines it), `Autoencoder` (TAESD, after
-madebyollin/taesd, with 16 channels), `Classifier` (ours), and their bf16 files. Does not own: training (train.py).
+madebyollin/taesd, with 16 channels), `Classifier` (ours), read from their bf16 files.
 Letters: `B` batch, `S` tokens (text first, then image), `C` hidden size, `H` heads, `D` head size.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .words import COLOURS, PLACES, THINGS, WIDTH
@@ -22,9 +22,6 @@ CHANNELS = 16  # of a latent
 PATCH = 2
 HEAD = 128  # ComfyUI's only head size for Flux.1
 AXES = (16, 56, 56)
-# ComfyUI's sampling space of Flux.1 is (latent - shift) * scale. The file's scale and shift make it the decoder's own.
-LATENT_SCALE, LATENT_SHIFT = 0.3611, 0.1159
-NORMS = ("query_norm", "key_norm")
 
 
 def sinusoids(t: Tensor) -> Tensor:
@@ -263,22 +260,8 @@ class Classifier(nn.Module):
         return self.thing(features).float(), self.colour(features).float(), self.place(features).float()
 
 
-def save(network: nn.Module, path: Path) -> None:
-    """Writes the bf16 file: of `Flux` and `Autoencoder`, one that stock ComfyUI loads."""
-    weights = network.state_dict()
-    if isinstance(network, Autoencoder):
-        weights |= {"vae_scale": torch.tensor(LATENT_SCALE), "vae_shift": torch.tensor(LATENT_SHIFT)}
-    for norm in NORMS:  # the published files' name; ComfyUI of every version reads it
-        weights = {name.replace(f"{norm}.weight", f"{norm}.scale"): value for name, value in weights.items()}
-    stored = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    save_file(stored, unfinished, {"format": "pt", "license": "see LICENSES.md beside the file"})
-    unfinished.replace(path)
-
-
 def load(path: Path, device: torch.device) -> nn.Module:
-    """The network of a file that `save` wrote, in fp32."""
+    """The network of a file of `models/`, in fp32."""
     weights = {name.replace("norm.scale", "norm.weight"): value.float() for name, value in load_file(path).items()}
     if "img_in.weight" in weights:
         counts = [

@@ -32,7 +32,7 @@ FILES = (
     *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),
     *("nodes/host/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
-    *("parallel_runtime/cli/reference_model.py", "parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
+    *("parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
     *("parallel_runtime/models/specs/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
     "parallel_runtime/packages.py",
     *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/deadlines.py"),

@@ -17,7 +17,7 @@ import torch
 from benchmarks.share.device_time import Busy, busy_in
 from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -103,7 +103,7 @@ def _pool(setting: Setting, name: str) -> tuple[float, float, float]:
     plan, found, stock_s = ParallelPlan(), list[tuple[float, float]](), list[float]()
     given = {"steps": 1, "comfyui": setting.comfyui.path, "device": devices[0]}
     with (
-        closing(HostedTrial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
+        closing(Trial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
         Pool(devices, threads_per_rank=1) as pool,
     ):
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})

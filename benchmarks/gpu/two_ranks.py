@@ -4,16 +4,14 @@ On CPU ranks the formula must come near. On one GPU two ranks take turns on the 
 shows that they are right together, and their time is no speed of two GPUs.
 """
 
-import tempfile
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks.share.bound import bound_s
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
@@ -59,11 +57,10 @@ def real_step(setting: Setting, name: str) -> tuple[float, float, int, Interconn
     workload = Workload(width=size.width, height=size.height, text_tokens=size.text_tokens, frames=size.frames)
     given = {"steps": 1, "comfyui": setting.comfyui.path, "device": devices[0]}
     with (
-        closing(HostedTrial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
+        closing(Trial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
         Pool(devices, threads_per_rank=1) as pool,
-        tempfile.TemporaryDirectory() as folder,
     ):
-        link = known_link("memory") if setting.small or cuda else calibrate(pool, Path(folder)).link
+        link = known_link("memory") if setting.small or cuda else calibrate(pool).link
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
         seconds = []
         for _ in range(1 + setting.steps):

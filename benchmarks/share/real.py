@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ import torch
 
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -92,10 +91,10 @@ def compare(asked: "Asked", *, pairs: int) -> list[str]:
     plan, devices = ParallelPlan(ulysses=RANKS), parse_devices(f"cpu:{RANKS}").devices
     given = {"steps": 1, "comfyui": asked.comfyui.path, "device": devices[0]}
     pairs_found = []
-    with contextlib.ExitStack() as until, tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as until:
         pool = until.enter_context(Pool(devices, threads_per_rank=1))
-        link = calibrate(pool, Path(folder)).link
-        trial = until.enter_context(closing(HostedTrial(asked.path, asked.dtype, workload, [plan], **given)))
+        link = calibrate(pool).link
+        trial = until.enter_context(closing(Trial(asked.path, asked.dtype, workload, [plan], **given)))
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
         shares = [until.enter_context(closing(RankProcess(asked, index))) for index in range(RANKS)]
         told = max((each.told for each in shares), key=lambda each: each["bytes"])

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from benchmarks.before_after import TEXT, told_comfyui, write_model
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 @contextmanager
-def two_ranks_with(blocks: int, heads: int, *, side: int) -> Iterator[tuple[Pool, HostedTrial]]:
+def two_ranks_with(blocks: int, heads: int, *, side: int) -> Iterator[tuple[Pool, Trial]]:
     """A pool of two CPU ranks of one thread, which has no model yet; and one's file and call, by pixels a side."""
     devices = parse_devices("cpu:2").devices
     with tempfile.TemporaryDirectory(prefix="targets-") as folder, Pool(devices, threads_per_rank=1) as pool:
@@ -55,7 +55,7 @@ def two_ranks_with(blocks: int, heads: int, *, side: int) -> Iterator[tuple[Pool
         work = Workload(width=side, height=side, text_tokens=TEXT)
         comfyui = str(told_comfyui(Path(folder)))
         given = {"steps": 1, "comfyui": comfyui, "device": devices[0]}
-        with closing(HostedTrial(path, "float32", work, [PLAN], **given)) as trial:
+        with closing(Trial(path, "float32", work, [PLAN], **given)) as trial:
             yield pool, trial
 
 

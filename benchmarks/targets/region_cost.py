@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from statistics import median, quantiles
 
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -19,12 +19,12 @@ PLANS = (ParallelPlan(), ParallelPlan(ulysses=2))
 WARMUP, PAIRS = 10, 200
 
 
-def rows(pool: Pool, trial: HostedTrial) -> list[tuple[str, str, str]]:
+def rows(pool: Pool, trial: Trial) -> list[tuple[str, str, str]]:
     """Figure, target, measured, of a plan each. A step counts from the call of the pool to its result."""
     return [_row(plan, pairs(pool, trial, plan)) for plan in PLANS]
 
 
-def pairs(pool: Pool, trial: HostedTrial, plan: ParallelPlan) -> list[tuple[float, float]]:
+def pairs(pool: Pool, trial: Trial, plan: ParallelPlan) -> list[tuple[float, float]]:
     """Seconds of a step, regions on and off, measured one right after the other; which goes first alternates."""
     runners = {on: PlanRunner(pool, trial.spec, plan, options={"timed": on}) for on in (True, False)}
     found = []

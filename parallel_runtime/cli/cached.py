@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..plan import ParallelPlan
+from ..pool.calls import ModelCall
 from ..report.build import cached_calls
 from ..wire.replies import CachedCalls
 from .terminal import Progress
-from .trial import Inputs, Results, Trial
+from .trial import Results, Trial
 from .workload import relative_error, worst
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Cached:
             list[CachedCalls](),
         )
 
-        def run(inputs: Sequence[Inputs]) -> Results:
+        def run(inputs: Sequence[ModelCall]) -> Results:
             outs = cached.run(inputs)
             seen.append(cached_calls(cached.replies))
             return outs

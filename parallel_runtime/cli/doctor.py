@@ -20,15 +20,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
 from ..machines.connection import read_token
 from ..machines.server import MachineServer, Offer
 from ..machines.versions import own_versions
 from ..models.hosted.contract_check import newer_than_tested
-from ..models.registry import USUAL, titles
-from ..plan import auto_plan
+from ..plan import ParallelPlan, auto_plan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.nccl_files import present_files
@@ -49,13 +47,14 @@ from .machine_checks import (
     segment_room_bytes,
     version_of,
 )
-from .reference_model import REMEDY, NoReferenceModelError, load_reference_model
+from .sample import HEADS, write_sample
 from .terminal import SILENT, Paint, Progress, plain
+from .trial import Trial
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
 JOIN_S = 120.0
-REPORTED = (*PACKAGES, "diffusers")  # the reference model of parity; nothing else needs it
+REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing else needs it
 
 
 def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     progress.phase("starting ComfyUI in a process of its own")
     checks.extend(_check_comfyui(arguments.comfyui))
     if all(check.ok for check in checks if check.needed):
-        checks.extend(_live_checks(selection.devices, progress))
+        checks.extend(_live_checks(selection.devices, arguments.comfyui, progress))
     can_run = all(check.ok for check in checks if check.needed)
     if arguments.calibrate and can_run:
         progress.phase("measuring the devices")
@@ -164,8 +163,7 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
 
 
 def _check_comfyui(told: str | None) -> list[Check]:
-    """Whether models that ComfyUI's own modules compute can be run and verified from here, and what else is to be known
-    of this ComfyUI; others need none."""
+    """Whether models can be run and verified from here, and what else is to be known of this ComfyUI."""
     try:
         comfyui = find_comfyui(told)
         with ComfyUIProcess(comfyui, "cpu") as process:
@@ -190,7 +188,7 @@ def _check_comfyui(told: str | None) -> list[Check]:
         return checks
     except ValueError as error:
         cause, _, remedy = str(error).rpartition("; ")
-        seen = f"only {titles()} can be run from this command line: {cause}"
+        seen = f"no model can be run from this command line: {cause}"
         return [Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)]
 
 
@@ -198,10 +196,10 @@ def _look() -> str:
     return LOOK_AMD if torch.version.hip else LOOK
 
 
-def _live_checks(devices: tuple[Device, ...], progress: Progress) -> list[Check]:
+def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Progress) -> list[Check]:
     """Start ranks on the devices and try them."""
-    plan = auto_plan(len(devices), USUAL.sample().config.num_heads)
-    with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool, tempfile.TemporaryDirectory() as folder:
+    plan = auto_plan(len(devices), HEADS)
+    with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool:
         try:
             progress.phase(f"starting {len(devices)} rank(s)")
             pool.start()
@@ -210,7 +208,7 @@ def _live_checks(devices: tuple[Device, ...], progress: Progress) -> list[Check]
                 progress.phase("copying a pattern between all ranks")
                 checks.append(_check_pattern(pool.exchange_pattern(plan)))
             progress.phase("holding a small model against one process")
-            checks.append(_check_parity(pool, Path(folder) / "sample.safetensors"))
+            checks.append(_check_parity(pool, plan, comfyui))
         except PoolError as error:
             first, _, _ = str(error).partition("\n")
             return [Check(name="workers", ok=False, seen=first, remedy="run verify for the whole text of the failure")]
@@ -227,21 +225,23 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
     )
 
 
-def _check_parity(pool: Pool, path: Path) -> Check:
-    try:
-        reference_model = load_reference_model(USUAL)
-    except NoReferenceModelError as missing:
-        return Check(name="parity", ok=False, seen=f"not checked: {missing.cause}", remedy=REMEDY, needed=False)
-    model = USUAL.sample()
-    model.write_sample(path)
-    plan = auto_plan(len(pool.devices), model.config.num_heads)
-    tensors = Workload(width=200, height=136, text_tokens=19).tensors(model.config)
-    result = PlanRunner(pool, ModelSpec.of(path, "float32"), plan, options={})(tensors)
-    error = relative_error(result, reference_model(str(path))(tensors))
+def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
+    """A small model under a plan beside ComfyUI's own module, on the CPU, in one process. Raises PoolError."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_sample(path := os.path.join(folder, "sample.safetensors"))
+        size = Workload(width=200, height=136, text_tokens=19, frames=1)
+        try:
+            trial = Trial(path, "float32", size, [plan], steps=1, comfyui=comfyui, device=Device("cpu", 0))
+        except ValueError as error:
+            cause, _, remedy = str(error).rpartition("; ")
+            return Check(name="parity", ok=False, seen=f"not checked: {cause}", remedy=remedy, needed=False)
+        with closing(trial):
+            (result,) = trial.results(PlanRunner(pool, trial.spec, plan, options={}).run, torch.float32)
+            apart = relative_error(result, trial.references(torch.float32, torch.float32)[0])
     return Check(
         name="parity",
-        ok=error <= FP32_TOLERANCE,
-        seen=f"{plan.name} differs from one process by {error:.1e}, at most {FP32_TOLERANCE:.0e} is right",
+        ok=apart <= FP32_TOLERANCE,
+        seen=f"{plan.name} differs from one process by {apart:.1e}, at most {FP32_TOLERANCE:.0e} is right",
         remedy="images would be wrong; please report it with this output",
     )
 

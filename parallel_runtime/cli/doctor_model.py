@@ -1,8 +1,7 @@
 """`doctor --model FILE`: what the file is, which plans it takes on these devices, and how much memory a rank needs.
 
 Owns the plans that are tried and what is said of them. Does not own what ComfyUI knows of a file
-(models/hosted/reference.py), nor the formulas of our own blocks' memory (planner/memory.py). Reads headers; nothing is
-loaded. The image is the planner's usual one: 1024 x 1024, 512 text tokens.
+(models/hosted/reference.py). Reads headers; nothing is loaded. The image is of 1024 x 1024 pixels.
 """
 
 import os
@@ -11,17 +10,11 @@ from dataclasses import dataclass
 
 from ..checkpoint import read_header
 from ..devices import Device
-from ..models.family import OwnModel
-from ..models.registry import find_family
 from ..plan import ParallelPlan
-from ..planner.automatic import usual_work
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
-from ..planner.known import known_calibration
-from ..planner.memory import BLOCKS_AT_HAND, memory_of
+from ..planner.memory import BLOCKS_AT_HAND
 
 GIB = 2**30
-# Of a planner's device only matters here whether it is a GPU, whose libraries take memory of their own.
-A_GPU, CPU = "H100", "cpu"
 
 
 @dataclass(frozen=True)
@@ -35,16 +28,10 @@ class Needed:
 def describe_file(path: str, comfyui: str | None, devices: Sequence[Device], free: Sequence[int]) -> dict:
     """What is known of the file at `path`; `free` are the bytes that each device has free.
 
-    Raises `ValueError` for a file that is no diffusion model, and where ComfyUI is needed and is not to be found.
+    Raises `ValueError` for a file that is no diffusion model, and where no ComfyUI is to be found.
     """
-    header = read_header(path)
-    family = find_family(header, comfyui=comfyui is not None)
-    if family is None:
-        report, needed, refuse = _hosted(path, comfyui, devices[0])
-    else:
-        own = family.read(header)
-        report = {"model": family.title, "computed_by": "blocks of ours", "tokens": "shared", "latent": None}
-        needed, refuse = _of_own(own, own.matrix_bytes(header), devices[0]), own.check_plan
+    read_header(path)
+    report, needed, refuse = _asked(path, comfyui, devices[0])
     rows = []
     for plan in _plans(len(devices)):
         why = _why_not(refuse, plan)
@@ -102,18 +89,7 @@ def _memory(needed: Needed | None, plan: ParallelPlan, devices: Sequence[Device]
     return {"bytes_per_rank": needed.device, "host_bytes_per_rank": needed.host, "fits": fits}
 
 
-def _of_own(own: OwnModel, weight_bytes: int, device: Device) -> Callable[[ParallelPlan], Needed]:
-    shape, work = own.shape(), usual_work(weight_bytes=weight_bytes)
-    rates = known_calibration(CPU if device.kind == "cpu" else A_GPU).rates
-
-    def needed(plan: ParallelPlan) -> Needed:
-        memory = memory_of(shape, work, plan, rates)
-        return Needed(memory.total, memory.host_bytes)
-
-    return needed
-
-
-def _hosted(
+def _asked(
     path: str, comfyui: str | None, device: Device
 ) -> tuple[dict, Callable[[ParallelPlan], Needed], Callable[[ParallelPlan], None]]:
     """What ComfyUI says of the file: the report's first entries, what a plan needs, and who refuses one."""

@@ -20,6 +20,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         (f"--model {IMAGE} --plan ulysses=2", "does a plan compute what one process does?"),
         (f"--model {IMAGE} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
         (f"--model {VIDEO} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {IMAGE} --plan ulysses=2 --against diffusers", "Flux.1 beside unmodified diffusers"),
         (f"--model {VIDEO} --plan ulysses=2 --steps 6 --step-cache 0.1", "with a first-block cache, beside one rank's"),
     ),
     "join": (
@@ -111,7 +112,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency-us", type=float, help="latency of the link, microseconds a collective")
     parser.add_argument("--free-gib", type=float, help="free memory of each device, GiB (default: as found)")
     parser.add_argument(
-        "--compiled", action="store_true", help="constants of compiled blocks, from the table; not on a CPU"
+        "--compiled", action="store_true", help="changes nothing: what compiled blocks take is not known"
     )
     parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")
 
@@ -133,6 +134,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
         help="first-block cache, as SP Config's step_cache, above 0: run the steps with one too",
     )
     parser.add_argument("--compile", action="store_true", help="compile the blocks; needs g++, or Triton for GPUs")
+    parser.add_argument(
+        "--against",
+        choices=("comfyui", "diffusers"),
+        default="comfyui",
+        help="what one process computes with: ComfyUI's own module (default), or unmodified diffusers, for Flux.1",
+    )
     parser.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
     parser.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
     parser.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
@@ -163,5 +170,5 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--comfyui",
         metavar="PATH",
-        help="ComfyUI's folder, for models that its own modules compute (default: where the pack lies)",
+        help="ComfyUI's folder (default: where the pack lies)",
     )

@@ -1,177 +1,152 @@
-"""What verify runs of a model: its calls, in ranks and in one process that knows nothing of ours.
+"""What verify runs of a model: its calls, in ranks with hooks on ComfyUI's module, and in one process without ours.
 
-`Trial` is what it asks of a model. Owns the trial of models whose blocks are ours; hosted_trial.py has that of all
-others. Which it is, the file says.
+The bare module runs in a process of its own (planner/comfyui_process.py). The calls are those that ComfyUI makes in a
+run of its own of random latents and conditionings: what is compared is each call's result, step by step of that run.
+`against` diffusers, its unmodified model computes the same calls in this process (reference_model.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TypeAlias
 
 import torch
+from safetensors.torch import load_file
 
-from ..checkpoint import ModelSpec, read_header
-from ..models.family import Family, Reference
-from ..parallel.pipefusion import PatchedSequence
+from ..checkpoint import HOSTED, ModelSpec, read_header
+from ..devices import Device
 from ..plan import BatchSlice, ParallelPlan
+from ..planner.comfyui_process import ComfyUIProcess, find_comfyui, version_of
 from ..pool.calls import ModelCall
 from .reference_model import load_reference_model, reference_version
-from .workload import Workload, euler
+from .workload import Workload
 
-Inputs: TypeAlias = Mapping[str, torch.Tensor] | ModelCall
+COMFYUI, DIFFUSERS = "comfyui", "diffusers"
 Results: TypeAlias = list[torch.Tensor]
-RunCalls: TypeAlias = Callable[[Sequence[Inputs]], Results]
+RunCalls: TypeAlias = Callable[[Sequence[ModelCall]], Results]
 
 
-class Trial(Protocol):
-    """A model's calls, its reference, and how both are compared. Its reference is let go by `close`."""
+class Trial:
+    """A model's calls, its reference, and how both are compared. Its reference is let go by `close`.
 
-    @property
-    def spec(self) -> ModelSpec:
-        """The model as the ranks load it."""
-        ...
-
-    @property
-    def calls(self) -> Sequence[Inputs]:
-        """The calls of one step, as `PlanRunner` takes them."""
-        ...
-
-    @property
-    def text_tokens(self) -> list[int]:
-        """Of each call."""
-        ...
-
-    @property
-    def sizes(self) -> dict[str, object]:
-        """What was computed, as the reports name it."""
-        ...
-
-    @property
-    def reference_model(self) -> str:
-        """Whose the reference is, as people know it."""
-        ...
-
-    @property
-    def coarse(self) -> float:
-        """How much rounding of layers' inputs may move an output, where a last digit decides; 0 where none rounds."""
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The version of whose the reference is."""
-        ...
-
-    def results(self, run: RunCalls, dtype: torch.dtype) -> Results:
-        """Each call's result over all steps, by ranks that compute in `dtype`; `run` has them compute some calls."""
-        ...
-
-    def references(self, dtype: torch.dtype, rounded_to: torch.dtype) -> Results:
-        """The same by the reference in `dtype`, given numbers that were rounded for ranks that compute in another."""
-        ...
-
-    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
-        """What a rank wrote of a call's result when it ran a piece."""
-        ...
-
-    def one_process(self, dtype: torch.dtype, threads: int | None) -> Callable[[], torch.Tensor]:
-        """The reference as a function that computes the calls of a step; `threads` of a CPU, None on a GPU."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the reference."""
-        ...
-
-
-class OwnTrial:
-    """Of a model whose blocks are ours. Its reference is the unmodified diffusers model, in this process.
-
-    Raises `ValueError` for a file or a plan that cannot be run, and where diffusers is missing.
+    `coarse`: how much rounding of layers' inputs may move an output, where a last digit decides; 0 where none rounds.
+    Raises `ValueError` for a file, a plan, a ComfyUI or a diffusers that cannot be used.
     """
-
-    reference_model = "diffusers"
-    coarse = 0.0
 
     def __init__(
         self,
-        family: Family,
         path: str,
         dtype: str,
         workload: Workload,
         plans: Sequence[ParallelPlan],
         *,
         steps: int,
-        on_cpu: bool,
+        comfyui: str | None,
+        device: Device,
+        step_cache: float = 0.0,
+        against: str = COMFYUI,
     ) -> None:
-        self._make = load_reference_model(family)  # refused before anything starts
-        self._model = family.read(read_header(path))
-        for plan in plans:
-            self._model.check_plan(plan)
-        self.spec = ModelSpec.of(path, dtype)
+        header = read_header(path)
+        self._diffusers = load_reference_model(header) if against == DIFFUSERS else None
+        self.reference_model = "ComfyUI" if against == COMFYUI else DIFFUSERS
         self._workload, self._steps = workload, steps
-        self.calls: list[dict[str, torch.Tensor]] = workload.calls(self._model.config, max(p.cfg for p in plans))
-        self._on_cpu = on_cpu
-        self._reference: Reference | None = None  # that the clock is held to
+        self._texts = [workload.text_tokens, *([workload.shorter_text] * (max(plan.cfg for plan in plans) - 1))]
+        found = find_comfyui(comfyui)
+        self.versions = {"comfyui": version_of(found)}
+        if self._diffusers is not None:
+            self.versions[DIFFUSERS] = reference_version()
+        self._on_cpu = device.kind == "cpu"
+        self._process = ComfyUIProcess(found, "cpu" if self._on_cpu else str(device))
+        try:
+            shared = {
+                "split": any(plan.parts > 1 for plan in plans),
+                "stages": max(plan.pipefusion for plan in plans),
+                "step_cache": step_cache,
+            }
+            opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
+            self.title: str = opened["model"]
+            self.coarse: float = opened["coarse"]
+            self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found, kept=opened["kept"])
+            self._take_calls()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_calls(self) -> None:
+        file = str(self._process.folder / "calls.safetensors")
+        size = asdict(self._workload)
+        made = self._process.ask("calls", size=size, texts=self._texts, steps=self._steps, file=file)
+        tensors = load_file(file)
+        self.shapes: list[list[int]] = made["shapes"]
+        self._outs = {torch.float32: [], getattr(torch, self.spec.dtype): self._joined(tensors)}
+        self._by_step: list[list[ModelCall]] = []
+        for step, calls in enumerate(made["options"]):
+            self._by_step.append([])
+            for number, options in enumerate(calls):
+                given = {f"t{n}": tensors[f"{step}.{number}.t{n}"] for n in range(options["tensors"])}
+                shape = tuple(tensors[f"{step}.{number}.out"].shape)
+                call = ModelCall(tensors=given, out_shape=shape, out_dtype=torch.float32, options=options)
+                self._by_step[-1].append(call)
+
+    def _joined(self, tensors: dict[str, torch.Tensor]) -> Results:
+        """The outputs of each call over all steps side by side, (B, steps * numbers)."""
+        return [
+            torch.cat([tensors[f"{step}.{number}.out"] for step in range(self._steps)], 1)
+            for number in range(len(self._texts))
+        ]
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """Those of the first step."""
+        return self._by_step[0]
 
     @property
     def text_tokens(self) -> list[int]:
         """Of each call."""
-        return [call["txt"].shape[1] for call in self.calls]
+        return self._texts
 
     @property
     def sizes(self) -> dict[str, object]:
-        """Pixels, tokens and images."""
-        return {
-            name: getattr(self._workload, name) for name in ("width", "height", "batch", "image_tokens", "text_tokens")
-        }
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """That of diffusers."""
-        return {"diffusers": reference_version()}
+        """Pixels, images and text; tokens of an image nobody here can count."""
+        sizes = {name: getattr(self._workload, name) for name in ("width", "height", "batch", "text_tokens")}
+        found: dict[str, object] = {"model": self.title, **sizes}
+        (first, *_) = self.shapes
+        return found | ({"frames": first[2]} if len(first) == 5 and first[2] > 1 else {})
 
     def results(self, run: RunCalls, dtype: torch.dtype) -> Results:
-        """The latents at the end of as many Euler steps as are run; of one step, what the model says."""
-        return euler(self._cast_to(dtype, run), self.calls, self._steps)
+        """Each call's results in all steps, side by side."""
+        by_step = [run(calls) for calls in self._by_step]
+        return [torch.cat(outs, 1) for outs in zip(*by_step, strict=True)]
 
     def references(self, dtype: torch.dtype, rounded_to: torch.dtype) -> Results:
-        """The same of diffusers, with inputs and scales rounded as for those ranks."""
-        scale_dtype = rounded_to if self._on_cpu else torch.float32
-        reference = self._make(self.spec.path, dtype=dtype, scale_dtype=scale_dtype)
-        return self.results(lambda calls: [reference(call) for call in tensors_of(calls)], rounded_to)
+        """The same of one process in `dtype`; the calls' numbers are rounded as ComfyUI rounded them when it made them.
+
+        `rounded_to`: in what the ranks compute.
+        """
+        if self._diffusers is not None:
+            scale_dtype = rounded_to if self._on_cpu else torch.float32
+            reference = self._diffusers(self.spec.path, dtype=dtype, scale_dtype=scale_dtype)
+            return self.results(lambda calls: [reference(call) for call in calls], dtype)
+        if not self._outs.get(dtype):
+            file = str(self._process.folder / "outputs.safetensors")
+            self._process.ask("outputs", dtype=str(dtype).removeprefix("torch."), file=file)
+            self._outs[dtype] = self._joined(load_file(file))
+        return self._outs[dtype]
 
     def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
-        """This rank's tokens of the piece's rows; of a pipeline, what the last stage wrote in its place."""
-        call, start, stop = piece
-        sequence = PatchedSequence(self.text_tokens[call], result.shape[1], plan.num_patches, plan.parts)
-        return sequence.take(result[start:stop], part=rank % plan.parts, stream="image", dim=1)
+        """Its rows: of ranks that share tokens each has the whole result in the end, and one writes it."""
+        return result[piece.start : piece.stop]
 
     def one_process(self, dtype: torch.dtype, threads: int | None) -> Callable[[], torch.Tensor]:
-        """diffusers in this process: on the first device where there are no threads to choose."""
-        if self._reference is None:
-            self._reference = self._make(self.spec.path, dtype=dtype, device="cpu" if threads else "cuda:0")
-        reference, calls = self._reference, self.calls
-        if threads is None:
-            there = [{name: tensor.to("cuda:0") for name, tensor in call.items()} for call in calls]
-            return lambda: torch.cat(list(map(reference, there))).cpu()
+        """ComfyUI's bare module, which keeps what it computes: the result is that of the calls as they were made."""
+        outs = torch.cat(self._outs[dtype])
 
         def run() -> torch.Tensor:
-            before = torch.get_num_threads()
-            torch.set_num_threads(threads)
-            try:
-                return torch.cat(list(map(reference, calls)))
-            finally:
-                torch.set_num_threads(before)
+            self._process.ask("run", threads=threads or 0)
+            return outs
 
         return run
 
     def close(self) -> None:
-        """Nothing is held elsewhere."""
-
-    def _cast_to(
-        self, dtype: torch.dtype, run: RunCalls
-    ) -> Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]]:
-        """`run`, its calls' inputs rounded first as ComfyUI rounds them for a model that computes in `dtype`."""
-        return lambda calls: run([self._model.cast_inputs(call, dtype) for call in calls])
-
-
-def tensors_of(calls: Sequence[Inputs]) -> list[Mapping[str, torch.Tensor]]:
-    """The tensors of each call."""
-    return [call.tensors if isinstance(call, ModelCall) else call for call in calls]
+        """End ComfyUI's process; results that were not asked for are gone."""
+        self._process.close()

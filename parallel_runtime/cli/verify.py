@@ -1,8 +1,8 @@
 """`verify`: is a plan equal to one process, which knows nothing of ours?
 
 What runs are as many calls as the plan's cfg degree, as cond and uncond, of unequal text; rows of their batch are what
-the data degree shares out. The one process is the unmodified diffusers model where blocks of ours compute the file, and
-else ComfyUI's own module (trial.py).
+the data degree shares out. The one process is ComfyUI's own module; for Flux.1, `--against diffusers` takes the
+unmodified diffusers model instead (trial.py).
 
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
 dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is. All of
@@ -20,10 +20,12 @@ that difference is shown beside it, and nobody's tolerance.
 """
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import TypeAlias
 
 import torch
 
@@ -36,13 +38,13 @@ from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
-from .open_trial import open_trial
 from .terminal import SILENT, Paint, Progress, plain
-from .trial import Inputs, Results, Trial
+from .trial import Results, Trial
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
+Inputs: TypeAlias = Mapping[str, torch.Tensor] | ModelCall
 OPTION_OF = {"warmup_steps": "warmup"}
 
 
@@ -102,9 +104,12 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     _refuse_steps(arguments, plan)
     options = control_options(plan, workload) if arguments.negative_control else {}
     selection = choose_devices(arguments.devices, plan)
-    with closing(open_trial(arguments, workload, [plan], selection.devices, progress)) as trial:
-        if arguments.compile:
-            refuse_uncompilable(selection.devices)
+    if arguments.compile:
+        refuse_uncompilable(selection.devices)
+    given = {name: getattr(arguments, name) for name in ("steps", "comfyui", "against")}
+    given |= {"device": selection.devices[0], "step_cache": arguments.step_cache or 0.0}
+    progress.phase("computing random calls in a ComfyUI process")
+    with closing(Trial(arguments.model, arguments.dtype, workload, [plan], **given)) as trial:
         options = {**options, "compiled": arguments.compile}
         progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
         chunks = partial(overlap, selection.devices)
@@ -148,9 +153,20 @@ def _refuse_steps(arguments: argparse.Namespace, plan: ParallelPlan) -> None:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
     if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
         raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
-    if arguments.step_cache is not None and arguments.steps == 1:
+    if arguments.step_cache is None:
+        return
+    if not 0.0 < arguments.step_cache < math.inf:
+        raise ValueError(
+            f"--step-cache={arguments.step_cache:g} is no number above 0; use for example 0.1, or leave it out"
+        )
+    if plan.pipefusion > 1:
+        raise ValueError(
+            f"--step-cache needs all blocks on one rank, and pipefusion={plan.pipefusion} gives each some; leave "
+            "--step-cache out, or use a plan of ulysses, ring or cfg"
+        )
+    if arguments.steps == 1:
         raise ValueError("--step-cache skips what a step before it computed; use --steps 2 or more")
-    if arguments.step_cache is not None and plan.data > 1:
+    if plan.data > 1:
         raise ValueError(f"--step-cache: replicas of data={plan.data} decide apart, one rank for all; leave data out")
 
 
@@ -277,8 +293,6 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
 
 
 def _size(report: Mapping) -> str:
-    if "image_tokens" in report:
-        return f"{report['image_tokens']} image"
     frames = f" x {report['frames']} latent frames" if "frames" in report else ""
     return f"{report['model']}, {report['width']} x {report['height']} px{frames}"
 

@@ -1,4 +1,4 @@
-"""verify and bench of models that ComfyUI's own modules compute: beside those modules in one process of their own."""
+"""verify and doctor of models that ComfyUI's own modules compute: beside those modules in one process of their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from parallel_runtime.__main__ import main
 from parallel_runtime.cli.doctor_model import describe as describe_the_file
 from parallel_runtime.cli.doctor_model import describe_file
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.planner.comfyui_process import find_comfyui
-from parallel_runtime.report.schema import validate
 
 from .files import write_model_files
 from .quantised import file_of, write_files
@@ -101,20 +99,9 @@ def test_batch_groups_that_all_compute_the_first_row_are_found_out_in_steps_of_b
     assert report["steps"] == 2
 
 
-def test_bench_puts_comfyuis_module_beside_each_plan(tried: Command) -> None:
-    done = tried("bench", WAN, "--plan", "ulysses=2", "--warmup", "0", "--runs", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    validate(report)
-    rows = {row["name"]: row for row in report["contenders"]}
-    assert list(rows) == ["one rank", "ComfyUI, 1 thread", "ComfyUI, 2 threads", "uly2"]
-    assert all(row["error"] <= 1e-5 for name, row in rows.items() if name != "one rank")
-    assert report["versions"]["comfyui"]
-
-
 @pytest.fixture(scope="module")
 def not_ours(folder: Path) -> Path:
-    """A file that is no model of our own blocks, nor any of ComfyUI's."""
+    """A file that is none of ComfyUI's diffusion models."""
     path = folder / "encoder.safetensors"
     save_file({"encoder.block.0.weight": torch.zeros(2, 2)}, path)
     return path
@@ -144,24 +131,6 @@ def test_what_comfyui_does_not_know_is_refused(not_ours: Path, command: Command)
     done = command(*arguments, "--model", str(not_ours))
     assert done.returncode == 2, done.stdout
     assert "ComfyUI recognises no diffusion model in this file" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--frames", "9"), ["--frames=9: Flux.1 makes images", "leave --frames out"]),
-        (("--comfyui", "/some"), ["--comfyui /some: blocks of ours compute Flux.1", "leave it out"]),
-    ],
-)
-def test_options_of_other_models_are_refused_for_ours(
-    tmp_path: Path, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_sample(tmp_path / "ours.safetensors", sample_config())
-    model = str(tmp_path / "ours.safetensors")
-    assert main(["verify", "--model", model, "--plan", "ulysses=2", "--devices", "cpu:2", *arguments]) == 2
-    said = capsys.readouterr().err
-    for word in words:
-        assert word in said
 
 
 def test_a_pack_in_custom_nodes_knows_its_comfyui(tmp_path: Path) -> None:
@@ -198,18 +167,6 @@ def test_the_doctor_says_what_a_file_is_and_which_plans_it_takes_here(folder: Pa
     assert said.startswith(f"model {WAN}: WAN21, computed by ComfyUI's") and "\n  ulysses=2: yes, " in said
     small = describe_the_file({**report, "plans": [{**rows["cfg=2"], "fits": False}]})
     assert small[1].endswith("which does not fit")
-
-
-def test_the_doctor_says_which_plans_our_own_blocks_take(tmp_path: Path) -> None:
-    write_sample(tmp_path / "ours.safetensors", sample_config())
-    devices = parse_devices("cpu:5").devices
-    report = describe_file(str(tmp_path / "ours.safetensors"), None, devices, [2**34] * 5)
-    assert (report["model"], report["computed_by"]) == ("Flux.1", "blocks of ours")
-    rows = {row["plan"]: row for row in report["plans"]}
-    assert list(rows) == ["ulysses=5", "ring=5", "data=5", "ulysses=5,weights=sharded", "ulysses=5,weights=offloaded"]
-    assert rows["ring=5"]["takes"] and rows["ring=5"]["bytes_per_rank"] > 0
-    assert not rows["ulysses=5"]["takes"] and "ulysses=5 does not divide" in rows["ulysses=5"]["why"]
-    assert "  ulysses=5: no: ulysses=5 does not divide" in "\n".join(describe_the_file(report))
 
 
 def test_the_doctor_refuses_a_file_that_it_cannot_look_at_in_one_line(

@@ -1,6 +1,5 @@
 """The command line as a user runs it: reports, exit codes, and refusals by name."""
 
-import itertools
 import json
 import signal
 import subprocess
@@ -11,17 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from host.fetch import comfyui_path
+from host.tiny_models import write_flux
 from parallel_runtime.__main__ import main
-from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import ReferenceModel
-from runtime.shard_sizes import named, ranges, sent, weight_bytes
-from runtime.stale_model import StaleModel
+from parallel_runtime.checkpoint import ModelSpec, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,46 +29,25 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
-VERIFIED = Workload(width=200, height=136, text_tokens=7, batch=2)
+SIZE = ("--width", "112", "--height", "80", "--frames", "5", "--text-tokens", "7")
 
 
 @pytest.fixture
 def verify(command: Command) -> Command:
-    """`verify` with a model and a plan, on inputs that no plan divides: `VERIFIED`."""
-    size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
-    return lambda model, plan, *more: command("verify", "--model", model, "--plan", plan, *size, *more)
+    """`verify` with a model and a plan, on a small video."""
+
+    def run(model: str, plan: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return command("verify", "--model", model, "--plan", plan, *SIZE, "--comfyui", str(comfyui_path()), *more)
+
+    return run
 
 
 @pytest.mark.slow
-def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "ulysses=2,ring=2", "--devices", "cpu:4", "--dtype", "float32", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["tolerance"] == 1e-5
-    assert 0 < report["max_rel_err"] <= 1e-5
-    assert len(report["per_rank"]) == 4
-    assert report["parameter_bytes_per_rank"] == [sum(weight_bytes(sample.path).values())] * 4
-    assert report["image_tokens"] == 9 * 13
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_negative_control_exits_1(sample: ModelSpec, dtype: str, command: Command) -> None:
-    size = ("--width", "256", "--height", "256", "--text-tokens", "77")
-    plan = ("--plan", "ring=2", "--dtype", dtype, "--negative-control")
-    done = command("verify", "--model", sample.path, *plan, *size, "--json")
-    assert done.returncode == 1, done.stderr
-    report = json.loads(done.stdout)
-    assert report["max_rel_err"] > 0.05 > 4 * report["tolerance"]
-    assert report["negative_control"] is True
-
-
-@pytest.mark.slow
-def test_verify_runs_cond_and_uncond_in_a_batch_group_each(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "cfg=2,ulysses=2", "--json")
+def test_verify_runs_cond_and_uncond_in_a_batch_group_each(tiny_hosted: ModelSpec, verify: Command) -> None:
+    done = verify(tiny_hosted.path, "cfg=2,ulysses=2", "--dtype", "float32", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert report["name"] == "cfg2-ring1-uly2"
+    assert (report["name"], report["tolerance"]) == ("cfg2-ring1-uly2", 1e-5)
     assert report["text_tokens_by_call"] == [7, 4]
     assert report["lane_by_rank"] == [0, 0, 1, 1]
     assert [[piece["call"] for piece in pieces] for pieces in report["pieces_by_rank"]] == [[0], [0], [1], [1]]
@@ -83,73 +56,73 @@ def test_verify_runs_cond_and_uncond_in_a_batch_group_each(sample: ModelSpec, ve
 
 
 @pytest.mark.slow
-def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "data=2,ulysses=2", "--weights", "sharded", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert (report["name"], report["weights"]) == ("data2-ring1-uly2-sharded", "sharded")
-    units = ranges(weight_bytes(sample.path), 2)
-    assert report["parameter_bytes_per_rank"] == [sum(units.values())] * 4
-    assert report["weight_bytes_per_step"] == [sent(units, 2, passes=1)[1]] * 4
-    assert report["max_rel_err"] <= 1e-5
-
-
-@pytest.mark.slow
-def test_a_batch_group_without_work_is_named(sample: ModelSpec, command: Command) -> None:
-    done = command(
-        "verify", "--model", sample.path, "--plan", "data=2", "--width", "64", "--height", "64", "--batch", "1"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning: batch group 1 of 2 had no work (rank 1); use a larger --batch" in done.stdout
-    assert "rank 1, batch group 1: no work" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", ["cfg=2", pytest.param("data=2", marks=pytest.mark.full)])
-def test_the_negative_control_of_batch_groups_exits_1(sample: ModelSpec, plan: str, verify: Command) -> None:
-    done = verify(sample.path, plan, "--negative-control", "--json")
+@pytest.mark.parametrize(
+    ("plan", "dtype"),
+    [
+        ("ring=2", "float32"),
+        pytest.param("ring=2", "bfloat16", marks=pytest.mark.full),
+        pytest.param("cfg=2", "float32", marks=pytest.mark.full),
+    ],
+)
+def test_the_negative_control_exits_1(tiny_hosted: ModelSpec, plan: str, dtype: str, verify: Command) -> None:
+    done = verify(tiny_hosted.path, plan, "--dtype", dtype, "--negative-control", "--json")
     assert done.returncode == 1, done.stderr
-    assert json.loads(done.stdout)["max_rel_err"] > 0.05
-
-
-@pytest.mark.full
-def test_verify_follows_several_steps(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "ulysses=3", "--steps", "3", "--json")
-    assert done.returncode == 0, done.stdout
-    assert json.loads(done.stdout)["steps"] == 3
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] > 0.02 > 2 * report["tolerance"]
+    assert report["negative_control"] is True
 
 
 @pytest.mark.slow
-def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "ring=2", "--dtype", "bfloat16", "--json")
+def test_a_batch_group_without_work_is_named_and_sharded_weights_are_counted(
+    tiny_hosted: ModelSpec, verify: Command
+) -> None:
+    done = verify(tiny_hosted.path, "data=2,ulysses=2", "--weights", "sharded")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("data2-ring1-uly2-sharded: equal to one process: relative error")
+    assert "warning: batch group 1 of 2 had no work (ranks 2 to 3); use a larger --batch" in done.stdout
+    assert "rank 2, batch group 1: no work" in done.stdout
+    assert " of weights sent a step, " in done.stdout
+
+
+@pytest.mark.slow
+def test_verify_in_bf16_is_held_against_one_bf16_process_over_several_steps(
+    tiny_hosted: ModelSpec, verify: Command
+) -> None:
+    done = verify(tiny_hosted.path, "ring=2", "--dtype", "bfloat16", "--steps", "2", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
     assert report["tolerance"] == pytest.approx(1.1 * report["one_process_rel_err"])
-    assert report["one_process_rel_err"] < 2e-2, "more than bf16's arithmetic makes of two blocks"
+    assert 0 < report["one_process_rel_err"] < 5e-2, "more than bf16's arithmetic makes of four blocks"
+    assert report["steps"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+def test_flux_is_held_to_unmodified_diffusers(tmp_path: Path, dtype: str, command: Command) -> None:
+    write_flux(path := tmp_path / "flux.safetensors", seed=3)
+    size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
+    more = ("--against", "diffusers", "--comfyui", str(comfyui_path()), "--dtype", dtype, "--json")
+    arguments = ("verify", "--model", str(path), "--plan", "cfg=2,ulysses=2", *size, *more)
+    done = command(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["max_rel_err"] > 0, "another program's arithmetic is never equal bit by bit"
+    done = command(*arguments, "--negative-control")
+    assert done.returncode == 1 and json.loads(done.stdout)["max_rel_err"] > 0.02, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
-    sample: ModelSpec, tmp_path: Path, verify: Command
+    tiny_hosted: ModelSpec, tmp_path: Path, verify: Command
 ) -> None:
-    weights = load_file(sample.path)
-    weights["img_in.bias"] *= float("nan")
-    save_file(weights, tmp_path / "broken.safetensors")
+    weights = load_file(tiny_hosted.path)
+    weights["patch_embedding.bias"] *= float("nan")
+    save_file(weights, tmp_path / "broken.safetensors", dict(read_header(tiny_hosted.path).metadata))
     done = verify(str(tmp_path / "broken.safetensors"), "ulysses=2", "--json")
     assert done.returncode == 1, done.stderr
     assert "NaN" not in done.stdout
     report = json.loads(done.stdout)
     assert report["max_rel_err"] is None
     assert report["per_rank"] == [None, None]
-
-
-@pytest.mark.full
-def test_stdout_is_the_report_and_nothing_else_without_asserts_and_docstrings(sample: ModelSpec) -> None:
-    """-OO takes away what -O does, and docstrings too."""
-    size = ("--width", "64", "--height", "64", "--text-tokens", "5")
-    done = process("verify", "--model", sample.path, "--plan", "ring=2", *size, "--json")
-    assert done.returncode == 0, done.stderr
-    assert isinstance(json.loads(done.stdout), dict)
 
 
 @pytest.mark.slow
@@ -160,9 +133,9 @@ def test_help_is_there_without_docstrings() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None:
-    command = [sys.executable, "-m", "parallel_runtime", "verify", "--model", sample.path, "--plan", "ring=2"]
-    size = ["--width", "64", "--height", "64", "--text-tokens", "5", "--steps", "1000000"]
+def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec) -> None:
+    command = [sys.executable, "-m", "parallel_runtime", "verify", "--model", tiny_hosted.path, "--plan", "ring=2"]
+    size = [*SIZE, "--steps", "20", "--comfyui", str(comfyui_path())]
     # a shell's background job may have passed on that SIGINT is ignored
     start = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     with subprocess.Popen(
@@ -198,50 +171,26 @@ def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
-    sample: ModelSpec, config: FluxConfig, verify: Command
+    tiny_hosted: ModelSpec, verify: Command
 ) -> None:
-    done = verify(sample.path, "pipefusion=2", "--steps", "3", "--warmup", "1", "--patches", "3", "--json")
+    pipeline = ("pipefusion=2", "--dtype", "float32", "--patches", "3")
+    done = verify(tiny_hosted.path, *pipeline, "--steps", "3", "--warmup", "1", "--json")
     report = json.loads(done.stdout)
     assert (report["patches"], report["warmup_steps"], report["tolerance"]) == (3, 1, 1e-5)
-    assert 0 < report["max_rel_err"] <= 1e-5
-    call = VERIFIED.tensors(config)
-    exact, stale = (
-        three_euler_steps(model, call)
-        for model in (ReferenceModel(sample.path), StaleModel(sample.path, patches=3, warm_calls=1))
-    )
-    assert report["stale_difference"] == pytest.approx(relative_error(stale, exact), rel=0, abs=1e-5)
-    assert report["stale_difference"] > 1e-3
-    weights, everywhere = weight_bytes(sample.path), "time_in vector_in guidance_in"
-    stages = (named(weights, everywhere, own) for own in ("img_in txt_in double_blocks", "single_blocks final_layer"))
-    assert report["parameter_bytes_per_rank"] == [sum(stage.values()) for stage in stages]
-    said = verify(sample.path, "pipefusion=2", "--steps", "2", "--warmup", "2").stdout
+    assert report["max_rel_err"] <= 1e-5
+    assert report["stale_difference"] > 1e-4
+    whole = sum(entry.num_bytes for entry in read_header(tiny_hosted.path).tensors.values())
+    assert all(0 < held < whole for held in report["parameter_bytes_per_rank"]), "each stage has some of the blocks"
+    said = verify(tiny_hosted.path, *pipeline, "--steps", "2", "--warmup", "2").stdout
     assert "every step a warm-up" in said and "0 with keys a step old" in said
-
-
-def three_euler_steps(model: Callable[[dict], torch.Tensor], call: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The latent after three even steps of the flow."""
-    img, sigmas = call["img"].clone(), torch.linspace(1, 0, 4)
-    for now, after in itertools.pairwise(sigmas):
-        velocity = model({**call, "img": img, "timesteps": now.expand(len(img))})
-        img[..., : velocity.shape[2]] += (after - now) * velocity
-    return img[..., : velocity.shape[2]]
-
-
-@pytest.mark.slow
-def test_verify_speaks_to_people_too(sample: ModelSpec, verify: Command) -> None:
-    done = verify(sample.path, "ulysses=2")
-    assert done.stdout.startswith("uly2: equal to one process: relative error")
-    assert "rank 1:" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--plan", "ulysses=5"), ["ulysses=5 does not divide 24 heads", "ring=5"]),
         (("--plan", "ulysses=0"), ["ulysses=0", "1 to 8"]),
         (("--plan", "cfg=2", "--seed", str(1 << 70)), [f"--seed={1 << 70}", "outside 0 to"]),
         (("--plan", "cfg=3,ulysses=3"), ["ulysses=3,cfg=3", "9 ranks"]),
-        (("--plan", "pipefusion=3"), ["pipefusion=3", "2 blocks"]),
         (("--plan", "ulyses=2"), ["'ulyses'"]),
         (("--plan", "ulysses=2", "--patches", "4"), ["patches=4", "needs stages"]),
         (("--plan", "ulysses=2", "--warmup", "2"), ["warmup_steps=2", "needs stages"]),
@@ -251,6 +200,7 @@ def test_verify_speaks_to_people_too(sample: ModelSpec, verify: Command) -> None
         (("--plan", "data=2", "--weights", "sharded"), ["weights=sharded", "2 replica(s)"]),
         (("--plan", "ulysses=2", "--weights", "torn"), ["'torn'", "replicated, sharded, offloaded"]),
         (("--plan", "ulysses=2,weights=sharded", "--weights", "sharded"), ["--weights sharded", "name them once"]),
+        (("--plan", "ulysses=2", "--against", "diffusers"), ["only Flux.1 is converted", "leave --against out"]),
         (("--plan", "data=2", "--negative-control"), ["data2-ring1-uly1", "--batch 2"]),
         (("--plan", "ulysses=4", "--devices", "cpu:2"), ["4 ranks", "cpu:4"]),
         (("--plan", "ulysses=2", "--devices", "cuda:77"), ["cuda:77", "does not exist"]),
@@ -258,13 +208,12 @@ def test_verify_speaks_to_people_too(sample: ModelSpec, verify: Command) -> None
         (("--plan", "ulysses=2", "--text-tokens", "0"), ["--text-tokens=0"]),
         (("--plan", "ulysses=2", "--batch", "-1"), ["--batch=-1"]),
         (("--plan", "ulysses=2", "--steps", "0"), ["--steps=0"]),
-        (("--plan", "ulysses=2", "--dtype", "int4"), ["dtype='int4'"]),
     ],
 )
 def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(
-    sample: ModelSpec, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+    tiny_hosted: ModelSpec, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", "--model", sample.path, *arguments]) == 2
+    assert main(["verify", "--model", tiny_hosted.path, *arguments]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1, said
     for word in words:

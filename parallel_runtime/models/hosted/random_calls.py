@@ -277,6 +277,8 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
     widths: dict[str, int | None] = dict(NOBODYS)
     if name in SAID_WIDTHS:
         widths["cross_attn"] = SAID_WIDTHS[name](model.diffusion_model, device)
+    if name in CUT_POOLED:
+        widths["pooled_output"] = model.diffusion_model.params.vec_in_dim
     for _ in range(TRIES):
         with _last_layer(model.diffusion_model) as last:
             try:
@@ -323,6 +325,8 @@ def _lens_width(transformer: Any, _: torch.device) -> int:  # noqa: ANN401
     return sum(each.weight.shape[0] for each in (norm if transformer.multi_layer_encoder_feature else [norm]))
 
 
+# Models that cut a pooled text to their width before a layer meets it.
+CUT_POOLED = frozenset(("Flux", "HunyuanVideo"))
 # Models that cut the text apart before a layer meets it.
 SAID_WIDTHS: Mapping[str, Callable[[Any, torch.device], int]] = {
     "Krea2": _krea_width,

@@ -27,6 +27,7 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     here = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     here.pop(FOLDER, None)
     assert why_not(["cpu"], here) is None
+    assert not (tmp_path / "parallel-dit" / "compiled").stat().st_mode & 0o022
     missing = "compiling needs a C++ compiler, and {} is not there; install g++"
     assert why_not(["cpu"], {**here, "PATH": str(tmp_path)}) == missing.format("g++")
     assert why_not(["cuda"], {**here, "PATH": str(tmp_path)}) == missing.format("gcc or clang")

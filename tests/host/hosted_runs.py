@@ -48,11 +48,31 @@ def read_otherwise(run: InWorkerRun) -> InWorkerRun:
     return replace(run, recurrence=replace(run.recurrence, states=tuple(states)))
 
 
+def euler(steps: int) -> SamplerRecurrence:
+    """So many steps of one call each, from sigma 1 to 0."""
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1000.0)]
+    for step in range(steps - 1):
+        sigma = 1 - (step + 1) / steps
+        kept = sigma / (1 - step / steps)
+        inputs, denoised = ((step, kept),), ((step, 1 - kept),)
+        states.append(RecurrenceStep(inputs=inputs, denoised=denoised, sigma=sigma, timestep=1000 * sigma))
+    states.append(RecurrenceStep(denoised=((steps - 1, 1.0),)))
+    return SamplerRecurrence(states=tuple(states), step_ends=tuple(range(steps)))
+
+
 def make_run(
-    *, batch: int = 1, texts: Sequence[int] = (7,), mask: bool = False, size: tuple[int, int, int] = SIZE
+    *,
+    batch: int = 1,
+    texts: Sequence[int] = (7,),
+    mask: bool = False,
+    size: tuple[int, int, int] = SIZE,
+    recurrence: SamplerRecurrence | None = None,
 ) -> InWorkerRun:
-    """A run of latents of `size`; `texts` are the tokens of its conditionings, one, or two for cfg."""
-    recurrence, latent = two_call_recurrence(), torch.Size((batch, CHANNELS, *size))
+    """A run of latents of `size`; `texts` are the tokens of its conditionings, one, or two for cfg.
+
+    By default of `two_call_recurrence`.
+    """
+    recurrence, latent = recurrence or two_call_recurrence(), torch.Size((batch, CHANNELS, *size))
     numbers = torch.Generator().manual_seed(11)
     rows = (batch, 1, latent[1:].numel())
     inpaint = None
@@ -97,6 +117,13 @@ def asking(pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", **
     return ask
 
 
+def outputs(model: AskModel, run: InWorkerRun, x: torch.Tensor, timestep: float) -> list[torch.Tensor]:
+    """What the model makes of a latent (B, 1, N) for each conditioning, of the same shape."""
+    rows, times = len(x), torch.full((len(x),), timestep)
+    calls = [call_of(x.reshape(rows, *cond.options["latent"]), times, cond.tensors["t0"]) for cond in run.conds]
+    return [out.reshape(x.shape) for out in model(calls)]
+
+
 def host_loop(model: AskModel, run: InWorkerRun) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The result and every step's denoised latent (B, 1, N), the model asked step by step as ComfyUI's sampler does."""
     previews = []
@@ -107,12 +134,8 @@ def host_loop(model: AskModel, run: InWorkerRun) -> tuple[torch.Tensor, list[tor
         if run.inpaint is not None:
             kept = run.inpaint.noise * reading.kept_noise + run.inpaint.latent * reading.kept_latent
             x = x * run.inpaint.mask + kept * (1 - run.inpaint.mask)
-        times = torch.full((x.shape[0],), state.timestep)
-        calls = [
-            call_of((x * reading.scale).reshape(x.shape[0], *cond.options["latent"]), times, cond.tensors["t0"])
-            for cond in run.conds
-        ]
-        sides = [x * reading.skip + out.reshape(x.shape) * reading.weight for out in model(calls)]
+        outs = outputs(model, run, x * reading.scale, state.timestep)
+        sides = [x * reading.skip + out * reading.weight for out in outs]
         out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * run.cfg
         if run.inpaint is not None:
             out = out * run.inpaint.mask + run.inpaint.latent * (1 - run.inpaint.mask)

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from families.comfy_classes import Shapes, shapes_of
 from families.files import ModelFile
 from families.wan import wan_file
 from host.fetch import comfyui_path
 from host.layouts import Row
-from host.tiny_models import make_tensor, num_bytes, to_bytes, write_layout
+from host.tiny_models import write_layout
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
@@ -50,23 +50,6 @@ def write_tiny(path: Path, *, seed: int = 41, dtype: torch.dtype = torch.float32
     """Write the model, 4.5 MB in fp32; `sizes` are arguments of ComfyUI's class other than `SIZES`."""
     file, rows = _rows(json.dumps(SIZES | sizes))
     return write_layout(path, rows, seed=seed, dtype=dtype, metadata=file.metadata)
-
-
-def write_large(path: Path, *, gib: float, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
-    """Write one of at least `gib` GiB; its blocks are alike, so memory stays at one tensor of each kind."""
-    _, rows = _rows(json.dumps(SIZES | sizes | {"num_layers": 1}))
-    block = [row for row in rows if row.name.startswith("blocks.")]
-    layers = int(gib * 2**30 / num_bytes(block, dtype)) + 1
-    file, rows = _rows(json.dumps(SIZES | sizes | {"num_layers": layers}))
-    made: dict[str, bytes] = {}
-
-    def values_of(row: Row) -> bytes:
-        name = re.sub(r"^blocks\.\d+\.", "blocks.0.", row.name)
-        if name not in made:
-            made[name] = to_bytes(make_tensor(Row(name, row.shape, row.std, row.mean), seed=0, dtype=dtype))
-        return made[name]
-
-    return write_layout(path, rows, seed=0, dtype=dtype, metadata=file.metadata, values_of=values_of)
 
 
 def spec_of(path: Path | str, dtype: str = "float32", **more: Any) -> ModelSpec:
@@ -124,8 +107,6 @@ class OneProcess:
         self, texts: Sequence[int], *, width: int = 96, height: int = 64, frames: int = 5, batch: int = 1, seed: int = 0
     ) -> tuple[list[ModelCall], list[torch.Tensor]]:
         """A call for each text of so many tokens, and the result (B, N) of each."""
-        from safetensors.torch import load_file
-
         file = str(self._process.folder / "calls.safetensors")
         size = {"width": width, "height": height, "frames": frames, "batch": batch, "seed": seed}
         size["text_tokens"] = max(texts)
@@ -136,3 +117,10 @@ class OneProcess:
             shape = tuple(tensors[f"0.{number}.out"].shape)
             found.append(ModelCall(tensors=given, out_shape=shape, out_dtype=torch.float32, options=options))
         return found, [tensors[f"0.{number}.out"] for number in range(len(found))]
+
+    def outputs(self, dtype: str) -> list[torch.Tensor]:
+        """What the same calls give in another dtype."""
+        file = str(self._process.folder / "outputs.safetensors")
+        self._process.ask("outputs", dtype=dtype, file=file)
+        tensors = load_file(file)
+        return [tensors[f"0.{number}.out"] for number in range(len(tensors))]

@@ -12,7 +12,6 @@ import argparse
 import functools
 import json
 import math
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -117,28 +116,6 @@ def write_flux(
     """Writes a Flux file; `sizes` are FluxShape's fields (hidden, depth, single, ctx, vec, in_channels, guidance)."""
     rows = layouts.flux(FluxShape(**sizes), norm_suffix=norm_suffix)
     return write_layout(path, rows, seed=seed, dtype=dtype, prefix=prefix)
-
-
-def write_large_flux(
-    path: Path, *, gib: float, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **sizes: int
-) -> Path:
-    """Writes a Flux file of at least `gib` GiB by adding double blocks.
-
-    Only the first block of a kind is random, the others repeat it: cheap, never more than one block in memory.
-    """
-    shape = FluxShape(**sizes)
-    per_block = num_bytes(layouts.double_block(0, shape.hidden, "scale"), dtype)
-    missing = gib * 2**30 - num_bytes(layouts.flux(replace(shape, depth=0)), dtype)
-    shape = replace(shape, depth=max(shape.depth, math.ceil(missing / per_block)))
-    made: dict[str, bytes] = {}
-
-    def values_of(row: Row) -> bytes:
-        row = replace(row, name=re.sub(r"_blocks\.\d+\.", "_blocks.0.", row.name))
-        if row.name not in made:
-            made[row.name] = to_bytes(make_tensor(row, seed=seed, dtype=dtype))
-        return made[row.name]
-
-    return write_layout(path, layouts.flux(shape), seed=seed, dtype=dtype, values_of=values_of)
 
 
 def num_bytes(rows: Iterable[Row], dtype: torch.dtype) -> int:

@@ -76,8 +76,8 @@ def edited(part: Cells) -> Cells:
 
 EDITED_FIRST = {plan: names[:1] for plan, names in edited(SUBSET).items()}
 EDITED = cells(test=EDITED_FIRST, full={plan: edited(SUBSET)[plan][1:] + edited(MORE)[plan] for plan in SUBSET})
-# Batch groups alone exchange nothing that could be switched off; tests/runtime/test_batch_group_parity.py has the
-# control of theirs.
+# Batch groups alone exchange nothing that could be switched off; tests/runtime/test_parity.py has the control
+# of theirs.
 EXCHANGING = [plan for plan, degrees in PLANS.items() if {"ulysses", "ring"} & degrees.keys()]
 CONTROLS = cells(
     test={plan: SUBSET[plan][:1] for plan in EXCHANGING},

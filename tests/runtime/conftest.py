@@ -1,13 +1,11 @@
 """What the runtime's tests share: eight CPU ranks, a small model that every plan can split, and its reference model."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from host.tiny_hosted import OneProcess
-from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
@@ -63,12 +61,3 @@ def eight_ranks() -> Iterator[Pool]:
     pool = Pool(parse_devices("cpu:8").devices, threads_per_rank=1)
     yield pool
     pool.close()
-
-
-@pytest.fixture(scope="session")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file of 2 GiB in bf16, gone at the end."""
-    path = write_large_flux(tmp_path_factory.mktemp("large") / "large.safetensors", gib=2.0, hidden=1024, single=1)
-    assert path.stat().st_size >= 2 * 2**30
-    yield path
-    path.unlink()

@@ -5,13 +5,10 @@ import torch
 from made_replies import run_reply
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.models.flux.adapter import FluxAdapter
-from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.in_worker_sampling import MAX_GIVEN, Inpaint, InWorkerRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from parallel_runtime.weights.model_weights import BlockWeights
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
@@ -80,19 +77,6 @@ def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
         InWorkerRun(
             recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)}
         )
-
-
-@pytest.mark.parametrize("vectors", [1, 2], ids=["one timestep", "rows at timestep zero"])
-def test_the_size_of_modulations_is_known_before_they_are_made(vectors: int) -> None:
-    config = sample_config(heads=2)
-    adapter = FluxAdapter(config)
-    vec = torch.zeros(5, 3, vectors, config.hidden_size)
-    for block in adapter.blocks:
-        start = len(block.prefix)
-        wanted = {name[start:]: shape for name, shape in config.expected_shapes().items() if block.prefix in name}
-        weights = BlockWeights({name: torch.zeros(shape) for name, shape in wanted.items()}, {})
-        made = adapter.modulation_rows(block, weights, vec)
-        assert adapter.modulation_numbers(block, vec) == sum(part.numel() for part in made)
 
 
 def test_the_longest_report_of_a_run_fits_into_a_message() -> None:

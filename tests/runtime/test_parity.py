@@ -1,228 +1,220 @@
-"""Every plan equals one process of the unmodified diffusers model, at any size; without the exchange, none does."""
+"""Every plan equals ComfyUI's bare module in one process, at any size, in any dtype; without its exchange, none does.
 
-from collections.abc import Callable
-from functools import cache
+Owns: which ranks compute which rows, all degrees up to eight ranks, where weights lie. Which classes there are is
+tests/models's; a pipeline whose keys are a step old is models/test_pipelined_pool.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from host.tiny_models import TinyModels
+from host.tiny_hosted import BLOCKS, WIDTH, OneProcess, call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, relative_error, worst
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.parallel.shard import SequenceShard
-from parallel_runtime.parallel.traffic import AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
-from runtime.zero_timestep_model import ZeroTimestepModel
+from parallel_runtime.proof import relative_error
 
-# what the design allows any plan: in fp32 sums in another order, in bf16 a tenth more than one process loses
-FP32_TOLERANCE = 1e-5
-HALF_ALLOWANCE = 1.1
-
-PLANS = [
-    ParallelPlan(ring=ring, ulysses=ulysses)
-    for ring in range(1, 9)
-    for ulysses in (1, 2, 3, 4, 6, 8)
-    if ring * ulysses <= 8
+EXACT = 1e-5  # fp32 sums in another order
+ALLOWANCE = 1.1  # of a half: rounding at other places; a tenth more than one process loses is chance
+WRONG = 0.05
+DEGREES = range(1, 9)
+EVERY_PLAN = [
+    ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses)
+    for data in DEGREES
+    for cfg in DEGREES
+    for ring in DEGREES
+    for ulysses in DEGREES
+    if data * cfg * ring * ulysses <= 8
 ]
-# By workload its tensors, and what one process makes of them.
-Judged = Callable[[Workload], tuple[dict[str, torch.Tensor], torch.Tensor]]
-# width, height, text tokens, batch: square, odd, fewer tokens than ranks, one row
-WORKLOADS = [
-    Workload(width=256, height=256, text_tokens=77, batch=1),
-    Workload(width=232, height=136, text_tokens=5, batch=3),
-    Workload(width=32, height=16, text_tokens=1, batch=2),
-    Workload(width=16, height=16, text_tokens=1, batch=1),
+GROUPS = [plan for plan in EVERY_PLAN if plan.batch_groups > 1]
+SHARING = [plan for plan in EVERY_PLAN if plan.parts > 1 and plan.batch_groups == 1]
+STAGES = [
+    ParallelPlan.parse(name)
+    for name in ("pipefusion=4,ulysses=2", "pipefusion=3,cfg=2", "pipefusion=2,ring=2,data=2", "pipefusion=2,ulysses=3")
 ]
+# Batch groups with more pieces than others, batch groups without work, ranks that sleep; and one rank.
+ELSEWHERE = ("ulysses=3", "cfg=2", "data=2,cfg=2,ring=2", "data=2,cfg=3", "data=2,ulysses=2", "cfg=3,ulysses=2")
+SHARDED = [ParallelPlan.parse(f"{name},weights=sharded") for name in ELSEWHERE]
+OFFLOADED = [ParallelPlan.parse(f"{name}weights=offloaded") for name in ("", "data=2,", "ulysses=3,", "cfg=2,ring=2,")]
+PLANS = [*EVERY_PLAN, *STAGES, *SHARDED, *OFFLOADED]
+# By name, calls of one size: cond and uncond of unequal text; several rows; more calls than batch groups, of unequal
+# rows and sizes; fewer tokens than ranks
+REQUESTS = {
+    "cond and uncond": [{"texts": (13, 5)}],
+    "a batch of each": [{"texts": (13, 5), "batch": 3, "width": 88, "height": 40}],
+    "four rows": [{"texts": (7,), "batch": 4, "frames": 1}],
+    "five calls": [{"texts": (1 + 3 * n,), "batch": 1 + n % 3, "width": 16 * (1 + n), "seed": n} for n in range(5)],
+    "two tokens": [{"texts": (1, 3), "batch": 2, "width": 32, "height": 16, "frames": 1}],
+}
+Asked = tuple[list[ModelCall], list[torch.Tensor]]
 
 
-def named(workload: Workload) -> str:
-    return f"{workload.image_tokens}+{workload.text_tokens}x{workload.batch}"
-
-
-# The first is square and large enough for every rank; the quick tier runs it alone.
-BY_NAME = [
-    pytest.param(workload, id=named(workload), marks=[pytest.mark.slow] if index else [])
-    for index, workload in enumerate(WORKLOADS)
-]
-
-
-def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan, workload: Workload, **options: object) -> PlanRunner:
-    return PlanRunner(pool, spec, plan, options=options)
+def asked(process: OneProcess, sizes: Sequence[dict]) -> Asked:
+    """The calls of all sizes, and their results in one process."""
+    calls, expected = [], []
+    for size in sizes:
+        made, outs = process.calls(**size)
+        calls += made
+        expected += outs
+    return calls, expected
 
 
 @pytest.fixture(scope="module")
-def judged(sample: ModelSpec, reference_model: ReferenceModel) -> Judged:
-    """Each workload's tensors and the reference model's result, computed once."""
-    config = FluxConfig.from_header(read_header(sample.path))
-
-    @cache
-    def of(workload: Workload) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        tensors = workload.tensors(config)
-        return tensors, reference_model(tensors)
-
-    return of
+def requests(one_process: OneProcess) -> dict[str, Asked]:
+    """By name."""
+    return {name: asked(one_process, sizes) for name, sizes in REQUESTS.items()}
 
 
-def worst_rank(result: torch.Tensor, expected: torch.Tensor, *, plan: ParallelPlan, workload: Workload) -> float:
-    """The largest error over the rows of one rank: those of a wrong one must not hide among right ones."""
-    rows = [SequenceShard(workload.text_tokens, result.shape[1], plan.ranks, rank).image for rank in range(plan.ranks)]
-    return worst([relative_error(result[:, own], expected[:, own]) for own in rows])
+def worst(result: RunResult, expected: Sequence[torch.Tensor]) -> float:
+    """Of every row of every call: a wrong row must not hide among right ones."""
+    pairs = zip(result.outs, expected, strict=True)
+    return max(relative_error(row, right) for out, whole in pairs for row, right in zip(out, whole, strict=True))
 
 
-@pytest.mark.parametrize("workload", BY_NAME)
-def test_every_plan_equals_one_process(
-    eight_ranks: Pool, sample: ModelSpec, judged: Judged, workload: Workload
-) -> None:
-    """And sends what the formula says."""
-    config = FluxConfig.from_header(read_header(sample.path))
-    tensors, expected = judged(workload)
-    shape = AttentionShape(
-        blocks=config.depth + config.depth_single,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        element_bytes=4,
-        batch=workload.batch,
-    )
-    errors = {}
-    for plan in PLANS:
-        runner = run(eight_ranks, sample, plan, workload)
-        errors[plan.name] = worst_rank(runner(tensors), expected, plan=plan, workload=workload)
-        lengths = SequenceShard(workload.text_tokens, workload.image_tokens, plan.ranks, 0).lengths
-        predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
-        assert [(rank.collectives, rank.sent_bytes) for rank in runner.ranks] == predicted, plan.name
-    bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
-    assert not bad, f"worst of all {max(errors.values()):.1e}"
+def told(calls: Sequence[ModelCall], **options: object) -> list[ModelCall]:
+    """The same calls with more options."""
+    return [replace(each, options={**each.options, **options}) for each in calls]
 
 
-CONTROLS = [
-    pytest.param(plan, id=plan.name, marks=[pytest.mark.slow] if plan.ranks > 2 else [])
-    for plan in PLANS
-    if plan.ranks > 1
+# Every plan runs one request; all requests under all plans are left to the full tier.
+NAMES = list(REQUESTS)
+CASES = [
+    *(pytest.param(name, PLANS[number :: len(NAMES)], id=name) for number, name in enumerate(NAMES)),
+    *(pytest.param(name, PLANS, id=f"{name}, every plan", marks=pytest.mark.full) for name in NAMES),
 ]
 
 
-@pytest.mark.parametrize("plan", CONTROLS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "plans"), CASES)
+def test_every_plan_equals_one_process(
+    eight_ranks: Pool, tiny_hosted: ModelSpec, requests: dict[str, Asked], name: str, plans: list[ParallelPlan]
+) -> None:
+    (calls, expected), errors = requests[name], {}
+    for plan in plans:
+        if plan.num_patches > 1 and name == "two tokens":
+            continue  # fewer tokens than patches are refused
+        result = eight_ranks.run(tiny_hosted, plan, calls)
+        errors[plan.name] = worst(result, expected)
+        check_reports(plan, result, rows=[len(out) for out in expected])
+    assert not {plan: error for plan, error in errors.items() if not error <= EXACT}, errors
+
+
+def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> None:
+    """Each rank says its batch group; their pieces are every row once; ranks beyond the plan are no members."""
+    ranks_a_group = plan.ranks // plan.batch_groups
+    assert [reply.ran is None for reply in result.ranks] == [rank >= plan.ranks for rank in range(8)]
+    for rank, ran in enumerate(result.ran):
+        assert ran.batch_group == rank // ranks_a_group
+        assert ran.pieces == result.ran[ran.batch_group * ranks_a_group].pieces
+    run = [piece for ran in result.ran[::ranks_a_group] for piece in ran.pieces]
+    assert [(number, row) for number, start, stop in run for row in range(start, stop)] == [
+        (number, row) for number, count in enumerate(rows) for row in range(count)
+    ]
+
+
 def test_without_the_exchange_every_plan_is_wrong(
-    eight_ranks: Pool, sample: ModelSpec, judged: Judged, plan: ParallelPlan
+    eight_ranks: Pool, tiny_hosted: ModelSpec, requests: dict[str, Asked]
 ) -> None:
-    workload = WORKLOADS[0]
-    tensors, expected = judged(workload)
-    result = run(eight_ranks, sample, plan, workload, local_attention=True)(tensors)
-    assert relative_error(result, expected) > 0.05
+    calls, expected = requests["cond and uncond"]
+    for plan in [*SHARING[::3], *STAGES[:1]]:
+        result = eight_ranks.run(tiny_hosted, plan, told(calls, local_attention=True))
+        assert worst(result, expected) > WRONG, plan.name
+
+
+def test_a_plan_sends_what_numbers_by_hand_say(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    """24 of 48 tokens, of fp32: queries, keys, values there and an output back, of half the heads; or keys and values.
+
+    And 64 numbers of each token at the end, to the other rank.
+    """
+    block, end = 24 * WIDTH * 4, 24 * 64 * 4
+    for name, blocks in (("ulysses=2", BLOCKS * 4 * block // 2), ("ring=2", BLOCKS * 2 * block)):
+        result = eight_ranks.run(tiny_hosted, ParallelPlan.parse(name), [call()])
+        assert [rank.sent_bytes for rank in result.ran] == [blocks + end] * 2, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workload",
-    [
-        pytest.param(workload, id=named(workload), marks=[pytest.mark.full] if index % 2 else [])
-        for index, workload in enumerate(WORKLOADS)
-    ],
+def test_batch_groups_that_run_the_first_row_for_theirs_are_wrong(
+    eight_ranks: Pool, tiny_hosted: ModelSpec, requests: dict[str, Asked]
+) -> None:
+    calls, expected = requests["a batch of each"]
+    for plan in GROUPS[::5]:
+        result = eight_ranks.run(tiny_hosted, plan, told(calls, first_row=True))
+        assert worst(result, expected) > WRONG, plan.name
+
+
+@pytest.mark.slow
+@settings(max_examples=4)
+@given(
+    plan=st.sampled_from(PLANS[:-1]),
+    shapes=st.lists(
+        st.tuples(st.integers(1, 90), st.integers(1, 4), st.integers(2, 9), st.integers(2, 9)), min_size=1, max_size=4
+    ),
 )
-def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
-    eight_ranks: Pool, sample: ModelSpec, judged: Judged, workload: Workload
+def test_random_shapes_equal_one_process(
+    eight_ranks: Pool,
+    tiny_hosted: ModelSpec,
+    one_process: OneProcess,
+    plan: ParallelPlan,
+    shapes: list[tuple[int, int, int, int]],
 ) -> None:
-    """By themselves ranks gather few tokens, so parts of no token at all would be neither exchanged nor hop."""
-    tensors, expected = judged(workload)
-    for plan in [plan for plan in PLANS if plan.ranks > 1]:
-        runner = run(eight_ranks, sample, plan, workload, ungathered=True)
-        assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
-        blocks = 2  # the sample's
-        assert runner.ranks[0].collectives == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
+    sizes = [
+        {"texts": (text,), "batch": batch, "width": 16 * columns, "height": 16 * rows, "seed": number}
+        for number, (text, batch, columns, rows) in enumerate(shapes)
+    ]
+    calls, expected = asked(one_process, sizes)
+    assert worst(eight_ranks.run(tiny_hosted, plan, calls), expected) <= EXACT
 
 
 @pytest.mark.slow
-def test_an_attention_mask_is_followed_by_every_plan(
-    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel
-) -> None:
-    """Values to add, True and False, and whole parts of the ring that a query may not see."""
-    workload = WORKLOADS[1]
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    tokens = workload.text_tokens + workload.image_tokens
-    added = torch.randn(workload.batch, tokens, tokens, generator=torch.Generator().manual_seed(3))
-    seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
-    seen[:, :, : tokens // 2] = False
-    seen[:, :, -1] = True
-    plain = reference_model(tensors)
-    for mask in (added, seen, torch.zeros(1, tokens, tokens).masked_fill(~seen, -torch.inf)):
-        expected = reference_model({**tensors, "mask": mask})
-        assert relative_error(plain, expected) > 0.01
-        for plan in (ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
-            result = run(eight_ranks, sample, plan, workload)({**tensors, "mask": mask})
-            assert relative_error(result, expected) <= FP32_TOLERANCE
+def test_image_k_is_the_same_image_whatever_the_degree(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    """Bit for bit: a call of one row is the same work in any batch group."""
+    calls = [call(text=11, seed=seed) for seed in range(5)]
+    alone = [eight_ranks.run(tiny_hosted, ParallelPlan(), [each]).outs[0] for each in calls]
+    for degree in (1, 2, 3, 5, 8):
+        outs = eight_ranks.run(tiny_hosted, ParallelPlan(data=degree), calls).outs
+        assert all(torch.equal(out, before) for out, before in zip(outs, alone, strict=True)), degree
 
 
 @pytest.mark.slow
-def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
-    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel
+@pytest.mark.parametrize("plan", SHARDED[::2], ids=lambda plan: plan.name)
+def test_ranks_that_share_the_weights_out_hold_their_part_of_each_block(
+    eight_ranks: Pool, tiny_hosted: ModelSpec, plan: ParallelPlan
 ) -> None:
-    workload = WORKLOADS[0]
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    zero_timestep = torch.zeros(workload.image_tokens, dtype=torch.uint8)
-    zero_timestep[100:] = 1
-    expected = ZeroTimestepModel(sample.path)({**tensors, "zero_timestep_rows": zero_timestep})
-    assert relative_error(reference_model(tensors), expected) > 0.01
-    for plan in (ParallelPlan(), ParallelPlan(ulysses=3), ParallelPlan(ring=2), ParallelPlan(ring=2, ulysses=4)):
-        result = run(eight_ranks, sample, plan, workload)({**tensors, "zero_timestep_rows": zero_timestep})
-        assert relative_error(result, expected) <= FP32_TOLERANCE
+    header = read_header(tiny_hosted.path).tensors
+    in_blocks = sum(entry.num_bytes for name, entry in header.items() if name.startswith("blocks."))
+    outside = sum(entry.num_bytes for entry in header.values()) - in_blocks
+    eight_ranks.unload(tiny_hosted)
+    held = eight_ranks.load(tiny_hosted, plan).parameter_bytes
+    assert held[plan.ranks :] == [0] * (8 - plan.ranks)
+    for each in held[: plan.ranks]:
+        assert 0 <= each - outside - in_blocks / plan.replica_ranks < 0.01 * in_blocks
+
+
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float16", marks=pytest.mark.full)])
+def half(request: pytest.FixtureRequest, tiny_hosted: ModelSpec) -> Iterator[tuple[ModelSpec, Asked, list]]:
+    """The model in a half: its calls with what one process makes of them in it, and in fp32."""
+    spec = spec_of(tiny_hosted.path, request.param)
+    with OneProcess(spec) as process:
+        given = process.calls((13, 5), batch=2)
+        yield spec, given, process.outputs("float32")
 
 
 @pytest.mark.slow
-def test_each_block_takes_its_own_residual_on_every_plan(eight_ranks: Pool, deep: ModelSpec) -> None:
-    """Against diffusers, which adds one residual a block when there are as many as blocks; two blocks of each kind."""
-    workload = WORKLOADS[1]
-    config = FluxConfig.from_header(read_header(deep.path))
-    tensors, reference = workload.tensors(config), ReferenceModel(deep.path, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(5)
-    shape = (workload.batch, workload.image_tokens, config.hidden_size)
-    double, single = ([torch.randn(shape, generator=generator) for _ in range(2)] for _ in range(2))
-    residuals = {f"control_in.{n}": each for n, each in enumerate(double)}
-    residuals |= {f"control_out.{n}": each for n, each in enumerate(single)}
-    expected = reference.with_residuals(tensors, double, single)
-    for wrong in ((double[::-1], single), (double, single[::-1])):
-        assert relative_error(reference.with_residuals(tensors, *wrong), expected) > 0.05
-    for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
-        runner = run(eight_ranks, deep, plan, workload, control_in=[0, 1], control_out=[0, 1])
-        assert relative_error(runner({**tensors, **residuals}), expected) <= FP32_TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("naming", ["dev", "dev_saved", "checkpoint", "schnell", "fill"])
-def test_every_naming_and_variant_of_a_file_equals_one_process(
-    eight_ranks: Pool, tiny_models: TinyModels, naming: str
+@pytest.mark.parametrize("name", ["ulysses=5", "ring=3", "ulysses=2,ring=4", "cfg=2", "data=2,pipefusion=2"])
+def test_every_plan_of_a_half_is_as_near_to_fp32_as_one_process(
+    eight_ranks: Pool, half: tuple[ModelSpec, Asked, list], name: str
 ) -> None:
-    """Original names, ComfyUI's, an all-in-one checkpoint's; without guidance; with inpaint channels; heads of 128."""
-    folder = tiny_models.models / ("checkpoints" if naming == "checkpoint" else "diffusion_models")
-    spec = ModelSpec.of(folder / getattr(tiny_models, naming))
-    tensors = Workload(width=200, height=136, text_tokens=19, batch=2).tensors(
-        FluxConfig.from_header(read_header(spec.path))
-    )
-    expected = ReferenceModel(spec.path)(tensors)
-    for plan in (ParallelPlan(ulysses=4), ParallelPlan(ring=3)):
-        assert relative_error(PlanRunner(eight_ranks, spec, plan, options={})(tensors), expected) <= FP32_TOLERANCE
-    eight_ranks.unload(spec)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "workload",
-    [
-        pytest.param(Workload(width=1024, height=1024, text_tokens=512), id="1024x1024", marks=pytest.mark.full),
-        pytest.param(Workload(width=1000, height=744, text_tokens=77, batch=2), id="1000x744"),
-    ],
-)
-def test_two_ranks_equal_one_process_at_the_size_of_a_real_image(
-    eight_ranks: Pool, tiny_models: TinyModels, workload: Workload
-) -> None:
-    spec = ModelSpec.of(tiny_models.diffusion_model(tiny_models.dev))
-    tensors = workload.tensors(FluxConfig.from_header(read_header(spec.path)))
-    expected = ReferenceModel(spec.path)(tensors)
-    result = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={})(tensors)
-    assert relative_error(result, expected) <= FP32_TOLERANCE
-    control = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={"local_attention": True})(tensors)
-    assert relative_error(control, expected) > 0.05
+    spec, (calls, rounded), exact = half
+    one = max(map(relative_error, rounded, exact))
+    assert 10 * EXACT < one < WRONG / 2
+    plan = ParallelPlan.parse(name)
+    assert 10 * EXACT < worst(eight_ranks.run(spec, plan, calls), exact) <= ALLOWANCE * one
+    control = {"local_attention": True} if plan.parts > 1 else {"first_row": True}
+    assert worst(eight_ranks.run(spec, plan, told(calls, **control)), exact) > WRONG

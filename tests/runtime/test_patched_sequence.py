@@ -8,10 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline_schedule import DIGITS, bubble, even_order, ideal_bubble, picture, schedule
-from parallel_runtime.models.flux.adapter import FluxAdapter
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.sample import sample_config
-from parallel_runtime.models.stages import stage_blocks
 from parallel_runtime.parallel.pipefusion import PatchedSequence, balanced_stages, patch_lengths
 
 
@@ -29,25 +25,6 @@ def test_no_other_cut_has_a_cheaper_most_costly_stage(costs: list[int], data: st
 def test_more_stages_than_blocks_cannot_be() -> None:
     with pytest.raises(ValueError, match="4 stages for 3 blocks"):
         balanced_stages([1, 1, 1], 4)
-
-
-def test_a_double_block_costs_more_than_a_single_one_and_less_the_bigger_the_model() -> None:
-    ratios = []
-    for heads in (12, 24):
-        adapter = FluxAdapter(sample_config(heads=heads, depth=2, depth_single=3))
-        double, single = adapter.block_cost(adapter.blocks[0]), adapter.block_cost(adapter.blocks[-1])
-        ratios.append(double / single)
-    assert ratios[0] > ratios[1] > 1
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
-def test_the_stages_of_a_flux_are_even(stages: int) -> None:
-    sizes = {"hidden_size": 3072, "num_heads": 24, "head_dim": 128, "depth": 19, "depth_single": 38, "guidance": True}
-    widths = {"in_channels": 64, "out_channels": 64, "context_dim": 4096, "vec_dim": 768, "mlp_hidden": 12288}
-    adapter = FluxAdapter(FluxConfig(**sizes, **widths, prefix=""))
-    runs = [stage_blocks(adapter, stages=stages, stage=stage) for stage in range(stages)]
-    assert tuple(block for run in runs for block in run) == adapter.blocks
-    assert max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
 @given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 9))

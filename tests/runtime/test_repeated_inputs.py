@@ -1,38 +1,25 @@
 """Ranks reuse the inputs that they are told are the same, and only those."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 from parallel_runtime.worker.inputs import RepeatedInputs
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5
-CONFIG = sample_config(heads=4, depth=1, depth_single=1)
 PLANS = (ParallelPlan(ulysses=2), ParallelPlan(cfg=2), ParallelPlan(), ParallelPlan(pipefusion=2, warmup_steps=99))
-Inputs = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    path = tmp_path_factory.mktemp("repeated") / "model.safetensors"
-    write_sample(path, CONFIG)
-    return ModelSpec.of(path)
-
-
-@pytest.fixture(scope="module")
-def reference_model(spec: ModelSpec) -> ReferenceModel:
-    return ReferenceModel(spec.path, dtype=torch.float32)
+TEXT = "t2"  # the context, among a call's tensors
 
 
 @pytest.fixture(scope="module")
@@ -41,60 +28,67 @@ def two_ranks() -> Iterator[Pool]:
         yield pool
 
 
-def prompts(count: int = 2, *, batch: int = 1) -> list[Inputs]:
-    """Inputs that differ in the text alone."""
-    found = [Workload(width=64, height=48, text_tokens=5, batch=batch, seed=n).tensors(CONFIG) for n in range(count)]
-    return [found[0] | {"txt": each["txt"], "y": each["y"]} for each in found]
+def prompts(batch: int = 1) -> list[ModelCall]:
+    """Calls that differ in the text alone."""
+    first, second = (call(text=5, batch=batch, seed=seed) for seed in range(2))
+    return [first, replace(second, tensors={**first.tensors, TEXT: second.tensors[TEXT]})]
 
 
-def worst(outs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    return max(relative_error(out, judged) for out, judged in zip(outs, expected, strict=True))
+def again(made: ModelCall) -> ModelCall:
+    """The same call in other memory."""
+    return replace(made, tensors={name: tensor.clone() for name, tensor in made.tensors.items()})
+
+
+def one_rank(pool: Pool, spec: ModelSpec, made: ModelCall) -> torch.Tensor:
+    """What one rank makes of a call that it never saw."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "_holds", lambda *_: False)
+        return pool.run(spec, ParallelPlan(), [again(made)]).outs[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.full), 3])
-def test_fifty_swaps_of_prompts_and_plans_give_what_one_process_gives(
-    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel, batch: int
+def test_fifty_swaps_of_prompts_and_plans_give_what_one_rank_gives(
+    two_ranks: Pool, tiny_hosted: ModelSpec, batch: int
 ) -> None:
-    given = prompts(batch=batch)
-    expected = [reference_model(tensors) for tensors in given]
+    given = prompts(batch)
+    expected = [one_rank(two_ranks, tiny_hosted, made) for made in given]
     assert relative_error(expected[0], expected[1]) > 100 * FP32_TOLERANCE
     for turn in range(50):
-        runner = PlanRunner(two_ranks, spec, PLANS[turn // 10 % len(PLANS)], options={})
+        plan = PLANS[turn // 10 % len(PLANS)]
         chosen = [(turn // 3) % 2, (turn // 2) % 2][: 1 + turn // 5 % 2]  # one call, or cond and uncond
-        outs = runner.run([{name: t.clone() for name, t in given[index].items()} for index in chosen])
-        assert worst(outs, [expected[index] for index in chosen]) <= FP32_TOLERANCE, turn
+        outs = two_ranks.run(tiny_hosted, plan, [again(given[index]) for index in chosen]).outs
+        pairs = zip(outs, (expected[index] for index in chosen), strict=True)
+        assert max(relative_error(*pair) for pair in pairs) <= FP32_TOLERANCE, turn
 
 
 @pytest.mark.slow
-def test_one_element_changed_in_place_is_seen(
-    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel
-) -> None:
-    tensors, runner = prompts()[0], PlanRunner(two_ranks, spec, ParallelPlan(ulysses=2), options={})
-    before = reference_model(tensors)
+def test_one_element_changed_in_place_is_seen(two_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    made, plan = prompts()[0], ParallelPlan(ulysses=2)
+    before = one_rank(two_ranks, tiny_hosted, made)
     for _ in range(4):
-        assert relative_error(runner(tensors), before) <= FP32_TOLERANCE
-    tensors["txt"][0, 4, 7] += 30
-    after = reference_model(tensors)
+        assert relative_error(two_ranks.run(tiny_hosted, plan, [made]).outs[0], before) <= FP32_TOLERANCE
+    made.tensors[TEXT][0, 4, 7] += 30
+    after = one_rank(two_ranks, tiny_hosted, made)
     assert relative_error(after, before) > 10 * FP32_TOLERANCE
-    assert relative_error(runner(tensors), after) <= FP32_TOLERANCE
+    assert relative_error(two_ranks.run(tiny_hosted, plan, [made]).outs[0], after) <= FP32_TOLERANCE
 
 
 @pytest.mark.slow
 def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
-    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
+    two_ranks: Pool, tiny_hosted: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the two tests above."""
-    runner = PlanRunner(two_ranks, spec, ParallelPlan(ulysses=2), options={})
-    given = prompts()
+    given, plan = prompts(), ParallelPlan(ulysses=2)
+    expected = [one_rank(two_ranks, tiny_hosted, made) for made in given]
     for _ in range(3):
-        runner(given[0])
+        two_ranks.run(tiny_hosted, plan, [given[0]])
     with monkeypatch.context() as patch:
         patch.setattr(arena, "_holds", lambda *_: True)
-        out = runner(given[1])
-    assert relative_error(out, reference_model(given[0])) <= FP32_TOLERANCE
-    assert relative_error(out, reference_model(given[1])) > 100 * FP32_TOLERANCE
-    runner(prompts(batch=2)[1])
+        (out,) = two_ranks.run(tiny_hosted, plan, [given[1]]).outs
+    assert relative_error(out, expected[0]) <= FP32_TOLERANCE
+    assert relative_error(out, expected[1]) > 100 * FP32_TOLERANCE
+    two_ranks.run(tiny_hosted, plan, [prompts(batch=2)[1]])
 
 
 def test_a_part_is_copied_once_and_let_go_when_it_is_repeated_no_more() -> None:

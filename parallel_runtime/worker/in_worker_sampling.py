@@ -17,7 +17,7 @@ import torch
 
 from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
-from ..timing import Pace, RegionTimer
+from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from ..wire.requests import GroupWork
@@ -109,7 +109,13 @@ class InWorkerLoop:
     """One run of `recurrence`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
 
     def __init__(
-        self, recurrence: SamplerRecurrence, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies
+        self,
+        recurrence: SamplerRecurrence,
+        calls: Calls,
+        timer: RegionTimer,
+        *,
+        pace: LaunchThrottle,
+        copies: HostCopies,
     ) -> None:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one

@@ -63,7 +63,7 @@ def kept_constants() -> dict:
 
 def computing_only(constants: dict) -> dict:
     """The same constants for a planner that knows no communication and no launch: what the rest of it is worth."""
-    free = dict.fromkeys(("block_s", "exchange_s", "hop_s", "merge_passes"), 0.0)
+    free = dict.fromkeys(("operation_s", "merge_passes"), 0.0)
     software = {name: {**values, **free} for name, values in constants["software"].items()}
     links = {name: {"bandwidth": 1e15, "latency_s": 0.0, "contention": 0.0} for name in constants["links"]}
     return {**constants, "software": software, "links": links}

@@ -1,19 +1,21 @@
 """Reads published rows and predicts each with the planner's own formulas, under a given set of constants.
 
-Owns how a row of planner_rows.json becomes a model, a work, a plan and a machine. The constants are
-planner_constants.json, made by planner_fit.py, or those of the planner's own table.
+Owns how a row of planner_rows.json becomes a model as the planner counts one, a work, a plan and a machine. The
+constants are planner_constants.json, made by planner_fit.py, or those of the planner's own table.
 """
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
+from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
-from parallel_runtime.planner.shapes import ModelShape, Work
+from parallel_runtime.planner.shapes import Work
 
 HERE = Path(__file__).resolve().parent
 AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}
@@ -32,30 +34,74 @@ MACHINES = {
 }
 
 
-def _shape(
-    name: str, blocks: tuple[int, int], width: tuple[int, int], modulation: tuple[int, int], other: int
-) -> ModelShape:
-    """`blocks`: double, single; `width`: hidden, heads. An MLP is four times as wide. The engine runs none of them."""
-    return ModelShape(
-        name=name,
-        double_blocks=blocks[0],
-        single_blocks=blocks[1],
-        hidden=width[0],
-        heads=width[1],
-        mlp_hidden=4 * width[0],
-        modulation=modulation,
-        other_params=other,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A published transformer with joint attention: `blocks` (double, single), and an MLP four times as wide.
+
+    `modulation`: the matrices of the adaptive norms in units of width * width, of a block of either kind.
+    `other_params`: weights outside of the blocks. `channels`: numbers of the latent that make a token.
+    """
+
+    name: str
+    blocks: tuple[int, int]
+    width: int
+    heads: int
+    modulation: tuple[int, int] = (12, 3)
+    other_params: int = 0
+    channels: int = 64
+
+    def counted(self, work: Work, engine: Mapping[str, float], *, weight_bytes: int = 2) -> CountedModel:
+        """As the planner counts a model, whose blocks an engine runs with these operations and passes each."""
+        (double, single), width, element_bytes = self.blocks, self.width, work.element_bytes
+        blocks, token_params = double + single, 12 * width**2
+        own = tuple(2 * token_params + self.modulation[0] * width**2 for _ in range(double))
+        own += tuple(token_params + self.modulation[1] * width**2 for _ in range(single))
+        sent = _a_token(2.0 * element_bytes * width * blocks)
+        flops = 4.0 * width * blocks
+        return CountedModel(
+            name=self.name,
+            numbers_per_token=float(self.channels),
+            key_heads=self.heads,
+            weight_bytes=round((sum(own) + self.other_params) * weight_bytes),
+            block_bytes=tuple(each * weight_bytes for each in own),
+            staged_blocks=blocks,
+            whole={
+                "attended.attention_flops": (0.0, 0.0, flops, 0.0, 2 * flops, flops),
+                "key_bytes": sent,
+                "query_bytes": sent,
+                "exchanges": (float(blocks),),
+                "gathers": (1.0,),
+                "gathered_bytes": (0.0, float(self.channels * element_bytes)),
+                "module.operations": ((blocks + 1) * engine["block_operations"],),
+                "exchange.operations": (blocks * engine["exchange_operations"],),
+            },
+            shared={
+                "module.matmul_flops": (
+                    0.0,
+                    2.0 * token_params * blocks + 4.0 * self.channels * width,
+                    0.0,
+                    2.0 * token_params * blocks,
+                ),
+                "module.moved_bytes": _a_token(engine["passes"] * width * element_bytes * blocks),
+            },
+        )
+
+
+def _a_token(amount: float) -> tuple[float, ...]:
+    """So much of each token, of the picture and of the text."""
+    return 0.0, amount, 0.0, amount
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        _shape("flux1-dev", (19, 38), (3072, 24), (12, 3), 92_000_000),
-        _shape("sd3-medium", (24, 0), (1536, 24), (12, 0), 60_000_000),
-        _shape("cogvideox-5b", (0, 42), (3072, 48), (0, 0), 500_000_000),
-        _shape("cogvideox-2b", (0, 30), (1920, 30), (0, 0), 200_000_000),
-        _shape("hunyuan-video", (20, 40), (3072, 24), (12, 3), 200_000_000),
+        Shape(name="flux1-dev", blocks=(19, 38), width=3072, heads=24, modulation=(12, 3), other_params=92_000_000),
+        Shape(name="sd3-medium", blocks=(24, 0), width=1536, heads=24, modulation=(12, 0), other_params=60_000_000),
+        Shape(name="cogvideox-5b", blocks=(0, 42), width=3072, heads=48, modulation=(0, 0), other_params=500_000_000),
+        Shape(name="cogvideox-2b", blocks=(0, 30), width=1920, heads=30, modulation=(0, 0), other_params=200_000_000),
+        Shape(
+            name="hunyuan-video", blocks=(20, 40), width=3072, heads=24, modulation=(12, 3), other_params=200_000_000
+        ),
     )
 }
 
@@ -67,7 +113,8 @@ class Row:
     table: str
     machine: str
     software: str
-    shape: ModelShape
+    shape: Shape
+    weight_bytes: int
     work: Work
     plan: ParallelPlan
     plan_name: str  # as the table has it
@@ -80,6 +127,11 @@ class Row:
     def fitted(self) -> bool:
         """Whether constants were fitted to it."""
         return self.use == "fitted"
+
+    @property
+    def engine(self) -> str:
+        """How the software runs blocks: eager, compiled, or on a CPU."""
+        return self.software.split(",")[0]
 
     @property
     def published(self) -> bool:
@@ -106,7 +158,8 @@ def parse_plan(name: str) -> ParallelPlan:
 def predict_row(row: Row, constants: dict, calibration: Calibration | None = None) -> tuple[float, Cost]:
     """(seconds as the row counts them, the step's cost), on the row's machine as calibrated unless one is given."""
     calibration = calibration_of(row, constants) if calibration is None else calibration
-    cost = step_cost(row.shape, row.work, row.plan, calibration)
+    model = row.shape.counted(row.work, constants["software"][row.engine], weight_bytes=row.weight_bytes)
+    cost = step_cost(model, row.work, row.plan, calibration)
     if row.per_step:
         return cost.step_s, cost
     # `plan` predicts steps alone; what a published run decodes takes the same time under every plan.
@@ -116,7 +169,6 @@ def predict_row(row: Row, constants: dict, calibration: Calibration | None = Non
 
 def calibration_of(row: Row, constants: dict) -> Calibration:
     """The constants fitted for the machine and the software of a row: what a calibrated machine has."""
-    software = dict(constants["software"][row.software.split(",")[0]])
     link = constants["links"].get(row.machine, constants["links"]["NVLink"])
     device, _ = MACHINES[row.machine]
     bandwidth = link["bandwidth"] * (2 / 3 if device == "A100" else 1)  # NVLink 3 has 600 GB/s where NVLink 4 has 900
@@ -128,7 +180,7 @@ def calibration_of(row: Row, constants: dict) -> Calibration:
             latency_s=link["latency_s"],
             contention=link["contention"],
         ),
-        software=Software(name=row.software, **software),
+        software=_software(row, constants),
         source="planner_constants.json",
     )
 
@@ -136,10 +188,11 @@ def calibration_of(row: Row, constants: dict) -> Calibration:
 def table_calibration(row: Row, constants: dict) -> Calibration:
     """What `plan` and auto take for a row's machine where nobody has calibrated it: the table that ships.
 
-    Without what this project measured of its own engine: the rows are other engines'.
+    Without what this project measured of its own engine: the rows are other engines', which are counted as they are.
     """
     device, count = MACHINES[row.machine]
-    return known_calibration(device, devices=count, compiled=row.software.startswith("compiled"), measured=False)
+    table = known_calibration(device, devices=count, measured=False)
+    return replace(table, rates=replace(table.rates, most_chunks=1), software=_software(row, constants))
 
 
 def new_machine(row: Row, constants: dict) -> Calibration:
@@ -149,21 +202,27 @@ def new_machine(row: Row, constants: dict) -> Calibration:
     return shipped if without is None else replace(shipped, link=replace(shipped.link, **without))
 
 
+def _software(row: Row, constants: dict) -> Software:
+    engine = constants["software"][row.engine]
+    return Software(name=row.software, merge_passes=engine["merge_passes"], operation_s=engine["operation_s"])
+
+
 def _rates(device: str, reached: dict) -> Rates:
+    """As the constants have them. No engine in the rows sends heads in chunks."""
     if device == "cpu":
-        return Rates(
-            name="cpu",
+        return replace(
+            known_calibration("cpu").rates,
             matmul_flops=reached["matmul_flops"],
             attention_flops=reached["matmul_flops"] * reached["attention"],
             memory_bandwidth=reached["memory_bandwidth"],
-            memory_bytes=2**34,
-            asynchronous=False,
+            most_chunks=1,
         )
     peak = DEVICES[device].tflops * 1e12
     return replace(
         known_rates(device),
         matmul_flops=peak * reached["matmul"],
         attention_flops=peak * reached["attention"],
+        most_chunks=1,
     )
 
 
@@ -174,7 +233,6 @@ def _rows_of(table: dict) -> list[Row]:
         guided=table["guided"],
         steps=max(table["steps"], 1),
         element_bytes=table["element_bytes"],
-        weight_bytes=table["weight_bytes"],
     )
     return [
         Row(
@@ -182,7 +240,8 @@ def _rows_of(table: dict) -> list[Row]:
             machine=table["machine"],
             software=table["software"],
             shape=shape_of(table["model"]),
-            work=work,
+            weight_bytes=table["weight_bytes"],
+            work=_in_one_call(work, parse_plan(plan)),
             plan=parse_plan(plan),
             plan_name=plan,
             per_step=table["steps"] == 0,
@@ -194,17 +253,15 @@ def _rows_of(table: dict) -> list[Row]:
     ]
 
 
-def shape_of(name: str) -> ModelShape:
+def _in_one_call(work: Work, plan: ParallelPlan) -> Work:
+    """Engines call the model once for prompt and negative, where one batch group has both."""
+    return replace(work, guided=False, batch=2 * work.batch) if work.guided and plan.cfg == 1 else work
+
+
+def shape_of(name: str) -> Shape:
     """A published shape, or `flux-DEPTH-SINGLE-WIDTH` with heads of 64."""
     match = re.fullmatch(r"flux-(\d+)-(\d+)-(\d+)", name)
     if match is None:
         return SHAPES[name]
     double, single, width = (int(group) for group in match.groups())
-    return ModelShape(
-        name=name,
-        double_blocks=double,
-        single_blocks=single,
-        hidden=width,
-        heads=width // 64,
-        mlp_hidden=4 * width,
-    )
+    return Shape(name=name, blocks=(double, single), width=width, heads=width // 64)

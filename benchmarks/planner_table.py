@@ -195,10 +195,13 @@ Predictions of `parallel_runtime/planner` beside published figures. Written by `
 figures is ours; rows named own-cpu are, the medians of [peers.md](peers.md) as of commit 6981401, and counted apart.
 
 The constants saw only the fitted rows, but the form of the model was settled while the held-out rows were in view (that
-half of what could hide behind attention does, that the host's time for an exchange is paid once a block). Rows marked
-unseen were first read when the first form was final; the half was settled later, and they have no part in it. A choice
-counts as right when the plan predicted fastest is the plan published as fastest, among the plans published for that
-setting.
+half of what could hide behind attention does, that the host's time for an exchange is paid once a block, that the last
+operation does not hide behind the host). Rows marked unseen were first read when the first form was final; the rest was
+settled later, and they have no part in it. A choice counts as right when the plan predicted fastest is the plan
+published as fastest, among the plans published for that setting.
+
+Each published model is priced as every model is: its sizes become the counts that `models/hosted/count.py` would give
+(`Shape.counted` in `planner_model.py`), and `planner/cost.py` prices those.
 """
 _COLUMNS = """
 - **calibrated**: the link of every machine was fitted to rows of that machine: what a machine gets after
@@ -230,17 +233,25 @@ latencies of PCIe, attention on A100 (FlashAttention-2's published 70 %), RTX 40
 of compiled blocks, their passes (22, counted: norms and modulation 4, q and k 4, GELU 8, gates 6), the CPU's memory,
 and that a CPU's attention is as fast as its matrices.
 
-`passes` are activations through memory in a block, `block_s`, `exchange_s`, `hop_s` the host's seconds to start a
-block, an exchange, a hop; `contention` is the exponent by which an all-to-all among n ranks is slower than between two.
-The host's seconds of eager and compiled blocks are those of the engines in these tables (xDiT, diffusers and others)
-and of their hosts: not of our engine, which only `doctor --calibrate` measures. The table that ships has them too, with
-two exchanges a block, as ours has, where theirs have four.
+`passes` are activations through memory in a block; `block_operations` and `exchange_operations` are what the host
+starts for a block and for its exchange, at 10 us each; `contention` is the exponent by which an all-to-all among n
+ranks is slower than between two. Passes and operations are those of the engines in these tables (xDiT, diffusers and
+others) and of their hosts: of a model that runs here they are counted. A hop around the ring is 18 operations, as
+counted of ours. All are priced with two exchanges a block, as ours has, where theirs have four.
+
+A host that is the limit makes plans equal but for what the device does last: when the host has started the last
+operation, the device still has to do it, so a step lasts the longer of both times and, of the shorter one, what one
+operation takes. That is less than 0.1 % of a step. Without it two settings that the host limits are ties (uly4 and
+uly2 on H100, uly8 and uly4 on A100), and the first row wins.
+
+The table that ships keeps the links of the fit before models were counted (pcie4 31.5 GB/s and 0.323, pcie4-shared
+23.3 GB/s and 2.42): of the rows they are fitted to, their loss is at most 1.3 % above that of the links below.
 
 On Ada devices matrices end at their limit of 1: their large cache serves part of the passes counted against memory.
 
 What overlaps is `parallel_runtime/parallel/overlap.py`'s: a hop of a ring behind the part of attention that runs
 meanwhile, a chunk of heads behind the attention to the one before. Of what could hide so, `HIDDEN` = 0.5 does. The
-fitted rows do not tell it: with nothing hidden their loss is 0.154, with half 0.163, with all 0.174. The choices do.
+fitted rows do not tell it: with nothing hidden their loss is 0.155, with half 0.164, with all 0.174. The choices do.
 With nothing the ring is too slow on two devices, with all it is too fast on four and eight: at 4096 x 4096 on L40 their
 hops hid nothing. No engine here sends heads in chunks, so these rows say nothing of chunks, and rings that gather
 (diffusers) hide nothing but are predicted as the others. On a CPU nothing hides: its cores copy.

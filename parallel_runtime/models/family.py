@@ -11,7 +11,6 @@ import torch
 
 from ..checkpoint import CheckpointHeader, TensorEntry
 from ..plan import ParallelPlan
-from ..planner.shapes import ModelShape
 from .base import Adapter, Sizes
 
 
@@ -65,10 +64,6 @@ class OwnModel(Protocol):
         """Where the scale of each fp8 weight stands: our name of the weight to the file's of the scale."""
         ...
 
-    def shape(self, name: str = ...) -> ModelShape:
-        """Its sizes as the planner takes them."""
-        ...
-
     def matrix_bytes(self, header: CheckpointHeader) -> int:
         """Bytes of a number of the file's matrices."""
         ...
@@ -110,11 +105,6 @@ class Family(Protocol):
     @property
     def title(self) -> str:
         """As users know it."""
-        ...
-
-    @property
-    def usual(self) -> ModelShape:
-        """The sizes of the file that most people have."""
         ...
 
     def recognises(self, header: CheckpointHeader) -> bool:

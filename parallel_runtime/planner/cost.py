@@ -1,37 +1,39 @@
-"""How long a step takes: roofline, communication and launch overhead, added up block by block.
+"""How long a step takes: roofline, communication and launch overhead, of what was counted of the model.
 
-Owns the formulas. What constants mean is `hardware.py`'s, bytes are `parallel/traffic.py`'s. Letters: `s` tokens of
-this rank, `S` of the sequence, `d` hidden width, `U`, `R` ulysses and ring degree, `N` stages, `M` patches of
-PipeFusion.
+Owns the formulas. Amounts are counted.py's, what constants mean is hardware.py's. Letters: `U`, `R` ulysses and ring
+degree, `N = U R` ranks that share the tokens, `H` heads of keys, `S` stages, `M` patches of PipeFusion.
 
-The device's time of one block, on the slowest rank, is
+The device's time of a row of a call, on the slowest rank, is
 
-    2 s token_params / matmul rate + weights / memory bandwidth     each matrix is read once
-    4 (S / R) S (d / U) / attention rate                            scores and values (arXiv 2205.14135)
-    passes s d e / memory bandwidth                                 norms, rotary, gates, activations
-    all-to-all bytes / its bandwidth + latencies                    arXiv 2309.14509
-    (R - 1) hops, less what attention hides (parallel/overlap.py)   arXiv 2310.01889
-    (R - 1) merge passes s d 4 / memory bandwidth                   parts of the output merged in fp32
-    gathered weights that compute does not hide                     ZeRO 3, arXiv 1910.02054
+    matmul FLOPs / matmul rate + attention FLOPs / attention rate + bytes of what is between / memory bandwidth
 
-and a block lasts as long as the longer of that and the host's time to start it; on devices that do not run ahead of the
-host, the two add up. PipeFusion (arXiv 2405.14430): M = N patches pass N stages of blocks / N blocks each, text is
-computed again with every patch; the first step is synchronous.
+where of what is counted outside of shared attention a part is every rank's and the rest 1 / N of it; shared attention
+is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / R of the rows. Ranks send
+
+    (q, k, v and output) / N (U - 1) / U in all-to-alls (arXiv 2309.14509), (R - 1) times (k, v) / N around the ring
+    (arXiv 2310.01889), and what is gathered
+
+of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
+the host takes its time to start each operation: beside the device where that runs ahead, after it on a CPU. Weights are
+read once a call. What lies in host memory comes to the device in every step, behind what is computed.
+
+In a pipeline (PipeFusion, arXiv 2405.14430) that stays full between steps, M patches pass a stage in M turns, each with
+blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
+of the width of the queries. What is outside of the blocks counts as part of them. The first step is synchronous.
 """
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
-from ..parallel.overlap import ring_s
-from ..parallel.shard import NEVER
-from ..parallel.traffic import AttentionShape, predict
+from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
 from ..plan import ParallelPlan
+from .counted import Amounts, CountedModel, amounts_of, kept_bytes_of
 from .hardware import Calibration
-from .shapes import ModelShape, Work
+from .shapes import Work
 
 WARMUP_STEPS = 1
 RELAYED_MESSAGES = 4  # of a step, one after another: data and request there, results and reply back
-Parts = tuple[float, float, float]  # seconds of compute, communication and launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +58,39 @@ class Cost:
         return warmup * self.warmup_step_s + (steps - warmup) * self.step_s
 
 
-def step_cost(shape: ModelShape, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
-    """The time of one step of this plan. Time grows with tokens and rows, and never with a faster device or link."""
-    model = _CostModel(shape, work, plan, calibration, rows_per_group(work, plan))
-    outside, whole = model.outside(), model.blocks(fraction=1.0)
-    parts = model.piped() if plan.pipefusion > 1 else whole
-    compute, communication, launch = (inner + outer for inner, outer in zip(parts, outside, strict=True))
-    step = compute + communication + launch
+def step_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
+    """The time of one step of this plan."""
+    first = model.in_first_step
+    model = first if work.kept_on == "off" else model
+    parts = _pass_s(model, work, plan, calibration, patches=1)
+    warmup_step_s = sum(parts if model is first else _pass_s(first, work, plan, calibration, patches=1))
+    if plan.pipefusion > 1:
+        handed = partial(_handed_s, model, work, plan, calibration)
+        warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
+        compute, communication, launch = _pass_s(model, work, plan, calibration, patches=plan.num_patches)
+        turns = plan.num_patches  # of a pipeline that stays full between steps
+        factor = turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks
+        hand_over = handed(patches=plan.num_patches)
+        turn = (compute + communication + launch) * factor / turns
+        waited = turns * max(0.0, hand_over - turn)
+        parts = (compute * factor, communication * factor + waited, launch * factor)
+    compute, communication, launch = parts
+    relayed = relayed_s(plan, calibration)
     return Cost(
-        step_s=step,
+        step_s=compute + communication + launch + relayed,
         compute_s=compute,
-        communication_s=communication,
+        communication_s=communication + relayed,
         launch_s=launch,
-        warmup_step_s=sum(whole) + sum(outside) if plan.pipefusion > 1 else step,
+        warmup_step_s=warmup_step_s + relayed,
     )
 
 
-def relayed_s(plan: ParallelPlan, calibration: Calibration, num_bytes: float) -> float:
-    """Seconds for the tensors of a step, there and back, where ranks of further machines have a part in it."""
+def relayed_s(plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds of the messages of a step, there and back, where ranks of further machines have a part in it."""
     between = calibration.between
     if between is None or plan.ranks <= calibration.machines[0]:
         return 0.0
-    return num_bytes / between.bandwidth + RELAYED_MESSAGES * between.latency_s
+    return RELAYED_MESSAGES * between.latency_s
 
 
 def rows_per_group(work: Work, plan: ParallelPlan) -> int:
@@ -85,106 +98,102 @@ def rows_per_group(work: Work, plan: ParallelPlan) -> int:
     return -(-work.rows // plan.batch_groups)
 
 
-@dataclass(frozen=True)
-class _CostModel:
-    """The formulas, of one model, work, plan and machine. `rows` of the batch are one batch group's."""
+def _pass_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int
+) -> tuple[float, float, float]:
+    """Seconds of compute, communication and launch of a patch of every call of a step through all blocks."""
+    rates, software = calibration.rates, calibration.software
+    amounts = amounts_of(model, work, plan, merge_passes=software.merge_passes, patches=patches)
+    rows = rows_per_group(work, plan)
+    compute = amounts.matmul_flops / rates.matmul_flops
+    compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
+    calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
+    compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
+    around = calibration.link_of(plan.parts, plan.ranks)
+    communication = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
+    communication += _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
+    fetched = _weights_s(model, plan, calibration)
+    if work.kept_on == "cpu" and rates.asynchronous:
+        fetched += rows * kept_bytes_of(model, work) / rates.host_bandwidth
+    communication += max(0.0, fetched - compute - communication)
+    launch = calls * amounts.operations * software.operation_s
+    if rates.asynchronous:  # the step ends when the device has done the last operation that the host starts
+        device = compute + communication
+        launch = max(0.0, launch - device) + min(launch, device) / max(1.0, calls * amounts.operations)
+    return compute, communication, launch
 
-    shape: ModelShape
-    work: Work
-    plan: ParallelPlan
-    calibration: Calibration
-    rows: int
 
-    def blocks(self, *, fraction: float) -> Parts:
-        """All blocks once, for the text and `fraction` of the image's tokens. Of the launch, what shows."""
-        shape, plan, work = self.shape, self.plan, self.work
-        rates, software = self.calibration.rates, self.calibration.software
-        patch = replace(work, image_tokens=math.ceil(fraction * work.image_tokens))  # the text goes with every patch
-        mine = self.rows * max(patch.lengths(plan.parts))
-        weights = shape.block_params / shape.blocks * work.weight_bytes
-        merges = software.merge_passes * (plan.ring - 1) * mine * shape.hidden * 4  # fp32
-        moved = weights + software.passes * mine * shape.hidden * work.element_bytes + merges
-        attend_s = 4 * mine * work.tokens * shape.hidden / rates.attention_flops
-        compute = 2 * mine * shape.token_params / rates.matmul_flops + attend_s + moved / rates.memory_bandwidth
-        exchange = self._exchange_s(fraction, attend_s)
-        communication = exchange + max(0.0, self._weights_s(weights) - compute - exchange)
-        launch = software.block_s + (software.exchange_s if plan.parts > 1 else 0.0) + (plan.ring - 1) * software.hop_s
-        if rates.asynchronous:
-            launch = max(0.0, launch - compute - communication)
-        return shape.blocks * compute, shape.blocks * communication, shape.blocks * launch
+def _exchanges_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, amounts: Amounts, *, calls: int
+) -> float:
+    """Seconds of a step for which ranks wait for heads and for hops, beside the attention that they share.
 
-    def piped(self) -> Parts:
-        """A step once the pipeline is full: every stage runs its share of the blocks for each of the M = N patches."""
-        shape, plan, work = self.shape, self.plan, self.work
-        stages = plan.pipefusion
-        one = self.blocks(fraction=1 / stages)
-        # N patches, each through the blocks of the fullest stage: N ceil(blocks / N) blocks instead of all.
-        uneven = stages * math.ceil(shape.blocks / stages) / shape.blocks
-        compute, communication, launch = (uneven * part for part in one)
-        tokens = work.text_tokens + work.image_tokens / stages
-        sent = self.rows * tokens / plan.parts * shape.hidden * work.element_bytes
-        link = self.calibration.link_of(stages * plan.parts, plan.ranks)
-        hand_over = stages * (sent / link.bandwidth + link.latency_s)
-        return compute, communication + max(0.0, hand_over - uneven * sum(one)), launch
-
-    def outside(self) -> Parts:
-        """Once a step: embedders and head, the result gathered over the sequence, the two batch groups of cfg put
-        together."""
-        shape, plan, work = self.shape, self.plan, self.work
-        rates, link_of = self.calibration.rates, self.calibration.link_of
-        mine = self.rows * max(work.lengths(plan.parts))
-        compute = 2 * mine * 2 * shape.channels * shape.hidden / rates.matmul_flops
-        compute += shape.other_params * work.weight_bytes / rates.memory_bandwidth
-        latent = self.rows * work.image_tokens * shape.channels * work.element_bytes
-        communication = sum(
-            latent * (parts - 1) / parts / link.bandwidth + link.latency_s
-            for parts, link in (
-                (plan.parts, link_of(plan.parts, plan.ranks)),
-                (plan.cfg, link_of(plan.replica_ranks, plan.ranks)),
+    A pipeline's stages send all heads at once, and gather what others have around the ring: nothing hides.
+    """
+    times = calls * amounts.exchanges
+    if not times:
+        return 0.0
+    rates, link, around = calibration.rates, calibration.link, calibration.link_of(plan.parts, plan.ranks)
+    rows = rows_per_group(work, plan) / times  # a row's amounts are of all attentions: what one of them has of these
+    attend_s = rows * rates.attention_s(amounts.attended_flops, amounts.attended_scores)
+    waited = 0.0
+    if plan.ring > 1:
+        hop_s = rows * amounts.hop_bytes / around.bandwidth + around.latency_s
+        sent = (plan.ring - 1) * hop_s
+        both = sent + attend_s if plan.pipefusion > 1 else ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    if plan.ulysses > 1:
+        bandwidth = link.all_to_all_bandwidth(plan.ulysses)
+        there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
+        chunks = 1
+        if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
+            shared = SharedHeads(
+                groups=model.heads,
+                ranks=plan.ulysses,
+                keys=work.tokens,
+                head_dim=model.head_dim(work),
+                flops=rows * amounts.attended_flops,
+                arriving_bytes=there,
+                returning_bytes=back,
             )
-            if parts > 1
+            given = OverlapRates(
+                attention_flops=rates.attention_flops,
+                bandwidth=bandwidth,
+                latency_s=link.latency_s,
+                most_chunks=rates.most_chunks,
+            )
+            chunks = choose_chunks(shared, given)
+        both = chunked_s(
+            attend_s=attend_s,
+            arriving_s=there / bandwidth,
+            returning_s=back / bandwidth,
+            latency_s=link.latency_s,
+            chunks=chunks,
         )
-        communication += relayed_s(plan, self.calibration, 2 * work.rows * work.image_tokens * shape.channels * 4)
-        return compute, communication, self.calibration.software.block_s
+        sent = (there + back) / bandwidth + 2 * chunks * link.latency_s
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    return times * waited
 
-    def _exchange_s(self, fraction: float, attend_s: float) -> float:
-        """Seconds one block waits for tokens of other ranks; blocks of our own exchange all heads at once."""
-        plan, link = self.plan, self.calibration.link
-        around = self.calibration.link_of(plan.parts, plan.ranks)
-        swapped, hop = self._bytes_a_block()
-        waiting = 0.0
-        if plan.ulysses > 1:
-            waiting += fraction * swapped / link.all_to_all_bandwidth(plan.ulysses)
-            waiting += self.calibration.software.swap_calls * link.latency_s
-        if plan.ring > 1:
-            hop_s = fraction * hop / around.bandwidth + around.latency_s
-            both_s = ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
-            hops_s = (plan.ring - 1) * hop_s
-            waiting += self.calibration.rates.waited_s(sent_s=hops_s, attend_s=attend_s, both_s=both_s)
-        return waiting
 
-    def _bytes_a_block(self) -> tuple[float, float]:
-        """(bytes the busiest rank sends in all-to-alls, in one hop of the ring), by the formulas of traffic.py."""
-        shape, work, ulysses = self.shape, self.work, self.plan.ulysses
-        attention = AttentionShape(
-            blocks=1,
-            heads=shape.heads,
-            head_dim=shape.hidden // shape.heads,
-            element_bytes=work.element_bytes,
-            batch=self.rows,
+def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int) -> float:
+    """Seconds until the next stage has a patch of every call of a step."""
+    patch = replace(work, image_tokens=math.ceil(work.image_tokens / patches))
+    handed = model.count("query_bytes", patch) / 2 / max(1.0, model.count("exchanges", patch)) / plan.parts
+    calls = 2 if work.guided and plan.cfg == 1 else 1
+    link = calibration.link_of(plan.pipefusion * plan.parts, plan.ranks)
+    return rows_per_group(work, plan) * handed / link.bandwidth + calls * link.latency_s
+
+
+def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
+    shards, num_bytes = plan.replica_ranks // plan.pipefusion, sum(model.block_bytes) / plan.pipefusion
+    link = calibration.link_of(plan.replica_ranks, plan.ranks)
+    seconds = 0.0
+    if plan.weights == "offloaded":
+        seconds += num_bytes / shards / calibration.rates.host_bandwidth
+    if plan.weights != "replicated" and shards > 1:
+        seconds += (
+            num_bytes * (shards - 1) / shards / link.bandwidth
+            + len(model.block_bytes) / plan.pipefusion * link.latency_s
         )
-        lengths = work.lengths(self.plan.parts)
-        group = max((lengths[start : start + ulysses] for start in range(0, len(lengths), ulysses)), key=sum)
-        swapped = max(sent for _, sent in predict(attention, lengths=group, ring=1, ulysses=ulysses, limit=NEVER))
-        hop = 2 * sum(group) * self.rows * (shape.heads // ulysses) * attention.head_dim * work.element_bytes
-        return swapped, hop
-
-    def _weights_s(self, weights: float) -> float:
-        """Seconds to bring one block's weights to the device, where it does not hold them all."""
-        shards, link = self.plan.replica_ranks, self.calibration.link_of(self.plan.replica_ranks, self.plan.ranks)
-        seconds = 0.0
-        if self.plan.weights == "offloaded":
-            seconds += weights / shards / self.calibration.rates.host_bandwidth
-        if self.plan.weights != "replicated" and shards > 1:
-            seconds += weights * (shards - 1) / shards / link.bandwidth + link.latency_s
-        return seconds
+    return seconds

@@ -1,6 +1,6 @@
 """How much memory a plan takes on one rank: weights, activations, exchange buffers, and what torch itself takes.
 
-Owns the formulas. Letters: `s` tokens of this rank, `d` hidden width, `m` width of the MLP, `e` bytes an element.
+Owns the formulas, and where a class that keeps something from call to call has it.
 """
 
 import functools
@@ -12,9 +12,11 @@ from math import prod
 from ..exchange_groups import ExchangeGroup, groups_of
 from ..plan import AXES, ParallelPlan
 from .cost import rows_per_group
+from .counted import CountedModel, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
-from .shapes import ModelShape, Work
+from .shapes import Work
 
+ROOM = 4  # times what a call keeps has to be free on the device, or it lies in host memory
 BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead
 CUDA_CONTEXT_BYTES = 700 * 2**20
 # Of NCCL, estimated and not yet measured on our own: what it takes once, a communicator besides its connections, and a
@@ -43,48 +45,43 @@ class Memory:
 
 
 def memory_of(
-    shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
+    model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> Memory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    rows = rows_per_group(work, plan)
-    mine = rows * max(work.lengths(plan.parts)) * shape.hidden * work.element_bytes
-    weights, host = _weights(shape, work, plan)
-    # The widest moment is a single block: residual, normed input, q, k, v, output, and the MLP before and after its
-    # activation and beside the attention it is joined with: 6 d + 3 m a token.
-    activations = mine * (6 + 3 * shape.mlp_hidden / shape.hidden)
+    rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
+    weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
+    if plan.weights != "replicated":
+        at_hand = min(blocks / plan.pipefusion, BLOCKS_AT_HAND * model.largest_block)
+        kept = blocks / (plan.ranks // plan.data)
+        weights = model.weight_bytes - blocks + at_hand + (kept if plan.weights == "sharded" else 0.0)
+        host = kept if plan.weights == "offloaded" else 0.0
+    buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
+    exchanges = max(1.0, model.count("exchanges", work))
+    an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
+    held = max(each.count("held_bytes", work, plan.parts) for each in (model, model.in_first_step))
+    on_device, on_host = kept_by_class(model, work, rates)
+    held += kept_by_step_cache(model, work, plan) + on_device
+    host += rows * on_host
     return Memory(
         weights=round(weights),
-        activations=round(activations),
-        buffers=round(_buffers(shape, work, plan, rows, mine)),
+        activations=round(rows * held),
+        buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
     )
 
 
-def _weights(shape: ModelShape, work: Work, plan: ParallelPlan) -> tuple[float, float]:
-    """(bytes on the device, bytes in host memory)."""
-    blocks = shape.block_params * work.weight_bytes / plan.pipefusion
-    other = shape.other_params * work.weight_bytes
-    if plan.weights == "replicated":
-        return blocks + other, 0.0
-    shards = plan.ranks // plan.data // plan.pipefusion
-    at_hand = min(blocks, BLOCKS_AT_HAND * shape.largest_block_params * work.weight_bytes)
-    if plan.weights == "offloaded":
-        return at_hand + other, blocks / shards
-    return blocks / shards + at_hand + other, 0.0
+def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: Memory, *, free: int) -> Work:
+    """The work with the place where its class keeps things, `memory` being what the plan needs with them on the device.
 
-
-def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine: float) -> float:
-    total = 0.0
-    if plan.ulysses > 1:
-        total += 8 * mine  # q, k, v sent and received, the output sent back and received
-    if plan.ring > 1:
-        # Tokens of the ulysses group, a share of the heads each: as much as one rank's tokens with all heads.
-        total += 4 * mine + 2 * mine * 4 / work.element_bytes  # two pairs of k, v; two outputs in fp32
-    if plan.pipefusion > 1:
-        whole = rows * work.image_tokens * shape.hidden * work.element_bytes / plan.ulysses
-        total += 2 * whole * shape.blocks / plan.pipefusion  # k and v of the step before, for its own blocks
-    return total
+    As Qwen-Image 2.1: on the device, where what is free is more than `ROOM` times what one call keeps.
+    """
+    if work.kept_on != "auto" or not model.kept_bytes:
+        return work
+    rows = rows_per_group(work, plan)
+    of_call = kept_bytes_of(model, work) * (rows // 2 if work.guided and plan.cfg == 1 else rows)
+    spare = free - memory.weights - memory.runtime
+    return replace(work, kept_on="gpu" if spare > ROOM * of_call else "cpu")
 
 
 def runtime_bytes(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_runtime.exchange_groups import groups_of
-from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import (
     COMMUNICATOR_BYTES,
@@ -80,7 +80,9 @@ def test_ranks_that_sleep_make_the_same_groups(name: str, world: None) -> None:
 
 def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
-    runtime = [memory_of(FLUX_DEV, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)]
+    runtime = [
+        memory_of(usual_counted().model, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)
+    ]
     assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_bytes(2) - 1
     assert runtime == sorted(runtime)
 
@@ -88,7 +90,7 @@ def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
 def test_each_communicator_is_paid_for() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
     runtime = {
-        name: memory_of(FLUX_DEV, work, ParallelPlan.parse(name), rates).runtime
+        name: memory_of(usual_counted().model, work, ParallelPlan.parse(name), rates).runtime
         for name in ("ulysses=4", "ulysses=4,weights=sharded", "ring=2,ulysses=2")
     }
     assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES

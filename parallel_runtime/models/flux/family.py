@@ -1,13 +1,12 @@
 """What the rest of the runtime asks of Flux.1: of the family, and of one of its files (models/family.py).
 
-Owns the shape that the planner counts with, and which of a step's tensors ComfyUI rounds. The sizes, the arithmetic and
+Owns which of a step's tensors ComfyUI rounds. The sizes, the arithmetic and
 the checks of a step are this folder's other files'.
 """
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ import torch
 
 from ...checkpoint import CheckpointHeader, TensorEntry
 from ...plan import ParallelPlan, heads_error, stages_error
-from ...planner.shapes import ModelShape
 from .adapter import FluxAdapter
 from .config import FluxConfig, file_names, file_scales, is_flux, is_in_a_format_of_comfyui, own_tensors
 from .sample import sample_config, write_sample
@@ -25,15 +23,6 @@ if TYPE_CHECKING:
 
 # ComfyUI rounds neither the timestep nor what its model makes itself, nor a ControlNet's residuals.
 AS_GIVEN = frozenset({"timesteps", "img_ids", "txt_ids", "control_in", "control_out"})
-FLUX_DEV = ModelShape(
-    name="flux1-dev",
-    double_blocks=19,
-    single_blocks=38,
-    hidden=3072,
-    heads=24,
-    mlp_hidden=12288,
-    other_params=92_000_000,
-)
 
 
 @dataclass(frozen=True)
@@ -54,21 +43,6 @@ class FluxModel:
     def scales(self, header: CheckpointHeader, names: Mapping[str, str]) -> dict[str, str]:
         """Where the scale of each fp8 weight stands: our name of the weight to the file's of the scale."""
         return file_scales(header, names)
-
-    def shape(self, name: str = "sample") -> ModelShape:
-        """Its sizes as the planner takes them."""
-        config = self.config
-        shape = ModelShape(
-            name=name,
-            double_blocks=config.depth,
-            single_blocks=config.depth_single,
-            hidden=config.hidden_size,
-            heads=config.num_heads,
-            mlp_hidden=config.mlp_hidden,
-            channels=config.in_channels,
-        )
-        total = sum(math.prod(dims) for dims in config.expected_shapes().values())
-        return replace(shape, other_params=total - shape.block_params)
 
     def matrix_bytes(self, header: CheckpointHeader) -> int:
         """Bytes of a number of the file's matrices."""
@@ -100,7 +74,7 @@ class FluxModel:
 class FluxFamily:
     """Flux.1 (dev, schnell, Fill, Kontext)."""
 
-    title, usual = "Flux.1", FLUX_DEV
+    title = "Flux.1"
 
     def recognises(self, header: CheckpointHeader) -> bool:
         """Whether this is a Flux.1, be it damaged; not one in a format that ComfyUI's own layers alone compute in."""

@@ -18,7 +18,7 @@ FILES = (
     *("nodes/choice.py", "nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py"),
     *("nodes/host/actions.py", "nodes/host/readable_weights.py"),
     *("nodes/host/benchmark_cases.py", "nodes/host/block_patches.py", "nodes/host/convert_stock_model.py"),
-    *("nodes/host/device_memory.py", "nodes/host/files.py", "nodes/host/hosted_source.py"),
+    *("nodes/host/pooled_model.py", "nodes/host/files.py", "nodes/host/hosted_source.py"),
     *("nodes/report.py", "nodes/host/decoding.py", "nodes/host/hosted_model.py"),
     *("nodes/host/in_worker_calls.py", "nodes/host/in_worker_sampling.py", "nodes/host/list_sampling.py"),
     *("nodes/host/machines.py", "nodes/host/parallel_decode.py", "nodes/host/progress.py", "nodes/host/proving.py"),

@@ -22,8 +22,8 @@ from ...parallel_runtime.models.specs.whole import find_whole
 from ...parallel_runtime.pool.calls import ModelCall, shape_of
 from ...parallel_runtime.pool.in_worker_sampling import shares
 from .comfyui import WrappersMP, comfy
-from .host_loop import HostLoopError
 from .hosted_model import KEPT
+from .model_sampling import HostLoopError
 from .order import of_step_cache
 from .refusals import INSIDE_BLOCKS
 from .run_context import options_of_run, run_of

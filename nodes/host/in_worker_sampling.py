@@ -22,9 +22,8 @@ from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
 from .comfyui import CFGGuider, WrappersMP, comfy, is_absent
 from .cond_tasks import TOGETHER_KEY, tell_idle
 from .foreign_code import foreign, foreign_option
-from .host_loop import HostLoopError
 from .in_worker_calls import cond_names, conds_of_run, refuse_calls
-from .model_sampling import with_predictions
+from .model_sampling import HostLoopError, with_predictions
 from .order import CALLBACKS_IN_A_STEP
 from .run_context import RunContext, run_of
 from .stock_caches import cache_keys, cache_of_run

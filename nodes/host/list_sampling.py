@@ -13,13 +13,12 @@ from functools import partial
 import torch
 
 from .comfyui import BaseModel, ControlBase, ModelPatcher, comfy, latent_preview
-from .cooperative_tasks import Kept, run_in_turns
+from .cooperative_tasks import Kept, RandomNumbers, run_in_turns
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request
 from .sampling import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
-from .thread_state import RandomNumbers
 from .version import refuse_off
 from .workload_from_guider import work_of_settings
 

@@ -11,7 +11,11 @@ import torch
 
 from ...parallel_runtime.sampler_recurrence import Prediction, SamplerRecurrence
 from .comfyui import comfy
-from .host_loop import HostLoopError
+
+
+class HostLoopError(ValueError):
+    """The run must stay in ComfyUI's loop; the message says why."""
+
 
 UNITS = (1.0, 0.0, 0.7), (0.0, 1.0, -1.3)  # the third numbers are others
 TOLERANCE = 1e-6  # relative; the asked computes partly in fp32

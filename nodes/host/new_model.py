@@ -24,12 +24,11 @@ from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion
 from .comfyui import WrapperExecutor, WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, calc_together
-from .device_memory import DeviceMemory, needed_memory
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
 from .in_worker_sampling import in_workers as to_workers
 from .live_times import LIVE
 from .patcher import RemotePatcher
-from .pooled_model import PooledModel
+from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
 from .readable_weights import readable_weights
 from .refusals import check_controlnets, check_skipped_layers

@@ -32,7 +32,7 @@ from .refusals import (
     refuse_value,
     refused_here,
 )
-from .remote import RemoteModel
+from .remote_hosted import RemoteModel
 from .run_context import Recorder, RunContext
 from .weight_patches import patch_set
 from .writers import Written, executing_node, nodes_of, values_in

@@ -4,8 +4,10 @@ Owns the weights' identity and size, and when they enter and leave the workers. 
 say; the plan and the weight patches are a run's (run_context.py). Knows nothing of ComfyUI's model classes.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -15,12 +17,58 @@ from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import ANY_GPU
+from ...parallel_runtime.planner.choose import AnyModel, needed
+from ...parallel_runtime.planner.known import known_calibration
+from ...parallel_runtime.planner.machine import whole_bytes
+from ...parallel_runtime.planner.shapes import Work
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.status import first_line
 from ...parallel_runtime.weight_patch import WeightPatchSet
 from ...parallel_runtime.wire.replies import MeasureReply
 from .like_host import unlike_host
 from .pools import POOLS, Devices, Weights
+
+UNCOUNTED = "; what a step computes is not in this figure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Bytes that each device gives, of those that the smallest of them has, and of host memory for each.
+
+    `weights_alone`: what a step takes beside the weights is not known.
+    """
+
+    device_bytes: int
+    total_bytes: int
+    host_bytes: int = 0
+    weights_alone: bool = False
+
+    @property
+    def text(self) -> str:
+        """The line on a node."""
+        host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
+        more = UNCOUNTED if self.weights_alone else ""
+        share = f"{self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        return f"weights: about {share}" if self.weights_alone else f"memory: about {share}"
+
+
+def needed_memory(
+    plan: ParallelPlan, devices: Sequence[Device], sizes: WeightSizes, model: AnyModel | None, work: Work | None
+) -> DeviceMemory:
+    """What `plan` takes of each of the devices that it uses, for `work`; `model` and `work` None: of weights alone."""
+    used = devices[: plan.ranks]
+    total = min(whole_bytes(used))
+    if model is None or work is None:
+        layout = plan.layout
+        part = -(-sizes.total // (layout.shards * layout.stages))
+        visiting = 2 * sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
+        here, host = (visiting, part) if layout.offloaded else (part + visiting, 0)
+        return DeviceMemory(device_bytes=here, total_bytes=total, host_bytes=host, weights_alone=True)
+    rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates
+    memory = needed(model, work, plan, rates, num_ranks=len(devices))
+    return DeviceMemory(device_bytes=memory.total, total_bytes=total, host_bytes=memory.host_bytes)
+
 
 log = logging.getLogger(__name__)
 

@@ -5,23 +5,57 @@ instance is `forward`, and those methods that ComfyUI calls and that need weight
 file is recognised (hosted_source.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
+from typing import Protocol
 from weakref import WeakMethod
 
 import torch
 
 from ...parallel_runtime.models.hosted.other_calls import METHODS
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.counted import CountedModel, kept_by_step_cache
+from ...parallel_runtime.stock_caches import kept_bytes
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from .comfyui import comfy
 from .hosted_model import RemoteForward, RemoteMethod
 from .hosted_source import HostedSource
-from .kept_memory import kept_by_caches
 from .meta import META
 from .pooled_model import PooledModel
 from .proving import Prover
-from .run_context import RunContext, run_inside
+from .run_context import CallProver, RunContext, run_inside
+
+
+class RemoteModel(Protocol):
+    """One of ComfyUI's `BaseModel`s with every weight on the meta device.
+
+    `diffusion_model.outside_runs` is the context of calls that come without a run. `prover` says whether plans compute
+    what one device does.
+    """
+
+    pooled: PooledModel
+    prover: CallProver
+    device: torch.device | None
+    diffusion_model: torch.nn.Module
+    model_loaded_weight_memory: int
+    current_weight_patches_uuid: object
+
+    def take_shapes(self, patches: WeightPatchSet) -> None:
+        """Give the weights here the shapes that those in the workers have with these patches: ComfyUI reads shapes."""
+
+
+def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
+    """Bytes on one rank for a batch group's latents of `shape` (B, C, ..). Of a first-block cache, where the model was
+    counted."""
+    numbers, model, work = math.prod(shape[1:]), run.decision.model, run.decision.work
+    found = float(kept_bytes(shape[0] * numbers)) if run.stock_cache else 0.0
+    if run.step_cache and isinstance(model, CountedModel) and work is not None:
+        asked = replace(work, image_tokens=model.image_tokens(numbers), step_cache=True)
+        found += shape[0] * kept_by_step_cache(model, asked, run.plan)
+    return found
+
 
 # Buffers that a node reads from the model: SeedVR2's prompts.
 READ_BY_NODES = ("positive_conditioning", "negative_conditioning")

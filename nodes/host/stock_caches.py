@@ -16,8 +16,8 @@ import torch
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ...parallel_runtime.stock_caches import COMPUTE, MAY_SKIP, NOTE, CachedRows, Decision, StockCache
 from .comfyui import WrappersMP, comfy
-from .host_loop import HostLoopError
 from .in_worker_calls import captured, cond_names
+from .model_sampling import HostLoopError
 from .order import of_step_cache
 from .run_context import run_of
 

@@ -20,7 +20,7 @@ def turns(module_of_pack) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def thread_state(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.thread_state")
+    return module_of_pack("nodes.host.cooperative_tasks")
 
 
 @pytest.fixture(autouse=True)

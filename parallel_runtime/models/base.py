@@ -2,7 +2,7 @@
 
 Letters: `B` batch, `S` tokens of this rank (text first, then image), `C` hidden size, `H` heads, `D` head size.
 
-Owns the seam between the loop over blocks (worker/forward.py, worker/stage.py) and a model's arithmetic. What else such
+Owns the seam between the loop over blocks (worker/forward.py) and a model's arithmetic. What else such
 a family says is family.py's; a model that ComfyUI's own module computes has no adapter (models/hosted).
 """
 
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-
-from ..wire.replies import CompiledBlocks
-from .graphs import Graphs, Watch
 
 Modulation = tuple[torch.Tensor, ...]
 StartMlp = Callable[[], Any]  # what of a block's MLP goes without its attention, and `finish` takes as `mlp`
@@ -32,10 +29,6 @@ class Weights(Protocol):
 
     def add_linear(self, out: torch.Tensor, name: str, x: torch.Tensor, *, columns: slice) -> None:
         """Add to out (..., rows), contiguous, the product of x (..., columns) with these columns, without the bias."""
-        ...
-
-    def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
-        """These weights, in this order; None when something runs beside one of them."""
         ...
 
 
@@ -185,12 +178,4 @@ class Adapter(Protocol):
 
     def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
         """From the last block to this rank's rows of the output, (B, image rows, out channels)."""
-        ...
-
-    def compiled(self, graphs: Graphs, watch: Watch) -> "Adapter":
-        """One whose blocks run as graphs, for one request."""
-        ...
-
-    def report(self) -> CompiledBlocks | None:
-        """What graphs there are; None where blocks run without."""
         ...

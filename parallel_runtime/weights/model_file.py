@@ -1,16 +1,14 @@
 """What one model's file says of its weights: where each stands, the block it belongs to, what it is kept as.
 
-Owns names, scales and dtypes by canonical name, and the mapped file. Keeps no weight: how much of it a rank holds is
-the business of `model_weights.py` (all) and `sharded.py` (a part).
+Owns names, scales and dtypes by canonical name, and the mapped file. Keeps no weight (model_weights.py).
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from ..checkpoint import CheckpointHeader, TensorEntry
-from .branches import Branch
 from .mapped_file import MappedFile
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -53,13 +51,8 @@ class ModelFile:
         prefixes: tuple[str, ...],
         dtype: torch.dtype,
         device: torch.device,
-        elsewhere: Collection[str] = (),
     ) -> None:
-        """`device` computes with the weights, wherever they lie.
-
-        `elsewhere`: the model's weights that other ranks hold, and this one knows by name alone.
-        """
-        self._elsewhere = frozenset(elsewhere)
+        """`device` computes with the weights, wherever they lie."""
         self.entries = {canonical: header.tensors[name] for canonical, name in names.items()}
         self.mapped = file
         self.scales = {name: float(self.mapped.tensor(header.tensors[scale])) for name, scale in scales.items()}
@@ -116,35 +109,3 @@ class ModelFile:
             return tensor
         scale = self.scales[name]
         return tensor.mul_(torch.tensor(scale, dtype=tensor.dtype).item() if self.device.type == "cpu" else scale)
-
-    def holds(self, name: str) -> bool:
-        """Whether the weight is one of this rank's. Raises `ValueError` when the model has no such weight."""
-        if name not in self.entries and name not in self._elsewhere:
-            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
-        return name in self.entries
-
-
-class SideBranches:
-    """The LoRAs that run beside the weights of one model, whole on every rank: they are small."""
-
-    def __init__(self, file: ModelFile) -> None:
-        self._file = file
-        self._by_unit: dict[str, dict[str, list[Branch]]] = {prefix: {} for prefix in file.units}
-
-    def __getitem__(self, prefix: str) -> Mapping[str, list[Branch]]:
-        return self._by_unit[prefix]
-
-    def set(self, branches: Mapping[str, list[Branch]]) -> None:
-        """Run these beside the weights they are for, by canonical name, and no others.
-
-        Raises `ValueError` when one does not fit its weight.
-        """
-        for held in self._by_unit.values():
-            held.clear()
-        for name, beside in branches.items():
-            if not self._file.holds(name):
-                continue
-            for branch in beside:
-                branch.check_fit(self._file.entries[name].shape)
-            prefix, within = self._file.place(name)
-            self._by_unit[prefix][within] = beside

@@ -50,6 +50,7 @@ from ..wire.requests import (
     Unload,
 )
 from .forward import Forward
+from .held_keys import HeldKeys
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
@@ -58,7 +59,6 @@ from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModel, LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
-from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
@@ -206,8 +206,6 @@ class Engine:
             in_run = told and all(each.slot is not None for each in told)
             forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
-        if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
-            run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:
@@ -253,8 +251,9 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        if isinstance(forward, HostedForward):
-            forward.begin_run(request.op, ranks=mesh.plan.ranks)
+        if not isinstance(forward, HostedForward):
+            raise ValueError("the blocks that the doctor measures with make no sampling run")
+        forward.begin_run(request.op, ranks=mesh.plan.ranks)
         try:
             loop = run_sample(
                 forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
@@ -291,10 +290,9 @@ class Engine:
         watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):
             hosted = HostedForward(model, mesh.attention, timer, beat, sent)
-            hosted.adapter = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
+            hosted.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
             return hosted
-        adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter
-        return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
+        return Forward(model.adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
 
     def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
         """What was counted since `_forward`: fields of `RankWork`."""
@@ -304,7 +302,7 @@ class Engine:
             "sent_bytes": mesh.traffic.num_bytes,
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
-            "compiled": None if forward.adapter is None else forward.adapter.report(),
+            "compiled": forward.report() if isinstance(forward, HostedForward) else None,
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
             "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
             "attention": tuple(sorted(ATTENDED)),

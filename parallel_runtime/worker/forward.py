@@ -17,7 +17,7 @@ from ..parallel.sequence import LocalAttention, PendingOutput, SequenceAttention
 from ..parallel.shard import SequenceShard
 from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..weights.model_weights import ModelWeights
+from ..weights.model_weights import ReplicatedWeights
 from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 
@@ -38,7 +38,7 @@ class Forward:
     """The model on one rank, for as long as one request takes. Tokens are shared by the ranks of `sequence`."""
 
     adapter: Adapter
-    weights: ModelWeights
+    weights: ReplicatedWeights
     sequence: SequenceAttention
     device: torch.device
     timer: RegionTimer
@@ -52,19 +52,14 @@ class Forward:
         tensors: Mapping[str, torch.Tensor],
         calls: Sequence[Mapping],
     ) -> None:
-        """Run this rank's pieces of a request, and gather with the others of its replica what more they need.
+        """Run this rank's pieces of a request.
 
         `tensors` and `calls`, which are options, are the request's.
         """
-        pieces = batch_groups[mesh.batch_group]
-        passes = max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)
-        self.weights.begin(passes)
-        for piece in pieces:
+        for piece in batch_groups[mesh.batch_group]:
             options = calls[piece.call]
             whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
             self.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
-        for _ in range(passes - len(pieces)):
-            self.weights.join_gathers(self.beat)
 
     def run(self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.

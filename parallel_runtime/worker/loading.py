@@ -17,17 +17,14 @@ from ..errors import RequestCancelledError
 from ..models.base import Adapter
 from ..models.hosted.comfyui import what_was_imported
 from ..models.registry import read_own
-from ..models.stages import stage_blocks, stage_weights
 from ..parallel.collectives import Axis
 from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
-from ..weights.changes import WeightChanges
 from ..weights.host_memory import give_back_heap
 from ..weights.mapped_file import MappedFile
 from ..weights.model_file import ModelFile, compute_dtype, weight_bytes
-from ..weights.model_weights import ModelWeights, ReplicatedWeights
-from ..weights.sharded import ShardedWeights
+from ..weights.model_weights import ReplicatedWeights
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
@@ -39,12 +36,11 @@ SELDOM = 1_000  # collections of the middle generation until Python collects all
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The functions of a model, this rank's weights, and the ranks that hold the others."""
+    """The functions of a model and its weights, whole: what the doctor measures devices with."""
 
     adapter: Adapter
-    weights: ModelWeights
+    weights: ReplicatedWeights
     group: Axis
-    changes: WeightChanges
 
 
 @dataclass(frozen=True)
@@ -60,31 +56,23 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
     spec.refuse_changed()
     if spec.adapter == HOSTED:
         return open_hosted(spec, layout, rank=rank, device=device, group=group)
+    if layout.kind != Layout(ranks=layout.ranks).kind:
+        raise ValueError(f"{spec.path}: the blocks that the doctor measures with are whole on every rank")
     header = read_header(spec.path)
     own = read_own(header)
-    adapter, whole = own.adapter, own.names(header)
-    dtype = compute_dtype(header, whole, spec.dtype)  # the same on every rank, whatever it holds
-    stage = layout.stage_of(rank)
-    held = stage_weights(adapter, whole, stages=layout.stages, stage=stage)
-    names = {name: there for name, there in whole.items() if name in held}
+    adapter, names = own.adapter, own.names(header)
+    dtype = compute_dtype(header, names, spec.dtype)
     file = ModelFile(
         header,
         file=MappedFile(spec),
         names=names,
         scales=own.scales(header, names),
-        prefixes=tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
-        elsewhere=whole.keys() - held,
+        prefixes=tuple(block.prefix for block in adapter.blocks),
         dtype=dtype,
         device=device,
     )
-    weights: ModelWeights
-    if layout.shards == 1 and not layout.offloaded:
-        weights = ReplicatedWeights(file, device=device)
-        needed = weight_bytes(header, names, dtype)
-    else:
-        weights = ShardedWeights(file, device=device, group=group, offloaded=layout.offloaded)
-        needed = weights.needed_bytes
-    return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)
+    weights = ReplicatedWeights(file, device=device)
+    return OpenedModel(LoadedModel(adapter, weights, group), weight_bytes(header, names, dtype))
 
 
 def open_hosted(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
@@ -180,6 +168,8 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
     ) -> MemoryReply:
         """Take one message of a change of weights."""
         model = self.get(request.model)  # a rank that the model's layout leaves out has nothing to change
+        if isinstance(model, LoadedModel):
+            raise ValueError("the blocks that the doctor measures with take no change of weights")
         if isinstance(request, SetStrengths):
             changed = model is None or model.changes.set_strengths(request.strengths)
             return StrengthsReply(changed=changed, memory=self._memory())

@@ -24,7 +24,6 @@ from ..exchange_groups import (
 )
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis, Traffic
-from ..parallel.displaced import DisplacedAttention
 from ..parallel.links import Link
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
@@ -158,10 +157,6 @@ class Mesh:
         """As `sequence`, for a model whose attention is a call like any other."""
         ring, ulysses = self.axes["ring"], self.axes["ulysses"]
         return SequenceParallelAttention(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
-
-    def displaced(self) -> DisplacedAttention:
-        """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
-        return DisplacedAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"])
 
     def probe(self, device: torch.device) -> ProbeReply:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""

@@ -58,16 +58,12 @@ MUTANTS = (
         (SENT,),
     ),
     Mutant(
-        "an all-gather counts as sent to one other rank",
-        "axis.traffic.add((axis.size - 1) * mine.nbytes)",
-        "axis.traffic.add(mine.nbytes)",
-        ("test_sharded_weights.py::test_the_next_unit_is_on_its_way_before_a_block_computes[1-False]",),
-    ),
-    Mutant(
         "an all-gather's own part is left out",
         "        parts[index].copy_(self.source)\n",
         "",
-        ("test_sharded_weights.py::test_units_smaller_than_the_ranks_are_whole",),
+        (
+            "test_side_branches.py::test_loras_beside_the_weights_equal_those_that_comfyui_merges[Wan-ulysses=2,weights=sharded]",
+        ),
     ),
     Mutant(
         "a chunk's keys stand a patch too early",

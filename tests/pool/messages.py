@@ -28,7 +28,6 @@ SAMPLE = requests.Sample(
     cfg=2.5,
     batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
     calls=({},),
-    modulation_bytes=1,
     timeline=False,
 )
 CASES = [

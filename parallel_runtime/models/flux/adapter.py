@@ -15,9 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from ...wire.replies import CompiledBlocks
 from ..base import Block, Condition, Modulation, Split, Tokens, Weights
-from ..graphs import Graphs, Watch
 from . import blocks
 from .blocks import by_row, modulated
 from .config import TIME_FACTOR, TIME_WIDTH, FluxConfig
@@ -70,16 +68,6 @@ class FluxAdapter:
         self.blocks = tuple(
             Block(kind, index, f"{kind}_blocks.{index}.") for kind, depth in depths.items() for index in range(depth)
         )
-
-    def compiled(self, graphs: Graphs, watch: Watch) -> "FluxAdapter":
-        """One whose blocks run as graphs, for one request."""
-        from .compiled import CompiledFlux  # which is one of these
-
-        return CompiledFlux(self.config, graphs, watch)
-
-    def report(self) -> CompiledBlocks | None:
-        """None: these blocks run without graphs."""
-        return None
 
     def block_cost(self, block: Block) -> float:
         """What a pass through a block costs, in FLOPs: its products for an image of the usual size, and its launches.

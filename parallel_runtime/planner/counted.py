@@ -218,11 +218,11 @@ def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibratio
         handed = partial(_handed_s, model, work, plan, calibration)
         warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
         compute, communication, launch = _pass_s(model, work, plan, calibration, patches=plan.num_patches)
-        turns = plan.num_patches + plan.pipefusion - 1
+        turns = plan.num_patches  # of a pipeline that stays full between steps
         factor = turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks
         hand_over = handed(patches=plan.num_patches)
         turn = (compute + communication + launch) * factor / turns
-        waited = (plan.pipefusion - 1) * hand_over + plan.num_patches * max(0.0, hand_over - turn)
+        waited = turns * max(0.0, hand_over - turn)
         parts = (compute * factor, communication * factor + waited, launch * factor)
     compute, communication, launch = parts
     relayed = relayed_s(plan, calibration, 0.0)

@@ -38,6 +38,11 @@ def values() -> dict[str, str]:
     return {name: _told(value) for name, value in vars(comfy.cli_args.args).items()}
 
 
+def _of_comfyui(function: Any) -> Any:
+    """ComfyUI's attention function, also where a rank has put its own in its place."""
+    return function.kernel.stock if hasattr(function, "kernel") else function
+
+
 def states() -> dict[str, Any]:
     """What ComfyUI and torch were made to do by options. Names that this ComfyUI lacks are left out."""
     import comfy.ldm.modules.attention as attention
@@ -50,8 +55,8 @@ def states() -> dict[str, Any]:
     function = attention.optimized_attention
     masked = attention.optimized_attention_masked
     found = {
-        "attention": getattr(function, "stock", function).__name__,
-        "masked attention": getattr(masked, "stock", masked).__name__,
+        "attention": _of_comfyui(function).__name__,
+        "masked attention": _of_comfyui(masked).__name__,
         "attention's precision": str(attention.get_attn_precision(torch.float16, torch.float16)),
         "kitchen": _told({name: str(each) for name, each in comfy_kitchen.list_backends().items()}),
         "dynamic VRAM": comfy.memory_management.aimdo_enabled,

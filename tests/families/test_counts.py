@@ -152,7 +152,7 @@ def test_more_tokens_never_take_less_and_heads_are_as_uneven_as_they_are(folder:
 
 
 @pytest.mark.slow
-def test_a_pipeline_takes_a_turn_more_than_patches_for_each_stage_beyond_the_first(folder: Path) -> None:
+def test_a_step_of_a_full_pipeline_is_shared_out_over_its_stages(folder: Path) -> None:
     found = counted(folder, WAN, **SIZE)
     work, model = work_of(found, guided=True), found.model
     quick = replace(CPU, software=replace(CPU.software, operation_s=0.0), link=replace(CPU.link, latency_s=0.0))
@@ -162,10 +162,8 @@ def test_a_pipeline_takes_a_turn_more_than_patches_for_each_stage_beyond_the_fir
     times = {}
     for patches in (3, 9):
         cost = counted_cost(model, work, ParallelPlan(pipefusion=3, patches=patches), quick)
-        ideal = (patches + 2) / patches / 3 * alone.compute_s
-        assert ideal < cost.compute_s < 1.3 * ideal
         times[patches] = cost.compute_s
-    assert times[9] < times[3] < alone.compute_s
+    assert alone.compute_s / 3 < times[3] < times[9] < alone.compute_s / 2
     warmup = counted_cost(model, work, ParallelPlan(pipefusion=3), quick).warmup_step_s
     assert warmup - alone.step_s == pytest.approx(2 * sent / quick.link.bandwidth, rel=1e-6)
     plans = {stale: list(useful_plans(2, model=model, work=work, stale=stale)) for stale in (False, True)}

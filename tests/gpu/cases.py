@@ -24,7 +24,7 @@ RUNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan, who has the sampler's loop, and the run. A pipeline runs step by step, whoever is asked."""
+    """A plan, who has the sampler's loop, and the run."""
 
     plan: str
     weights: str = "replicated"
@@ -104,7 +104,7 @@ class Reference:
         plan, run = case.parallel_plan, with_options(make_run(**RUNS[case.run]), **options)
         spec = replace(self.spec, dtype=dtype or self.spec.dtype)
         seen: list[torch.Tensor] = []
-        if case.in_workers and plan.pipefusion == 1:
+        if case.in_workers:
             out = pool.sample(spec, plan, run, on_step=lambda _, x: seen.append(x.clone())).out
         else:
             out, seen = host_loop(asking(pool, spec, plan, run=f"{case} {id(seen)}", **options), run)

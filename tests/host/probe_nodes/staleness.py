@@ -66,21 +66,21 @@ class OldKeys:
             transformer_options: dict[str, Any],
             **kwargs: Any,
         ) -> torch.Tensor:
-            outs, text = [], txt.shape[1]
-            for start, stop in runs(text, img.shape[1], patches):
-                # The text goes with the first patch. Blocks take no empty text: others have a token nobody sees.
-                there, unseen = (text, 0) if start == 0 else (1, 1)
-                places = slice(text + start if unseen else 0, text + stop)
-                attend = self._attend(places, text + img.shape[1], unseen=unseen)
-                tokens = img[:, start:stop], img_ids[:, start:stop], txt[:, :there], txt_ids[:, :there]
+            outs, text, image = [], txt.shape[1], img.shape[1]
+            # of each stream a patch has a run; the picture's longer ones come last, the text's first
+            rows = zip(torch.arange(text).tensor_split(patches), runs(image, patches), strict=True)
+            for of_text, of_image in rows:
+                places = torch.cat((of_text, text + of_image))
+                attend = self._attend(places, text + image)
+                tokens = img[:, of_image], img_ids[:, of_image], txt[:, of_text], txt_ids[:, of_text]
                 options = {**transformer_options, "optimized_attention_override": attend}
                 outs.append(model(*tokens, *args, transformer_options=options, **kwargs))
             return torch.cat(outs, 1)
 
         return by_patch
 
-    def _attend(self, places: slice, tokens: int, *, unseen: int) -> Callable[..., torch.Tensor]:
-        """Attention of the tokens at `places`, behind so many `unseen`, to all; the blocks ask one after another."""
+    def _attend(self, places: torch.Tensor, tokens: int) -> Callable[..., torch.Tensor]:
+        """Attention of the tokens at `places` to all; the blocks ask one after another."""
         block = iter(range(1000))
 
         def attend(
@@ -91,17 +91,13 @@ class OldKeys:
                 whole = (*k.shape[:2], tokens, k.shape[3])
                 self._held.append((k.new_full(whole, torch.nan), v.new_full(whole, torch.nan)))
             keys, values = self._held[number]
-            keys[:, :, places], values[:, :, places] = k[:, :, unseen:], v[:, :, unseen:]
+            keys[:, :, places], values[:, :, places] = k, v
             return kernel(q, keys, values, heads, *args, **kwargs)
 
         return attend
 
 
-def runs(text: int, image: int, patches: int) -> list[tuple[int, int]]:
-    """The image's tokens by patch, the first of which is as long as the others with the text, and has one at least."""
-    if patches == 1:
-        return [(0, image)]
-    first = max(1, -(-(text + image) // patches) - text)
-    lengths = [first, *(len(run) for run in torch.arange(image - first).tensor_split(patches - 1))]
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+def runs(total: int, patches: int) -> list[torch.Tensor]:
+    """The places of so many tokens by patch, longer runs last."""
+    lengths = [len(run) for run in torch.arange(total).tensor_split(patches)]
+    return list(torch.arange(total).split(lengths[::-1]))

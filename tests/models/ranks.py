@@ -252,7 +252,6 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
         with torch.inference_mode():
             loras = {name: beside_and_merged(model, inputs) for name, model, inputs in firsts.values()}
         (folder / "loras.json").write_text(json.dumps(loras))
-
         (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
     well = [run_cases(ranks, folder, cases, checks=not only) for ranks in numbers]
     return 0 if all(well) else 1

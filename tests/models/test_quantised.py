@@ -43,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of 2 and of 3 ranks, and all cases."""
-    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2,3", "all")
+    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2,3", "all", timeout_s=900)
 
 
 def judge(folder: Path, ranks: int, case: str, layout: str) -> None:

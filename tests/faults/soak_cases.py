@@ -59,10 +59,6 @@ class Case:
         asked = replace(self.work, options={**self.work.options, **options})
         return pool.run(self.spec, plan, [asked], **around).outs[0]
 
-    def fits(self, plan: ParallelPlan) -> bool:
-        """Whether it can be asked under a plan: a pipeline runs step by step."""
-        return plan.pipefusion == 1 or isinstance(self.work, ModelCall)
-
 
 class Cases:
     """Every model with every LoRA in every size; the references are made once, here."""
@@ -71,20 +67,18 @@ class Cases:
         self.plans = [plan for plan in map(ParallelPlan.parse, PLANS) if plan.ranks <= num_ranks]
         self.models = [write_model(folder / f"model{index}.safetensors", seed=index) for index in range(num_models)]
         self.loras = [PRISTINE, lora("one", seed=1, strength=0.8), lora("two", seed=2, strength=-1.1)]
+        self.loras.append(lora("beside", seed=1, strength=0.4, side_branch=True))
         with Pool(parse_devices("cpu:1").devices, threads_per_rank=1) as pool:
             self.cases = [case for spec in self.models for each in self.loras for case in _cases(pool, spec, each)]
 
     def pick(self, chance: random.Random) -> tuple[Case, ParallelPlan]:
         """Any of them, under any plan."""
-        return chance.choice(self._every())
+        return chance.choice(self.cases), chance.choice(self.plans)
 
     def all(self, chance: random.Random) -> list[tuple[Case, ParallelPlan]]:
         """Each of them under each plan, once, in a random order."""
-        every = self._every()
+        every = list(itertools.product(self.cases, self.plans))
         return chance.sample(every, k=len(every))
-
-    def _every(self) -> list[tuple[Case, ParallelPlan]]:
-        return [(case, plan) for case, plan in itertools.product(self.cases, self.plans) if case.fits(plan)]
 
 
 def _cases(pool: Pool, spec: ModelSpec, changes: WeightPatchSet) -> list[Case]:

@@ -21,7 +21,7 @@ def write_model(path: Path, *, seed: int) -> ModelSpec:
     return spec_of(write_tiny(path, seed=seed, num_layers=2))
 
 
-def lora(name: str, *, seed: int, strength: float) -> WeightPatchSet:
+def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> WeightPatchSet:
     """A LoRA of three weights of such a model."""
     generator = torch.Generator().manual_seed(seed)
     patches = []
@@ -29,4 +29,4 @@ def lora(name: str, *, seed: int, strength: float) -> WeightPatchSet:
         up = torch.randn(rows, LORA_RANK, generator=generator)
         down = torch.randn(LORA_RANK, WIDTH, generator=generator) * WIDTH**-0.5
         patches.append(WeightPatch(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
-    return WeightPatchSet(name, tuple(patches))
+    return WeightPatchSet(name, tuple(patches), side_branch=side_branch)

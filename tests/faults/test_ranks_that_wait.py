@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from host.hosted_runs import make_run, with_options
-from host.tiny_hosted import call, spec_of, write_tiny
+from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
@@ -17,9 +17,8 @@ from parallel_runtime.pool.pool import Pool
 
 PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
 BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
-TEXTS = (5, 7)
 SLOWLY = ["sleep", 0.4, 4]
-STAGES, GROUPS = ParallelPlan(pipefusion=2), ParallelPlan(cfg=3)
+STAGES, GROUPS = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
 APART = ParallelPlan(
     data=2
 )  # batch groups that never exchange: one waits for leave to start a step, which is the others' to earn
@@ -43,15 +42,11 @@ def pool() -> Iterator[Pool]:
 
 
 def sample(pool: Pool, spec: ModelSpec, plan: ParallelPlan, **between_blocks: list) -> torch.Tensor:
-    """A whole run, or a step where there are stages, in which rank 0 or 1 does that between its blocks."""
+    """A whole run in which rank 0 or 1 does that between its blocks."""
     pool.deadline_s = DEADLINE_S if between_blocks else PATIENCE_S
     asked = {name.removeprefix("rank"): asked for name, asked in between_blocks.items()}
-    options, check = {"between_blocks": asked}, not_for_ever()
-    if plan.pipefusion > 1:
-        calls = [call(text=text, batch=2, options=options) for text in TEXTS]
-        return torch.cat(pool.run(spec, plan, calls, check_cancelled=check).outs)
-    run = with_options(make_run(texts=TEXTS, batch=2), **options)
-    return pool.sample(spec, plan, run, check_cancelled=check).out
+    run = with_options(make_run(texts=(5, 7), batch=2), between_blocks=asked)
+    return pool.sample(spec, plan, run, check_cancelled=not_for_ever()).out
 
 
 def not_for_ever() -> Callable[[], None]:
@@ -79,6 +74,6 @@ def test_the_rank_that_the_others_wait_for_is_named(
 ) -> None:
     """Those that wait have been silent for longer."""
     sample(pool, spec, plan)
-    with pytest.raises(PoolError, match=r"^rank 1: no answer to (RUN|STEP) and no heartbeat for \d") as caught:
+    with pytest.raises(PoolError, match=r"^rank 1: no answer to RUN and no heartbeat for \d") as caught:
         sample(pool, spec, plan, rank1=[fault, 0.06, 6])
     assert ("held by a signal" in str(caught.value)) == (fault == "stop")

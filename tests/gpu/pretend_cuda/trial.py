@@ -13,9 +13,8 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import PoolError
 
 # Against CPU ranks in fp32: sums in another order, and in halves four calls of a model rounded to 8 and to 11 bits.
-# In halves twice the largest error of all cases (1.36e-2, 1.63e-3), which one rank has too; a part of the attention
-# that is missing is 1e-1 and more.
-TOLERANCES = {"float32": 1e-5, "bfloat16": 2.8e-2, "float16": 3.4e-3}
+# In halves twice what one CPU rank differs by in any of the runs (1.6e-2, 2.0e-3); without exchange it is 0.3.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 3.2e-2, "float16": 4e-3}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,8 +334,7 @@ def run(arguments: argparse.Namespace) -> None:
         for number, (name, *_) in enumerate(wanted):
             path = models / BY_NAME[name].file
             if number % CALIBRATED == 0:
-                with tempfile.TemporaryDirectory() as scratch:
-                    kept["calibrations"].append(asdict(calibrate(pool, Path(scratch))))
+                kept["calibrations"].append(asdict(calibrate(pool)))
             rows = measure(pool, path, counts[name], comfyui=comfyui, turns=arguments.turns)
             kept["models"][path.name] = {"variant": name, "counted": counts[name], "rows": rows}
             kept["loads"].append(os.getloadavg()[0])

@@ -21,7 +21,7 @@ from statistics import median, quantiles
 import torch
 
 from benchmarks.before_after import TEXT, told_comfyui, write_model
-from parallel_runtime.cli.hosted_trial import HostedTrial
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
@@ -51,7 +51,7 @@ def main() -> None:
         path = str(write_model(folder, "Wan 2.1", BLOCKS, HEADS))
         work = Workload(width=arguments.side, height=arguments.side, text_tokens=TEXT, frames=9)
         given = {"steps": 1, "comfyui": str(told_comfyui(folder)), "device": devices[0]}
-        trial = until.enter_context(closing(HostedTrial(path, "float32", work, [PLAN], **given)))
+        trial = until.enter_context(closing(Trial(path, "float32", work, [PLAN], **given)))
         runners = []
         for told in (None, rates):
             pool = until.enter_context(Pool(devices, threads_per_rank=1, overlap=lambda _, told=told: told))

@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -92,9 +91,9 @@ def compare(asked: "Asked", *, pairs: int) -> list[str]:
     plan, devices = ParallelPlan(ulysses=RANKS), parse_devices(f"cpu:{RANKS}").devices
     given = {"steps": 1, "comfyui": asked.comfyui.path, "device": devices[0]}
     pairs_found = []
-    with contextlib.ExitStack() as until, tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as until:
         pool = until.enter_context(Pool(devices, threads_per_rank=1))
-        link = calibrate(pool, Path(folder)).link
+        link = calibrate(pool).link
         trial = until.enter_context(closing(Trial(asked.path, asked.dtype, workload, [plan], **given)))
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
         shares = [until.enter_context(closing(RankProcess(asked, index))) for index in range(RANKS)]

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from ..checkpoint import read_header
 from ..devices import parse_devices
-from ..models.registry import USUAL, find_family, read_own, titles
 from ..plan import MAX_RANKS
-from ..planner.choose import AnyModel, Choice, Prediction, choose_plan
+from ..planner.choose import Choice, Prediction, choose_plan
 from ..planner.comfyui_process import find_comfyui
 from ..planner.counted import CountedModel
-from ..planner.counting import Counts
+from ..planner.counting import USUAL_NAME, Counted, Counts, usual_counted
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
 from ..planner.machine import look
@@ -39,13 +38,13 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
         raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
     calibration, free, warnings = _machine(arguments)
     model, work = _model(arguments, progress)
-    if isinstance(model, CountedModel) and model.from_real_calls:
+    if model.from_real_calls:
         warnings = (*warnings, f"{model.name} reads values, so it was counted in small calls and is extrapolated")
     choice = choose_plan(model, work, free, calibration, stale=arguments.stale)
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 
-def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel, Work]:
+def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[CountedModel, Work]:
     """The model, and what it is asked for. Raises `ValueError` for a model that nobody knows."""
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
@@ -54,35 +53,32 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
         batch=arguments.batch,
         steps=arguments.steps,
         element_bytes=ELEMENT_BYTES[arguments.dtype],
-        weight_bytes=ELEMENT_BYTES[arguments.file_dtype or arguments.dtype],
     )
-    if arguments.model in (None, USUAL.usual.name):
-        return USUAL.usual, work
-    if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
-        raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL.usual.name}")
-    if arguments.file_dtype is not None:
-        raise ValueError(
-            f"--file-dtype={arguments.file_dtype}: {Path(arguments.model).name} says its own; leave it out"
-        )
-    header = read_header(arguments.model)
-    if find_family(header, comfyui=arguments.comfyui is not None) is None:
+    if arguments.model in (None, USUAL_NAME):
+        counted = _usual(arguments)
+    else:
+        if arguments.file_dtype is not None:
+            name = Path(arguments.model).name
+            raise ValueError(f"--file-dtype={arguments.file_dtype}: {name} says its own; leave it out")
+        if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
+            raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL_NAME}")
+        read_header(arguments.model)
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")
-        return _counted(arguments, work)
+        size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
+        counted = Counts().of(arguments.model, arguments.dtype, find_comfyui(arguments.comfyui), **size)
+        work = replace(work, image_tokens=counted.image_tokens)
+    return counted.model, replace(work, element_bytes=counted.element_bytes)
+
+
+def _usual(arguments: argparse.Namespace) -> Counted:
+    """What is stored of the usual model, with activations and weights of the dtypes that are asked for."""
     for option in ("frames", "comfyui"):
         if (value := getattr(arguments, option)) is not None:
-            raise ValueError(f"--{option}={value}: {Path(arguments.model).name} is a {titles()}; leave --{option} out")
-    own = read_own(header)
-    return own.shape(Path(arguments.model).name), replace(work, weight_bytes=own.matrix_bytes(header))
-
-
-def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
-    """A model of ComfyUI's, which says itself how many tokens an image has."""
-    if arguments.compiled:
-        raise ValueError(f"--compiled: compiled blocks of {titles()} alone were fitted; leave --compiled out")
-    comfyui = find_comfyui(arguments.comfyui)
-    size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
-    counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)
-    return counted.model, replace(work, image_tokens=counted.image_tokens, element_bytes=counted.element_bytes)
+            raise ValueError(f"--{option}={value} needs --model; without one the plan is of {USUAL_NAME}")
+    counted = usual_counted()
+    weight_bytes = ELEMENT_BYTES[arguments.file_dtype or arguments.dtype]
+    whole = counted.model.weight_bytes * weight_bytes // counted.element_bytes
+    return counted.with_weights(whole).with_elements(ELEMENT_BYTES[arguments.dtype])
 
 
 def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tuple[str, ...]]:
@@ -91,13 +87,13 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
     if arguments.kind is None:
         selection = parse_devices(arguments.devices or "all")
         warnings = selection.warnings
-        calibration, free = look(selection.devices, link=arguments.link, compiled=arguments.compiled)
+        calibration, free = look(selection.devices, link=arguments.link)
     else:
         count = _count(arguments.devices)
-        calibration = known_calibration(arguments.kind, arguments.link, devices=count, compiled=arguments.compiled)
+        calibration = known_calibration(arguments.kind, arguments.link, devices=count)
         free = [calibration.rates.memory_bytes] * count
-    if arguments.compiled and not calibration.rates.asynchronous:
-        warnings = (*warnings, "--compiled changes nothing here: nothing is known of compiled blocks on a CPU")
+    if arguments.compiled:
+        warnings = (*warnings, "--compiled changes nothing: what compiled blocks take is not known")
     if arguments.free_gib is not None:
         free = [round(_positive("free-gib", arguments.free_gib, most=MAX_FREE_GIB) * GIB)] * len(free)
     return _with_link(arguments, calibration), free, warnings
@@ -129,7 +125,7 @@ def _positive(option: str, value: float, *, most: float = 1e9) -> float:
     return value
 
 
-def _report(model: AnyModel, work: Work, free: list[int], calibration: Calibration, choice: Choice) -> dict:
+def _report(model: CountedModel, work: Work, free: list[int], calibration: Calibration, choice: Choice) -> dict:
     return {
         "model": model.name,
         "work": asdict(work),

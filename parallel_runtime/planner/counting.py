@@ -14,7 +14,7 @@ from typing import Any
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
 from .comfyui_process import ComfyUIProcess
-from .counted import CountedModel
+from .counted import CountedModel, Polynomial
 from .shapes import Work
 
 USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
@@ -41,6 +41,17 @@ class Counted:
         part = num_bytes / self.model.weight_bytes
         blocks = tuple(round(part * each) for each in self.model.block_bytes)
         return replace(self, model=replace(self.model, weight_bytes=num_bytes, block_bytes=blocks))
+
+    def with_elements(self, num_bytes: int) -> "Counted":
+        """The same model with activations of so many bytes an element."""
+        part, model = num_bytes / self.element_bytes, self.model
+
+        def scaled(counts: Mapping[str, Polynomial]) -> dict[str, Polynomial]:
+            times = {name: part if name.endswith("_bytes") else 1.0 for name in counts}
+            return {name: tuple(times[name] * each for each in counts[name]) for name in counts}
+
+        model = replace(model, whole=scaled(model.whole), shared=scaled(model.shared))
+        return replace(self, model=model, element_bytes=num_bytes)
 
     @property
     def image_tokens(self) -> int:

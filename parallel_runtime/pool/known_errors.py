@@ -359,7 +359,7 @@ KNOWN: tuple[KnownError, ...] = (
     KnownError(
         name="widths",
         pattern=r"mat1 and mat2 shapes cannot be multiplied \(\w+ and \w+\)",
-        remedy="the conditioning may be of another model; use the text encoders that belong to this one",
+        remedy="latent or conditioning may be of another model; use the VAE and text encoders that belong to this one",
     ),
     # What says that something failed, and not what.
     KnownError(

@@ -49,20 +49,19 @@ def plausible(found: Calibration) -> bool:
         1e9 < found.rates.matmul_flops < 1e14
         and 1e8 < found.rates.attention_flops < 1e14
         and 1e7 < found.link.bandwidth < 1e12
-        and 1e-6 < found.software.block_s < 1
+        and 1e-8 < found.software.operation_s < 1
     )
 
 
 @pytest.mark.slow
 def test_the_constants_that_follow_are_usable_and_survive_the_cache(pool, tmp_path) -> None:
-    tried = [calibrate(pool, tmp_path)]
+    tried = [calibrate(pool)]
     while not plausible(tried[-1]):  # on a machine that others use, a small and a large call may take equally long
         assert len(tried) < 3, tried
-        tried.append(calibrate(pool, tmp_path))
+        tried.append(calibrate(pool))
     found = tried[-1]
     assert not found.rates.asynchronous
     assert found.link.contention >= 0 and found.link.latency_s >= 0
-    assert found.software.swap_calls == 2
     assert replace(found.software, name=ON_CPU.name) != ON_CPU
     store = CalibrationStore(tmp_path / "calibration.json")
     store.save("these", found)
@@ -92,7 +91,7 @@ def test_doctor_keeps_a_calibration_that_plan_then_uses(run, tmp_path) -> None:
     kept = report["calibration"]
     assert kept["file"] == str(tmp_path / "parallel-dit" / "calibration.json")
     assert kept["devices"] == device_set(parse_devices("cpu:2").devices)
-    planned = json.loads(run("plan", "--free-gib", "64", "--dtype", "float32", "--json").stdout)
+    planned = json.loads(run("plan", "--free-gib", "128", "--dtype", "float32", "--json").stdout)
     assert planned["calibration"] == kept["constants"]
     assert any("measured on these devices" in reason for reason in planned["reasons"])
 

@@ -81,6 +81,6 @@ def test_the_link_between_machines_is_measured(tmp_path: Path) -> None:
     machine = LoopbackMachine("shelf", ("cpu:0",), (str(tmp_path),))
     devices = (Device("cpu", 0), Device("cpu", 0, "shelf"))
     with Pool(devices, threads_per_rank=1, machines=lambda _: [machine]) as pool:
-        found = calibrate(pool, tmp_path)
+        found = calibrate(pool)
     assert found.machines == (1, 1)
     assert found.between is not None and 1e7 < found.between.bandwidth < 1e11

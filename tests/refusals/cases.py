@@ -11,9 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from families.comfy_classes import shapes_of
 from families.files import ModelFile
 from families.wan import TEXT, TOKENS, wan_file
@@ -24,7 +21,6 @@ from host.tiny_models import TinyModels, write_layout
 
 Build = Callable[[TinyModels], Workflow]
 CONFIG = {"class_type": "SPConfig", "inputs": {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1}}
-LORA_WITH_A_CORE = "tiny_lora_with_a_core.safetensors"
 
 
 @dataclass(frozen=True)
@@ -199,16 +195,6 @@ def with_hook(hook: str, **inputs: Any) -> Build:
         return graph
 
     return build
-
-
-def lora_with_a_core(tiny: TinyModels) -> Workflow:
-    """A LoCon file: a third matrix between the two."""
-    hidden, module = tiny.shape.hidden, "diffusion_model.double_blocks.0.img_attn.proj"
-    tensors = {"up": torch.ones(hidden, 4, 1, 1), "down": torch.ones(4, hidden, 1, 1), "mid": torch.ones(4, 4, 1, 1)}
-    path = tiny.models / "loras" / LORA_WITH_A_CORE
-    if not path.exists():
-        save_file({f"{module}.lora_{name}.weight": value for name, value in tensors.items()}, path)
-    return workflows.with_lora(ours(tiny), LORA_WITH_A_CORE)
 
 
 def twice(tiny: TinyModels) -> Workflow:
@@ -407,9 +393,6 @@ CASES = (
         (REACHED, "optimized_attention_override"),
         between(REACH, way="override attention"),
         stock=True,
-    ),
-    Case(
-        "A LoRA with a core (LoCon)", "LoraLoaderModelOnly", ("(node lora)", "has a core"), lora_with_a_core, stock=True
     ),
     Case(
         "Model merging before Parallelize Model",

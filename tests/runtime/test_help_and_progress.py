@@ -80,7 +80,7 @@ def on_a_terminal(*arguments: str, **environ: str) -> tuple[int, str]:
 
 def test_colours_and_moving_lines_are_a_terminals_alone() -> None:
     code, seen = on_a_terminal(*PLAN)
-    assert (code, "\x1b[32mplan: ring=2" in seen) == (0, True)
+    assert (code, "\x1b[32mplan: ulysses=2" in seen) == (0, True)
     _, without = on_a_terminal(*PLAN, NO_COLOR="1")
     assert "\x1b[32m" not in without
     _, dumb = on_a_terminal(*PLAN, TERM="dumb")
@@ -115,9 +115,9 @@ def test_plan_answers_first_and_last_and_marks_what_it_chose(command: Callable) 
     done = command(*PLAN)
     lines = done.stdout.splitlines()
     assert lines[0] == lines[-1]
-    assert re.fullmatch(r"plan: ring=2, \S+ s a step, 1\.\d\dx as fast as one device \(predicted\)", lines[0])
+    assert re.fullmatch(r"plan: ulysses=2, \S+ s a step, 1\.\d\dx as fast as one device \(predicted\)", lines[0])
     (chosen,) = [line for line in lines if line.startswith("> ")]
-    assert chosen.split()[1] == "ring2"
+    assert chosen.split()[1] == "uly2"
     assert "2 device(s) of RTX 3090, 24.0 GiB on each" in done.stdout
     whole = command("plan", "--kind", "RTX 3090")
     assert "sharded" in whole.stdout.splitlines()[0], "in bf16 it does not fit whole, in fp8 it does"

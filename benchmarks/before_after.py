@@ -207,7 +207,10 @@ class Checkout:
 
 def steps(comfyui: str) -> None:
     """Be a checkout's process: a line of JSON in, one out."""
-    from parallel_runtime.cli.trial import Trial
+    try:
+        from parallel_runtime.cli.hosted_trial import HostedTrial as Trial  # its name in checkouts of two engines
+    except ImportError:
+        from parallel_runtime.cli.trial import Trial
     from parallel_runtime.cli.verify import PlanRunner
     from parallel_runtime.cli.workload import Workload
     from parallel_runtime.devices import parse_devices

@@ -36,7 +36,7 @@ from parallel_runtime.planner.choose import EQUAL, choose_plan
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess, find_comfyui
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import USUAL_SIZE
-from parallel_runtime.planner.hardware import GIB, Calibration, Link, Rates, Software
+from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool
@@ -149,7 +149,7 @@ def read_calibrations(kept: Mapping[str, Any]) -> list[Calibration]:
     return [
         Calibration(
             rates=Rates(**each["rates"]),
-            link=Link(**each["link"]),
+            link=Interconnect(**each["link"]),
             software=Software(**each["software"]),
             source=each["source"],
         )

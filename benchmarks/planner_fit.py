@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 
 from benchmarks.planner_model import HERE, MACHINES, Row, predict_row, read_rows, table_calibration
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.planner.known import SHARED_ABOVE
 
 START = {
@@ -142,7 +142,7 @@ def table_loss(rows: list[Row], constants: dict, link: dict) -> float:
     total = 0.0
     for row in rows:
         shipped = table_calibration(row, constants)
-        changed: Link = replace(shipped.link, **link)
+        changed: Interconnect = replace(shipped.link, **link)
         seconds, _ = predict_row(row, constants, replace(shipped, link=changed))
         total += math.log(seconds / row.seconds) ** 2
     return total

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
-from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
+from parallel_runtime.planner.hardware import Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
 from parallel_runtime.planner.shapes import ModelShape, Work
 
@@ -122,7 +122,7 @@ def calibration_of(row: Row, constants: dict) -> Calibration:
     bandwidth = link["bandwidth"] * (2 / 3 if device == "A100" else 1)  # NVLink 3 has 600 GB/s where NVLink 4 has 900
     return Calibration(
         rates=_rates(device, constants["devices"][device]),
-        link=Link(
+        link=Interconnect(
             name=row.machine,
             bandwidth=bandwidth,
             latency_s=link["latency_s"],

@@ -198,7 +198,7 @@ class Event(Protocol):
         ...
 
 
-class Pace:
+class LaunchThrottle:
     """Calls `beat` once for each block that the device has done."""
 
     def __init__(self, device: torch.device, beat: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from benchmarks.share.bound import link_named
 from benchmarks.share.exchange import at_most, local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
 from parallel_runtime.models.hosted.calls import HostedCall
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 
 from .setting import Result, Setting
 
@@ -28,7 +28,7 @@ class Timed:
     """Seconds of a step with so many chunks at most, or around a ring, and what of its exchange shows."""
 
     way: str
-    link: Link
+    link: Interconnect
     seconds: float
     shown_s: float
     predicted_s: float
@@ -56,7 +56,7 @@ def run(setting: Setting) -> Result:
     return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
 
 
-def by_chunks(rank: OneRank, call: HostedCall, link: Link, most: Sequence[int], steps: int) -> dict[int, Timed]:
+def by_chunks(rank: OneRank, call: HostedCall, link: Interconnect, most: Sequence[int], steps: int) -> dict[int, Timed]:
     """With at most 1, 2, ... chunks."""
     found = {}
     for count in most:
@@ -67,7 +67,7 @@ def by_chunks(rank: OneRank, call: HostedCall, link: Link, most: Sequence[int], 
     return found
 
 
-def around_a_ring(rank: OneRank, call: HostedCall, link: Link, steps: int) -> Timed:
+def around_a_ring(rank: OneRank, call: HostedCall, link: Interconnect, steps: int) -> Timed:
     """The same ranks around a ring."""
     times = []
     for each in (None, link):
@@ -79,7 +79,9 @@ def around_a_ring(rank: OneRank, call: HostedCall, link: Link, steps: int) -> Ti
     return Timed(f"ring {RANKS}", link, times[1], times[1] - times[0], predicted)
 
 
-def _step(rank: OneRank, call: HostedCall, link: Link | None, steps: int, count: int) -> tuple[float, list[Attended]]:
+def _step(
+    rank: OneRank, call: HostedCall, link: Interconnect | None, steps: int, count: int
+) -> tuple[float, list[Attended]]:
     sequence = local_sequence(ulysses=RANKS, device=rank.device, link=link, chunks=count)
     run = rank.step(call, sequence)
     seconds, _ = timed_runs(run, steps)

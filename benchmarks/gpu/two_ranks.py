@@ -16,7 +16,7 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.planner.known import known_link
 from parallel_runtime.pool.pool import Pool
 
@@ -44,7 +44,7 @@ def run(setting: Setting) -> Result:
     return Result(table=lines, decided=decided)
 
 
-def real_step(setting: Setting, name: str) -> tuple[float, float, int, Link]:
+def real_step(setting: Setting, name: str) -> tuple[float, float, int, Interconnect]:
     """Median seconds of two ranks' step, their difference from one process, bytes of the first, and their link."""
     cuda = setting.device.type == "cuda"
     if cuda:

@@ -14,7 +14,7 @@ import torch
 
 from parallel_runtime.parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Attended:
         """That this rank sends for it."""
         return self.heads.arriving_bytes + self.heads.returning_bytes
 
-    def chunks(self, link: Link) -> int:
+    def chunks(self, link: Interconnect) -> int:
         """Into how many chunks its heads go over this link."""
         if self.heads.ranks < 2 or self.seconds <= 0:
             return 1
         return choose_chunks(self.heads, self._rates(link))
 
-    def shown_s(self, link: Link, chunks: int | None = None) -> float:
+    def shown_s(self, link: Interconnect, chunks: int | None = None) -> float:
         """Seconds of its exchange that nothing hides, latencies included."""
         if self.ring > 1:
             hop_s = self.heads.arriving_bytes / (self.ring - 1) / link.bandwidth + link.latency_s
@@ -51,7 +51,7 @@ class Attended:
         )
         return whole - self.seconds
 
-    def _rates(self, link: Link) -> OverlapRates:
+    def _rates(self, link: Interconnect) -> OverlapRates:
         flops = self.heads.flops / self.seconds if self.seconds > 0 else math.inf
         together = link.all_to_all_bandwidth(self.heads.ranks)
         return OverlapRates(attention_flops=flops, bandwidth=together, latency_s=link.latency_s)
@@ -92,7 +92,7 @@ def noting(sequence: SequenceParallelAttention, device: torch.device) -> Iterato
         del sequence.attend  # type: ignore[method-assign]
 
 
-def shown_s(attended: Sequence[Attended], link: Link) -> float:
+def shown_s(attended: Sequence[Attended], link: Interconnect) -> float:
     """Seconds of all their exchanges that nothing hides."""
     return sum(each.shown_s(link) for each in attended)
 

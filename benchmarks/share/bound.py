@@ -10,7 +10,7 @@ parallel/overlap.py models it.
 
 from collections.abc import Sequence
 
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.planner.known import known_link
 
 from .rank import Share
@@ -20,7 +20,7 @@ SWAPS = 2  # messages of an attention call that is sent whole: q, k, v there, th
 LINKS = ("nvlink4", "pcie4", "pcie3", "10")
 
 
-def link_named(text: str) -> Link:
+def link_named(text: str) -> Interconnect:
     """A link of the planner's table, or one of so many GB/s. Raises `ValueError` for neither."""
     try:
         rate = float(text)
@@ -28,15 +28,15 @@ def link_named(text: str) -> Link:
         return known_link(text)
     if not 0 < rate < 1e6:
         raise ValueError(f"--links {text}: a rate is in GB/s, above 0; use 10, or a name such as nvlink4")
-    return Link(name=f"{rate:g} GB/s", bandwidth=rate * 1e9, latency_s=RATE_LATENCY_S)
+    return Interconnect(name=f"{rate:g} GB/s", bandwidth=rate * 1e9, latency_s=RATE_LATENCY_S)
 
 
-def exchange_s(share: Share, link: Link) -> float:
+def exchange_s(share: Share, link: Interconnect) -> float:
     """Seconds that the link takes for all of a step's exchange, latencies included, as if nothing hid any of it."""
     return _sent_s(share, share.num_bytes, link) + share.messages * link.latency_s
 
 
-def shown_s(share: Share, link: Link) -> float:
+def shown_s(share: Share, link: Interconnect) -> float:
     """Seconds of a step's exchange that nothing hides: of attention what overlap.py says, of gathers all.
 
     Ranks on a CPU copy by themselves, so there nothing hides.
@@ -50,12 +50,12 @@ def shown_s(share: Share, link: Link) -> float:
     return attended + others + max(0.0, share.messages - messages) * link.latency_s
 
 
-def bound_s(share: Share, link: Link) -> float:
+def bound_s(share: Share, link: Interconnect) -> float:
     """Seconds below which no step of such a rank is, over this link."""
     return share.computing_s + shown_s(share, link)
 
 
-def _sent_s(share: Share, num_bytes: float, link: Link) -> float:
+def _sent_s(share: Share, num_bytes: float, link: Interconnect) -> float:
     together = link.bandwidth if share.ring > 1 else link.all_to_all_bandwidth(share.ranks)
     return num_bytes / together
 
@@ -77,7 +77,7 @@ def shares_table(shares: Sequence[Share]) -> list[str]:
     return lines
 
 
-def bounds_table(shares: Sequence[Share], links: Sequence[Link]) -> list[str]:
+def bounds_table(shares: Sequence[Share], links: Sequence[Interconnect]) -> list[str]:
     """Bound ms a step by link, what of the exchange shows, and how often the bound goes into one rank's step."""
     alone = next((each.computing_s for each in shares if each.ranks == 1), None)
     lines = [

@@ -13,7 +13,7 @@ import torch
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 
 CLOCK_PROBE = 10_000_000  # cycles of the device's clock, a few milliseconds
 
@@ -26,7 +26,7 @@ class Delivery:
     """
 
     device: torch.device
-    link: Link | None = None
+    link: Interconnect | None = None
     ranks: int = 2
     busy_until_s: float = 0.0
     stream: "torch.cuda.Stream | None" = None
@@ -136,7 +136,7 @@ def local_sequence(
     ring: int = 1,
     index: int = 0,
     device: torch.device,
-    link: Link | None = None,
+    link: Interconnect | None = None,
     chunks: int = 1,
 ) -> SequenceParallelAttention:
     """The part `index` of ulysses * ring ranks, whose exchanges are local; traffic of all axes is counted as one.

@@ -19,7 +19,7 @@ from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice
-from parallel_runtime.timing import Pace, RegionTimer, wait_for_all
+from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
 from parallel_runtime.worker.inputs import RequestInputs
@@ -152,7 +152,7 @@ class OneRank:
 
         def run() -> tuple[torch.Tensor, Beats]:
             beats = Beats(self.device)
-            pace = Pace(self.device, lambda: None)
+            pace = LaunchThrottle(self.device, lambda: None)
 
             def beat() -> None:
                 beats.beat()

@@ -30,7 +30,7 @@ from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.random_calls import Size
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.pool.pool import Pool
 
 from .exchange import local_sequence
@@ -125,7 +125,7 @@ class Pair:
     real_core_s: float
 
 
-def _told(asked: "Asked", pairs: Sequence[Pair], exchange: float, link: Link) -> list[str]:
+def _told(asked: "Asked", pairs: Sequence[Pair], exchange: float, link: Interconnect) -> list[str]:
     names = ("pair", "share ms, clock, core", "exchange ms", "formula ms", "real ms", "formula / real")
     lines = [f"| {' | '.join(names)} |", "| --- " * 6 + "|"]
     ratios = [

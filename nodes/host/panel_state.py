@@ -39,7 +39,7 @@ class PanelState:
         self._revision = 0
         self._last: dict = {}
         self._sampling: dict[Devices, tuple[str, str]] = {}
-        self._pace = Pace()
+        self._pace = StepEta()
         self._calibration: tuple | None = None
         self._calibrations = 0
 
@@ -135,7 +135,7 @@ def _running_node() -> dict | None:
     return run
 
 
-class Pace:
+class StepEta:
     """How long a step of the run takes, as seen from here: seconds from its first to its last step until now."""
 
     def __init__(self) -> None:

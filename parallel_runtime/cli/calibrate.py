@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ..devices import Device, ranks_by_machine
 from ..machines.machine import Machine
 from ..plan import ParallelPlan
-from ..planner.hardware import NARROW, WIDE, Calibration, Link, Rates
+from ..planner.hardware import NARROW, WIDE, Calibration, Interconnect, Rates
 from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.machine import calibration_path, device_set, free_bytes
 from ..planner.store import CalibrationStore
@@ -131,7 +131,7 @@ def _score_s(ranks: Sequence[ProbeReply]) -> float:
     return max(0.0, (1 / narrow - 1 / wide) / (1 / (4 * NARROW) - 1 / (4 * WIDE)))
 
 
-def _link(probes: Probes) -> Link:
+def _link(probes: Probes) -> Interconnect:
     """Bandwidth and latency of an exchange between two, and how much slower one among all is."""
     least, most = min(probes), max(probes)
     if most == 1:
@@ -140,13 +140,13 @@ def _link(probes: Probes) -> Link:
     far = Line.through(_slowest(rank.all_to_all for rank in probes[most]))
     contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
     # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
-    return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
+    return Interconnect(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
 
 
-def _between(ranks: Sequence[ProbeReply]) -> Link:
+def _between(ranks: Sequence[ProbeReply]) -> Interconnect:
     """The link between machines, while each rank sends to all others at once."""
     line = Line.through(_slowest(rank.all_to_all for rank in ranks))
-    return Link(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
+    return Interconnect(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
 
 
 def _operation_s(ranks: Sequence[ProbeReply]) -> float:

@@ -26,7 +26,7 @@ from ..wire.records import from_body
 from .connection import join_address
 from .fatal import run_process, thread
 from .joined import adopt_orphans
-from .link import PATIENCE, RUN, Link, join_relays
+from .link import PATIENCE, RUN, RelayLink, join_relays
 from .messages import BUNDLE_BYTES, Launch, StartGeneration
 from .ranks_here import RankHere, RanksHere
 
@@ -138,7 +138,7 @@ def _pass_on(launch: Launch, ours: Start) -> None:
     """Join ComfyUI's side, and pass on in two threads, of which this is one."""
     start = launch.start
     store = dist.TCPStore(start.master_addr, start.master_port, is_master=False, timeout=PATIENCE)
-    link = Link(join_relays(store, place=start.machine, machines=start.machines), 0)
+    link = RelayLink(join_relays(store, place=start.machine, machines=start.machines), 0)
     here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
     thread(here.down)
     here.up()

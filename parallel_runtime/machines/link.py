@@ -55,7 +55,7 @@ class Frame:
     data: torch.Tensor
 
 
-class Link:
+class RelayLink:
     """One end of a connection between two processes of the group. Sending is safe from any thread; one receives.
 
     `send` and `receive` raise RuntimeError when the other end is gone.

@@ -21,7 +21,7 @@ from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.pulse import PASSED_ON_S, is_stopped
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
-from .link import BEAT, CLOCK, CONTROL, PULSE, WAITS, FrameKind, Link, as_bytes
+from .link import BEAT, CLOCK, CONTROL, PULSE, WAITS, FrameKind, RelayLink, as_bytes
 from .results import WrittenResults
 
 SIGNS_S = 0.05  # how often signs of life are sent while a request runs
@@ -44,7 +44,7 @@ class RankHere:
 class RanksHere:
     """All ranks of this machine. `down` and `up` run in a thread each."""
 
-    def __init__(self, ranks: Sequence[RankHere], link: Link, *, generation: int, comfyui: str) -> None:
+    def __init__(self, ranks: Sequence[RankHere], link: RelayLink, *, generation: int, comfyui: str) -> None:
         self._ranks, self._link, self._generation, self._comfyui = list(ranks), link, generation, comfyui
         self._segments: SegmentTable | None = None
         self._fds: dict[int, int] = {}  # of the segments, for ranks that have not got them yet

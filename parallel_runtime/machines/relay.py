@@ -32,7 +32,7 @@ from ..wire.records import from_body, to_body
 from ..wire.replies import ChunkSpan, RankError
 from .connection import split_address
 from .fatal import run_process, thread
-from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
+from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, RelayLink, as_bytes, join_relays
 from .results import is_input
 
 CONTROL_S = 0.003  # how often the control page is looked at while a request runs
@@ -54,7 +54,7 @@ class RelayedMachine:
 class Towards:
     """One machine as the relay sees it: a link, and the channels of its ranks. Two threads, one each way."""
 
-    def __init__(self, machine: RelayedMachine, link: Link, *, generation: int) -> None:
+    def __init__(self, machine: RelayedMachine, link: RelayLink, *, generation: int) -> None:
         self.machine, self.link, self.generation = machine, link, generation
         self._channels = [Channel.of_descriptor(fd) for fd in machine.sockets]
         self._segments: SegmentTable | None = None
@@ -228,7 +228,7 @@ def serve(options: argparse.Namespace) -> None:
         assign_ranks(store, place, machine.first_rank, world_size=options.ranks)
     group = join_relays(store, place=0, machines=1 + len(machines))
     towards = [
-        Towards(machine, Link(group, place), generation=options.generation)
+        Towards(machine, RelayLink(group, place), generation=options.generation)
         for place, machine in enumerate(machines, start=1)
     ]
     for each in towards:

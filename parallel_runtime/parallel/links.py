@@ -3,9 +3,9 @@
 Owns what is in flight and the memory it needs. Sends return at once and are kept until they are through. Two rules of a
 GPU decide the rest:
 
-- The operations of one communicator run in the order in which they were issued, sends behind receives. So every `Link`
-  is one direction between two ranks, with a group of its own: a send that another rank waits for never queues behind a
-  receive that waits for that rank.
+- The operations of one communicator run in the order in which they were issued, sends behind receives. So every
+  `P2PChannel` is one direction between two ranks, with a group of its own: a send that another rank waits for never
+  queues behind a receive that waits for that rank.
 - CUDA loads a kernel when it is first launched, and the launch waits until the device is idle (CUDA C++ programming
   guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. So a receive is posted only when all that its
   message depends on has been queued here, `Expected.after`, and no later: whoever sends it may be at such a launch.
@@ -25,7 +25,7 @@ from .collectives import Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class P2PChannel:
     """One direction between this rank and `peer`, a global rank, in a group of those two that nothing else uses.
 
     `staged`: the tensors travel through host memory.
@@ -53,7 +53,7 @@ class Expected:
 class Outbox:
     """Sends over a link. At most `depth` messages are in flight; those before are long received."""
 
-    def __init__(self, link: Link, *, depth: int) -> None:
+    def __init__(self, link: P2PChannel, *, depth: int) -> None:
         self._link, self._depth = link, depth
         self._in_flight: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
@@ -88,7 +88,12 @@ class Inbox:
     """
 
     def __init__(
-        self, link: Link, *, expected: Iterator[Expected | None], may_post: Callable[[int], bool], device: torch.device
+        self,
+        link: P2PChannel,
+        *,
+        expected: Iterator[Expected | None],
+        may_post: Callable[[int], bool],
+        device: torch.device,
     ) -> None:
         self._link, self._expected, self._may_post, self._device = link, expected, may_post, device
         self._next: Expected | None = None

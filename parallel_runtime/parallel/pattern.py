@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import Axis
-from .links import Expected, Inbox, Link, Outbox
+from .links import Expected, Inbox, Outbox, P2PChannel
 
 RUN_BYTES = 1 << 20  # to each peer; a prime more a peer, so that runs differ in length and never align
 
@@ -26,7 +26,7 @@ def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
     return wrong + int((arriving != _run(before, before, lengths[before], device)).sum())
 
 
-def count_wrong_bytes_of_links(previous: Link, following: Link, device: torch.device) -> int:
+def count_wrong_bytes_of_links(previous: P2PChannel, following: P2PChannel, device: torch.device) -> int:
     """Send the stage after a run that only the two ranks of that link have, and compare that of the stage before."""
     rank = dist.get_rank()
     outbox, run = Outbox(following, depth=1), _run(rank, following.peer, RUN_BYTES, device)

@@ -54,7 +54,7 @@ class Rates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class Interconnect:
     """How ranks reach each other. `bandwidth` is of one rank, one way; `latency_s` of one collective call.
 
     An all-to-all of n ranks reaches bandwidth * (2 / n) ** contention: 0 where a switch serves all pairs at once
@@ -99,13 +99,13 @@ class Calibration:
     """
 
     rates: Rates
-    link: Link
+    link: Interconnect
     software: Software
     source: str
-    between: Link | None = None
+    between: Interconnect | None = None
     machines: tuple[int, ...] = ()
 
-    def link_of(self, run: int, num_ranks: int) -> Link:
+    def link_of(self, run: int, num_ranks: int) -> Interconnect:
         """How ranks of one run of so many consecutive ones, of `num_ranks`, reach each other."""
         crosses = self.between is not None and crossing(run, num_ranks, self.machines)
         return self.between if crosses and self.between is not None else self.link

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .hardware import GIB, Calibration, Link, Rates, Software
+from .hardware import GIB, Calibration, Interconnect, Rates, Software
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ _PLAIN_WORDS = re.compile(r"nvidia|geforce|generation|gpu|sxm\d?|hbm\d?e?")
 # up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is half of it.
 SHARED_ABOVE = 4
 _LINKS = {
-    "nvlink4": Link(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
-    "nvlink3": Link(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
-    "pcie4": Link(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.323),
-    "pcie4-shared": Link(name="pcie4-shared", bandwidth=23.3e9, latency_s=40e-6, contention=2.42),
-    "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.323),
-    "pcie3-shared": Link(name="pcie3-shared", bandwidth=11.65e9, latency_s=40e-6, contention=2.42),
-    "memory": Link(name="memory", bandwidth=2e9, latency_s=0.21e-3),
+    "nvlink4": Interconnect(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
+    "nvlink3": Interconnect(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
+    "pcie4": Interconnect(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.323),
+    "pcie4-shared": Interconnect(name="pcie4-shared", bandwidth=23.3e9, latency_s=40e-6, contention=2.42),
+    "pcie3": Interconnect(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.323),
+    "pcie3-shared": Interconnect(name="pcie3-shared", bandwidth=11.65e9, latency_s=40e-6, contention=2.42),
+    "memory": Interconnect(name="memory", bandwidth=2e9, latency_s=0.21e-3),
     # between machines: what TCP leaves of the line, and what a message of a library takes on it
-    "ethernet1": Link(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
-    "ethernet10": Link(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
+    "ethernet1": Interconnect(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
+    "ethernet10": Interconnect(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
 # The host's seconds are those of the engines in the published tables, not of ours.
 EAGER = Software(name="eager", passes=93.5, merge_passes=17.9, block_s=1.02e-03, exchange_s=1.54e-03, hop_s=1.95e-04)
@@ -103,14 +103,14 @@ def known_rates(name: str) -> Rates:
     )
 
 
-def known_link(name: str) -> Link:
+def known_link(name: str) -> Interconnect:
     """A link by its name. Raises `ValueError` with the names there are."""
     if name not in _LINKS:
         raise ValueError(f"link {name!r} is unknown; use one of {', '.join(_LINKS)}")
     return _LINKS[name]
 
 
-def usual_link(name: str, devices: int) -> Link:
+def usual_link(name: str, devices: int) -> Interconnect:
     """The link that a machine with so many of these devices usually has. Raises `ValueError` for an unknown device."""
     link = DEVICES[_device_named(name)].link
     shared = link.startswith("pcie") and devices > SHARED_ABOVE

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan import MAX_RANKS
-from .hardware import Calibration, Link, Rates, Software
+from .hardware import Calibration, Interconnect, Rates, Software
 
 VERSION = 1
 FOLDER, FILE = "parallel-dit", "calibration.json"
@@ -92,10 +92,10 @@ def _calibration(entry: object) -> Calibration | None:
     try:
         return Calibration(
             rates=Rates(**_fields(Rates, entry["rates"])),
-            link=Link(**_fields(Link, entry["link"])),
+            link=Interconnect(**_fields(Interconnect, entry["link"])),
             software=Software(**_fields(Software, entry["software"])),
             source=str(entry["source"]),
-            between=Link(**_fields(Link, entry["between"])) if "between" in entry else None,
+            between=Interconnect(**_fields(Interconnect, entry["between"])) if "between" in entry else None,
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -80,7 +80,7 @@ class RunResult:
         return max((rank.compiled.compile_s for rank in self.ran if rank.compiled is not None), default=0.0)
 
 
-def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[BatchSlice, ...], ...]:
+def split_rows(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[BatchSlice, ...], ...]:
     """The pieces of each of the plan's batch groups. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
@@ -101,7 +101,7 @@ def shape_of(calls: Sequence[ModelCall]) -> Hashable:
     return tuple(tuple((name, tuple(tensor.shape)) for name, tensor in call.tensors.items()) for call in calls)
 
 
-class Pace:
+class StepHistory:
     """How long the last steps of each shape took. A shape is whatever makes two steps take as long."""
 
     def __init__(self) -> None:

@@ -130,7 +130,7 @@ class HeldVae:
         rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
         placed = self._arena.place(latents, rooms)
         request = DecodeTiles(
-            vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks()), last=last
+            vae=handle, method=method, tiles=assign_tiles(tiles, num_ranks=self._num_ranks()), last=last
         )
         answered = self._ask(
             request,
@@ -142,7 +142,7 @@ class HeldVae:
         return Decoded(pixels=pixels, ranks=answered.ranked())
 
 
-def shared_out(tiles: Sequence[Tile], *, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+def assign_tiles(tiles: Sequence[Tile], *, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """The numbers of each rank's tiles, by how many latent pixels they have."""
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     sums = [0] * num_ranks

@@ -27,7 +27,7 @@ from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
-from .calls import ModelCall, Pace, RunResult, shape_of, shared_out
+from .calls import ModelCall, RunResult, StepHistory, shape_of, split_rows
 from .deadlines import LOAD_S, REQUEST_S, START_S, checked
 from .generations import Generations, WorkerSettings
 from .held_vae import HeldVae
@@ -137,7 +137,7 @@ class Pool:
         self.devices = devices
         self.threads_per_rank = threads
         self.deadline_s = checked(deadline_s)
-        self._pace = Pace()
+        self._pace = StepHistory()
         self._lock = RequestLock()
         ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
         settings = WorkerSettings(
@@ -266,7 +266,7 @@ class Pool:
         options that cannot travel and a plan with more ranks than devices, PoolError when a rank fails.
         """
         self._refuse_plan(plan)
-        batch_groups = shared_out(calls, plan)
+        batch_groups = split_rows(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
             ensured = workers.ensure(spec, plan, patches, check)

@@ -18,7 +18,7 @@ from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
-from ..timing import Pace, RegionTimer, wait_for_all
+from ..timing import LaunchThrottle, RegionTimer, wait_for_all
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
 from ..wire.replies import (
@@ -193,7 +193,7 @@ class Engine:
         model = self.models[request.model]
         tensors = self._tensors(specs)
         sent = self.repeated.of_request(tensors, request.repeated)
-        pace = Pace(self.device, beat)
+        pace = LaunchThrottle(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
@@ -243,7 +243,7 @@ class Engine:
             return SampleReply(memory=self._memory(), ran=None)
         model = self.models[request.model]
         sent = self.repeated.of_request({}, {})
-        pace, copies = Pace(self.device, beat), HostCopies(self.device)
+        pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)
 
         def block_queued() -> None:
             pace.block_queued()

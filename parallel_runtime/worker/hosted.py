@@ -193,6 +193,23 @@ class HostedForward:
         else:
             self.model.kept.begin(run, ranks=ranks)
 
+    def gathers_beyond(self, parts: int) -> bool:
+        """Whether blocks are put together by more ranks than the `parts` that share the tokens of a call."""
+        return self.weights.shards is not None and self.model.group.size > parts
+
+    def groups_to_run(self, mesh: Mesh, busy: Sequence[int], *, alike: bool = True) -> Sequence[int]:
+        """Of the replica's batch groups that have work, `busy`, those whose work this rank runs: its own group's.
+
+        Ranks that put blocks together make the same calls: without work of its own, this rank runs another group's and
+        writes nothing. Blocks are gathered in the order in which the module runs them. Where that is not `alike` in
+        every call, all groups run the work of each.
+        """
+        if not alike:
+            return busy
+        if mesh.batch_group in busy:
+            return [mesh.batch_group]
+        return busy[:1] if self.gathers_beyond(mesh.plan.parts) else []
+
     def run_batch_groups(
         self,
         batch_groups: Sequence[Sequence[BatchSlice]],
@@ -200,20 +217,11 @@ class HostedForward:
         tensors: Mapping[str, torch.Tensor],
         calls: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Run this rank's pieces of a request, and with the others of its replica what needs its part of the weights.
-
-        Blocks are gathered in the order in which the module runs them. That of some classes is the same in every call;
-        of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
-        """
-        spread = self.model.weights.shards is not None and self.model.group.size > mesh.plan.parts
-        alike = not spread or self.model.weights.in_order
+        """Run this rank's pieces of a request, and those of its replica that need its part of the weights."""
+        alike = self.weights.in_order or not self.gathers_beyond(mesh.plan.parts)
         for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
-            due = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
-            if mesh.batch_group in due and alike:
-                due = [mesh.batch_group]
-            elif alike:
-                due = due[:1] if spread else []
-            for batch_group in due:
+            busy = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
+            for batch_group in self.groups_to_run(mesh, busy, alike=alike):
                 piece = batch_groups[batch_group][number]
                 source = BatchSlice(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
                 whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
@@ -326,8 +334,7 @@ class HostedForward:
         kept, group = self.model.kept, self.model.group
         if kept is None or not self._in_run:
             return nullcontext()
-        spread = self.weights.shards is not None and group.size > sequence.parts
-        together = SequenceParallelAttention(ulysses=group) if spread else sequence
+        together = SequenceParallelAttention(ulysses=group) if self.gathers_beyond(sequence.parts) else sequence
         return kept.calling(alike_over(together, self.timer.device))
 
     def _scales(self, sequence: SequenceParallelAttention, over: Axis | None) -> AbstractContextManager[None]:

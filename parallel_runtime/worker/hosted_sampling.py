@@ -123,10 +123,8 @@ class HostedCalls:
         """`options` of the conditionings; `skipped`: calls that a cache of ComfyUI's may stand for."""
         self.skipped = skipped
         self._recurrence, self._rows, self._share = recurrence, rows, batch_groups[mesh.batch_group]
-        working = [batch_groups[each] for each in mesh.replica_groups if batch_groups[each].conds]
-        # Ranks that put blocks together with those of other batch groups make as many calls as they do.
-        spread = forward.weights.shards is not None and forward.model.group.size > mesh.plan.parts
-        self._shown = working[0] if spread and working and not self._share.conds else self._share
+        busy = [each for each in mesh.replica_groups if batch_groups[each].conds]
+        self._shown = next((batch_groups[each] for each in forward.groups_to_run(mesh, busy)), self._share)
         self._model = AppliedModel(forward, recurrence, self._shown, tensors, options)
         cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
         self._residuals = {cond: Residuals() for cond in cached}

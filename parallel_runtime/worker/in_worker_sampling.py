@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
-from ..timing import Pace, RegionTimer
+from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from .host_copies import HostCopies
@@ -101,7 +101,13 @@ class InWorkerLoop:
     """One run of `recurrence`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
 
     def __init__(
-        self, recurrence: SamplerRecurrence, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies
+        self,
+        recurrence: SamplerRecurrence,
+        calls: Calls,
+        timer: RegionTimer,
+        *,
+        pace: LaunchThrottle,
+        copies: HostCopies,
     ) -> None:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one

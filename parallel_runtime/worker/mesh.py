@@ -24,7 +24,7 @@ from ..exchange_groups import (
 )
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis, Traffic
-from ..parallel.links import Link
+from ..parallel.links import P2PChannel
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..parallel.sequence import SequenceAttention
@@ -118,24 +118,24 @@ class Mesh:
             self.shard_axis.group = groups.join(WEIGHTS, sharing)
 
     @property
-    def previous_stage(self) -> Link:
+    def previous_stage(self) -> P2PChannel:
         """The link that messages of the stage before come over."""
         return _link_of_stages(self._previous)
 
     @property
-    def next_stage(self) -> Link:
+    def next_stage(self) -> P2PChannel:
         """The link to the stage after, from the last stage to the first."""
         return _link_of_stages(self._next)
 
-    def _join_stages(self, groups: Groups) -> tuple[Link | None, Link | None]:
+    def _join_stages(self, groups: Groups) -> tuple[P2PChannel | None, P2PChannel | None]:
         """This rank's links from the stage before and to the stage after. A group each: (sender, receiver)."""
         previous = following = None
         for sender, receiver in links_of(self.plan):
             group = groups.join(LINK, [(sender, receiver)])
             if group is not None and dist.get_rank() == sender:
-                following = Link(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
+                following = P2PChannel(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
             elif group is not None:
-                previous = Link(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
+                previous = P2PChannel(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
         return previous, following
 
     def _join_sequence(self, groups: Groups) -> Axis | None:
@@ -171,7 +171,7 @@ class Mesh:
         return wrong
 
 
-def _link_of_stages(link: Link | None) -> Link:
+def _link_of_stages(link: P2PChannel | None) -> P2PChannel:
     if link is None:
         raise ValueError("a plan without stages has no links between them; use a plan with pipefusion of 2 or more")
     return link

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..parallel.shard import SequenceShard
-from ..timing import Pace
+from ..timing import LaunchThrottle
 from ..wire.replies import Compiling, Progress
 from ..wire.requests import Sample
 from .host_copies import HostCopies
@@ -29,7 +29,7 @@ def run_sample(
     *,
     mesh: Mesh,
     gate: Gate,
-    pace: Pace,
+    pace: LaunchThrottle,
     copies: HostCopies,
     progress: Callable[[Progress | Compiling], None],
 ) -> InWorkerLoop:

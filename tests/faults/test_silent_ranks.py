@@ -11,7 +11,7 @@ from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import rank_set
-from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, Pace
+from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, StepHistory
 from parallel_runtime.pool.deadlines import VARIABLE, deadline_from
 
 
@@ -138,7 +138,7 @@ def test_a_rank_that_is_stopped_while_it_compiles_is_found_by_its_silence(impati
 
 
 def test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long():
-    pace = Pace()
+    pace = StepHistory()
     assert pace.deadline_s("a", least_s=120) == 120
     for seconds in (50.0, 30.0, 20.0):
         pace.note("a", seconds)

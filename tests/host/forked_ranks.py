@@ -38,7 +38,7 @@ COMFYUI = "main.py"
 # Modules that are run with -m, and scripts by their names.
 OURS = {ENTRY, "parallel_runtime.models.hosted.reference", "parallel_runtime.machines.relay"}
 PROGRAMS = OURS | {
-    *(COMFYUI, "host.route", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
+    *(COMFYUI, "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
     *(f"models.{name}" for name in ("ranks", "pipeline_ranks", "step_cache_ranks", "quantised_ranks", "supported")),
 }
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from parallel_runtime.models.block_chain import CHAINS
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.hook_points import find_hook_points
@@ -79,7 +80,7 @@ class Pipeline:
         run = stage_run(costs, stages=ranks, stage=rank)
         before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
         staged = [*blocks.values(), *before.values()]
-        self._forwards = [(block, vars(block).get("forward")) for block in staged]
+        self._blocks = staged
         self.staged = StagedBlocks(model, plan, blocks, run, before=before)
         self.shared = SharedModel(model, plan, self.group)
         self.last = rank == ranks - 1
@@ -110,11 +111,9 @@ class Pipeline:
     def remove(self) -> None:
         """The model as it was."""
         self.shared.remove()
-        for block, forward in self._forwards:
-            if forward is None:
-                del vars(block)["forward"]
-            else:
-                vars(block)["forward"] = forward
+        for block in self._blocks:
+            del vars(block)[CHAINS]
+            vars(block).pop("forward", None)
 
 
 class Simulation:

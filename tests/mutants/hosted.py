@@ -221,8 +221,8 @@ MUTANTS = (
     ),
     Mutant(
         "a rank without work leaves the others waiting for its part of a block",
-        "self._shown = working[0] if spread and working and not self._share.conds else self._share",
-        "self._shown = self._share",
+        "return busy[:1] if self.gathers_beyond(mesh.plan.parts) else []",
+        "return []",
         (f"{LOOP}::test_idle_ranks_keep_up_with_the_others",),
     ),
     Mutant(

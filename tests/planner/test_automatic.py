@@ -15,7 +15,7 @@ from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import machine
 from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
 from parallel_runtime.planner.choose import choose_plan
-from parallel_runtime.planner.hardware import GIB, Calibration, Link
+from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap, whole_bytes
 from parallel_runtime.planner.shapes import ModelShape, image_tokens
@@ -103,7 +103,7 @@ def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, w
 
 def test_cpu_ranks_that_were_calibrated_are_weighed() -> None:
     devices = [Device("cpu", index) for index in range(2)]
-    slow = replace(known_calibration("cpu"), link=Link(name="slow", bandwidth=1e5, latency_s=10.0))
+    slow = replace(known_calibration("cpu"), link=Interconnect(name="slow", bandwidth=1e5, latency_s=10.0))
     for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ulysses=2)), (slow, ParallelPlan())):
         work = usual_work(element_bytes=4, weight_bytes=4)
         decision = automatic_plan(FLUX, work, devices, [8 * GIB] * 2, calibration)  # weights are pages of the file

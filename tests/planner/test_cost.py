@@ -12,7 +12,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.cost import step_cost
 from parallel_runtime.planner.counted import CountedModel, counted_cost
-from parallel_runtime.planner.hardware import HIDDEN, Calibration, Link, Rates, Software
+from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, memory_of
 from parallel_runtime.planner.shapes import ModelShape, Work
@@ -32,7 +32,7 @@ UNIT = Calibration(
         memory_bytes=10**9,
         host_bandwidth=NEVER,
     ),
-    link=Link(name="unit", bandwidth=NEVER, latency_s=0.0),
+    link=Interconnect(name="unit", bandwidth=NEVER, latency_s=0.0),
     software=Software(name="unit", passes=0, merge_passes=0, block_s=0, exchange_s=0, hop_s=0),
     source="the test",
 )
@@ -121,7 +121,7 @@ def test_heads_in_chunks_hide_as_ranks_send_them() -> None:
     calibration = replace(
         UNIT,
         rates=replace(UNIT.rates, attention_flops=100e12),
-        link=Link(name="slow", bandwidth=10e9, latency_s=40e-6),
+        link=Interconnect(name="slow", bandwidth=10e9, latency_s=40e-6),
     )
     flops, sent = 4.0 * 16 * 128 * 10_000**2 / 2 / 3, 2.0 * 2 * 16 * 128 * 10_000 / 4 / 3
     shared = SharedHeads(

@@ -14,20 +14,20 @@ from parallel_runtime.models.registry import USUAL
 from parallel_runtime.plan import ParallelPlan, auto_plan, refuse_unfit_machines
 from parallel_runtime.planner.automatic import automatic_plan, usual_work
 from parallel_runtime.planner.choose import choose_plan
-from parallel_runtime.planner.hardware import Calibration, Link
+from parallel_runtime.planner.hardware import Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
 
 FREE = 80 << 30
-INFINITE = Link(name="no wire at all", bandwidth=math.inf, latency_s=0.0)
+INFINITE = Interconnect(name="no wire at all", bandwidth=math.inf, latency_s=0.0)
 
 
-def over(link: Link, machines: tuple[int, ...] = (2, 2)) -> Calibration:
+def over(link: Interconnect, machines: tuple[int, ...] = (2, 2)) -> Calibration:
     """H100s on two machines."""
     return replace(known_calibration("H100", devices=machines[0]), between=link, machines=machines)
 
 
-def chosen(link: Link, machines: tuple[int, ...] = (2, 2), **work: int) -> tuple[ParallelPlan, str]:
+def chosen(link: Interconnect, machines: tuple[int, ...] = (2, 2), **work: int) -> tuple[ParallelPlan, str]:
     choice = choose_plan(USUAL.usual, replace(usual_work(), **work), [FREE] * sum(machines), over(link, machines))
     assert choice.plan is not None
     return choice.plan, "; ".join(choice.reasons)

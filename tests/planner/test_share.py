@@ -12,11 +12,11 @@ from benchmarks.share.bound import bound_s, bounds_table, exchange_s, link_named
 from benchmarks.share.exchange import Delivery, at_most, fill, local_sequence
 from benchmarks.share.rank import Share
 from parallel_runtime.parallel.overlap import SharedHeads
-from parallel_runtime.planner.hardware import Link
+from parallel_runtime.planner.hardware import Interconnect
 
 CPU = torch.device("cpu")
-LINK = Link(name="slow", bandwidth=1e9, latency_s=1e-3)
-FREE = Link(name="free", bandwidth=1e18, latency_s=0.0)
+LINK = Interconnect(name="slow", bandwidth=1e9, latency_s=1e-3)
+FREE = Interconnect(name="free", bandwidth=1e18, latency_s=0.0)
 HEADS = SharedHeads(groups=24, ranks=2, keys=4096, head_dim=128, flops=1e12, arriving_bytes=30e6, returning_bytes=10e6)
 SHARE = Share(
     ranks=2,
@@ -93,7 +93,7 @@ def test_a_ranks_exchange_is_as_long_as_with_others_and_its_bytes_are_those_that
 
 
 def test_a_message_takes_as_long_as_its_link_says() -> None:
-    all_to_all = Link(name="shared", bandwidth=1e9, latency_s=1e-3, contention=1.0)
+    all_to_all = Interconnect(name="shared", bandwidth=1e9, latency_s=1e-3, contention=1.0)
     delivery = Delivery(CPU, all_to_all, ranks=4)
     assert delivery.seconds(1_000_000, to_all=True) == pytest.approx(3e-3)
     assert delivery.seconds(1_000_000, to_all=False) == pytest.approx(2e-3)

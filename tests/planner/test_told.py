@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.planner.hardware import Calibration, Link
+from parallel_runtime.planner.hardware import Calibration, Interconnect
 from parallel_runtime.planner.known import COMPILED, EAGER, known_calibration, known_link
 from parallel_runtime.planner.machine import as_told
 
-LINK = Link(name="measured", bandwidth=9e9, latency_s=7e-6, contention=0.1)
+LINK = Interconnect(name="measured", bandwidth=9e9, latency_s=7e-6, contention=0.1)
 SOFTWARE = replace(EAGER, name="eager", block_s=1e-4, exchange_s=2e-4, hop_s=3e-4)
 
 

@@ -8,22 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from host.tiny_hosted import WIDTH, call, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
 
 pytestmark = pytest.mark.slow
 
-CONFIG = sample_config(heads=4)
 PLAN = ParallelPlan(ulysses=2)
-KEY = "single_blocks.0.linear2.weight"
-CHANGE = torch.ones(CONFIG.expected_shapes()[KEY])
+KEY = "blocks.0.self_attn.o.weight"
+CHANGE = torch.ones(WIDTH, WIDTH)
 PATCHES = WeightPatchSet("one", (WeightPatch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
 
 
@@ -44,29 +41,26 @@ def forgiven(pool: Pool) -> Iterator[None]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
-    write_sample(path, CONFIG)
-    return path
+    return write_tiny(path)
 
 
 def step(
     pool: Pool,
     spec: ModelSpec,
     *,
-    width: int = 64,
+    width: int = 8,
     patches: WeightPatchSet = PRISTINE,
     check: Callable[[], None] | None = None,
 ) -> torch.Tensor:
-    tensors = Workload(width=width, height=width, text_tokens=5).tensors(CONFIG)
-    out_shape = (*tensors["img"].shape[:2], CONFIG.out_channels)
-    call = ModelCall(tensors=tensors, out_shape=out_shape, out_dtype=torch.float32)
-    (out,) = pool.run(spec, PLAN, [call], patches=patches, check_cancelled=check).outs
+    made = call(text=5, size=(1, width, width))
+    (out,) = pool.run(spec, PLAN, [made], patches=patches, check_cancelled=check).outs
     return out
 
 
 def other_weights(path: Path) -> Path:
     """A file of the same size with other values."""
     other = path.with_name("other.safetensors")
-    write_sample(other, CONFIG, seed=9)
+    write_tiny(other, seed=9)
     assert other.stat().st_size == path.stat().st_size
     return other
 
@@ -95,16 +89,16 @@ def refusal(pool: Pool, spec: ModelSpec, ask: Callable[[], object]) -> str:
 def test_a_file_replaced_before_it_is_loaded_is_refused(
     pool: Pool, file: Path, replace: Callable[[Path, Path], object]
 ) -> None:
-    spec = ModelSpec.of(file)
+    spec = spec_of(file)
     replace(other_weights(file), file)
     refusal(pool, spec, lambda: pool.load(spec))
     with pytest.raises(ValueError, match="was changed after it was chosen"):
         spec.refuse_changed()
-    pool.load(ModelSpec.of(file))
+    pool.load(spec_of(file))
 
 
 def test_a_file_that_is_gone_before_it_is_loaded_is_named(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file)
+    spec = spec_of(file)
     file.unlink()
     with pytest.raises(PoolError, match=r"model\.safetensors was there and is gone; put it back"):
         pool.load(spec)
@@ -114,39 +108,26 @@ def test_a_file_that_is_gone_before_it_is_loaded_is_named(pool: Pool, file: Path
 def test_a_file_replaced_by_another_of_its_name_stays_what_it_was_for_who_holds_it(
     pool: Pool, file: Path, dtype: str
 ) -> None:
-    spec = ModelSpec.of(file, dtype)
+    spec = spec_of(file, dtype)
     before = step(pool, spec)
     os.replace(other_weights(file), file)
     assert not torch.equal(step(pool, spec, patches=PATCHES), before)
     assert torch.equal(step(pool, spec), before)
-    assert not torch.equal(step(pool, ModelSpec.of(file, dtype)), before)
+    assert not torch.equal(step(pool, spec_of(file, dtype)), before)
 
 
-def test_a_file_written_over_is_refused_at_the_next_step_that_would_read_it(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_file_written_over_is_refused_at_the_next_step(pool: Pool, file: Path, dtype: str) -> None:
+    spec = spec_of(file, dtype)
     step(pool, spec)
     write_over(file)
     refusal(pool, spec, lambda: step(pool, spec))
-    step(pool, ModelSpec.of(file))
-
-
-def test_weights_that_were_copied_do_not_care_until_a_patch_needs_the_file(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file, "bfloat16")
-    before = step(pool, spec)
-    write_over(file)
-    assert torch.equal(step(pool, spec), before)
-    refusal(pool, spec, lambda: pool.load(spec, patches=PATCHES))
-
-
-def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file, "bfloat16")
-    pool.load(spec, patches=PATCHES)
-    write_over(file)
-    refusal(pool, spec, lambda: pool.load(spec, patches=PRISTINE))
+    step(pool, spec_of(file, dtype))
+    pool.unload(spec)
 
 
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file)
+    spec = spec_of(file)
     step(pool, spec)
     segments = pool._generations.workers.generation.segments
     before = [segments.beats(rank) for rank in range(2)]
@@ -156,13 +137,13 @@ def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: P
         if all(segments.beats(rank) > before[rank] for rank in range(2)):
             os.truncate(file, 4096)
 
-    line = refusal(pool, spec, lambda: step(pool, spec, width=2048, check=cut))
+    line = refusal(pool, spec, lambda: step(pool, spec, width=128, check=cut))
     assert "killed by SIGBUS: " in line
     assert "4096 bytes" in line
 
 
 def test_a_bus_error_of_whole_files_names_those_that_are_mapped(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file)
+    spec = spec_of(file)
     step(pool, spec)
 
     def kill() -> None:
@@ -170,5 +151,5 @@ def test_a_bus_error_of_whole_files_names_those_that_are_mapped(pool: Pool, file
             os.kill(pool.status()["pids"][0], 7)
 
     with pytest.raises(PoolError) as caught:
-        step(pool, spec, width=1024, check=kill)
+        step(pool, spec, width=96, check=kill)
     assert "killed by SIGBUS: model.safetensors could not be read where it is mapped" in first_line(caught)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 import torch
 from noted import FOLDER, Notes
 
+from host.hosted_runs import make_run
+from host.tiny_hosted import call
 from models.keeper import PLAN, Keeper
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -24,7 +24,6 @@ from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import ChangeWeights, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
-from runtime.in_worker_runs import make_run
 
 
 def nothing(*_: object) -> bool:
@@ -78,20 +77,19 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
     assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
 
 
-def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(sample: ModelSpec) -> None:
-    config = FluxConfig.from_header(read_header(sample.path))
-    plan, run = ParallelPlan(ulysses=2), make_run(config)
+def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(tiny_hosted: ModelSpec) -> None:
+    plan, run = ParallelPlan(ulysses=2), make_run()
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
         pool.give_back(pool.devices)
         assert pool.state == "stopped"
-        first = pool.sample(sample, plan, run).out
+        first = pool.sample(tiny_hosted, plan, run).out
         numbers = pool._generations._requests
         request = next(numbers)
         pool.give_back([Device("cuda", 0)])
         assert next(numbers) == request + 1, "no rank computes there, so none is asked"
         pool.give_back([pool.devices[1]])
         assert next(numbers) == request + 3
-        assert torch.equal(pool.sample(sample, plan, run).out, first)
+        assert torch.equal(pool.sample(tiny_hosted, plan, run).out, first)
         assert pool.generation == 1
 
 
@@ -107,13 +105,14 @@ def holding() -> Iterator[Pool]:
     ("plan", "cancelled"),
     [
         pytest.param(plan, cancelled, marks=[] if cancelled == (number < 2) else [pytest.mark.full])
-        for number, plan in enumerate(["ulysses=2", "cfg=2", "ring=2", "pipefusion=2", "ulysses=2,weights=sharded"])
+        for number, plan in enumerate(["ulysses=2", "cfg=2", "ring=2", "ulysses=2,weights=sharded"])
         for cancelled in (False, True)
     ],
 )
-def test_a_run_that_has_ended_holds_no_tensor(holding: Pool, sample: ModelSpec, plan: str, cancelled: bool) -> None:
-    """A pipeline's keys and values of the step before are gigabytes, which a decode of the image needs."""
-    run = make_run(FluxConfig.from_header(read_header(sample.path)), sides=(7, 12))
+def test_a_run_that_has_ended_holds_no_tensor(
+    holding: Pool, tiny_hosted: ModelSpec, plan: str, cancelled: bool
+) -> None:
+    run = make_run(texts=(7, 12))
     parsed = ParallelPlan.parse(plan)
 
     def give_up(step: int, _: torch.Tensor) -> None:
@@ -123,10 +122,9 @@ def test_a_run_that_has_ended_holds_no_tensor(holding: Pool, sample: ModelSpec, 
     held = []
     for _ in range(5):
         with suppress(InterruptedError):
-            holding.sample(sample, parsed, run, on_step=give_up)
+            holding.sample(tiny_hosted, parsed, run, on_step=give_up)
         with Notes() as found:
-            call = replace(run.conds[0], options=found.option)
-            holding.run(sample, parsed, [call])
+            holding.run(tiny_hosted, parsed, [call(options=found.option)])
             held.append(found.read())
     # One that is cancelled leaves two in a rank now and then, until the next run.
     early, late = ([min(counts) for counts in zip(*pair, strict=True)] for pair in (held[1:3], held[3:5]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_runtime import timing
-from parallel_runtime.timing import BLOCKS_AHEAD, Pace
+from parallel_runtime.timing import BLOCKS_AHEAD, LaunchThrottle
 from parallel_runtime.worker import host_copies
 from parallel_runtime.worker.host_copies import HostCopies
 
@@ -64,7 +64,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_a_heart_beats_for_blocks_that_are_done_and_the_host_stays_near_the_device(queue: Queue) -> None:
     beats: list[int] = []
-    pace = Pace(GPU, lambda: beats.append(queue.done))
+    pace = LaunchThrottle(GPU, lambda: beats.append(queue.done))
     for block in range(57):
         pace.block_queued()
         assert len(beats) == max(0, block + 1 - BLOCKS_AHEAD), "no beat for what is only queued"
@@ -79,7 +79,7 @@ def test_a_heart_beats_for_blocks_that_are_done_and_the_host_stays_near_the_devi
 
 def test_on_the_cpu_a_block_is_done_when_it_returns(queue: Queue) -> None:
     beats: list[None] = []
-    pace = Pace(CPU, lambda: beats.append(None))
+    pace = LaunchThrottle(CPU, lambda: beats.append(None))
     for block in range(20):
         pace.block_queued()
         assert len(beats) == block + 1

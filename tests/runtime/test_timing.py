@@ -6,24 +6,21 @@ The cost is counted and weighed against a step; `make targets TARGETS_FLAGS=timi
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from noted import FOLDER, Notes
 
-from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
+from host.hosted_runs import make_run, with_options
+from host.tiny_hosted import call, spec_of, write_tiny
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.worker.in_worker_sampling import Leave, step_begins
-from runtime.in_worker_runs import make_run
 from runtime.pretend_device import RATE, pretended_cuda
 
 DEVICES = ["cpu", "pretended cuda"] + ["cuda"] * torch.cuda.is_available()
@@ -171,73 +168,45 @@ def noting_ranks() -> Iterator[Pool]:
         yield pool
 
 
-@dataclass(frozen=True)
-class Rank:
-    """What a rank does in a run of three steps of one, one and two calls, with a noise mask, on a model of four blocks.
-
-    taken_in: what of the parent's tensors, before the first step: mask, noise and latent, for each run of rows that it
-    updates, and once the conditionings. blocks: whose modulations it makes ahead. single: single blocks in each step.
-    """
-
-    taken_in: int
-    blocks: int
-    single: tuple[int, ...]
-
-
-BOTH_SIDES, ONE_SIDE = Rank(3 + 1, 4, (4, 4, 8)), Rank(3 + 1, 4, (2, 2, 4))
-NO_SIDE = Rank(3, 0, (0, 0, 0))
-FIRST_STAGE, LAST_STAGE = Rank(1, 2, (0, 0, 0)), Rank(2 * 3 + 1, 2, (2, 4, 8))  # two patches after the first step
-STAGES = [FIRST_STAGE, LAST_STAGE]
-CLOCKED = {
-    "ulysses=2": [BOTH_SIDES] * 2,
-    "cfg=2": [ONE_SIDE] * 2,
-    "cfg=3": [ONE_SIDE, ONE_SIDE, NO_SIDE],
-    "cfg=2,pipefusion=2,warmup_steps=1": STAGES * 2,
-}
-# Which ranks write the latent, for which others do not wait: of batch groups that share the sides the first, the last
-# stage.
-WRITERS = {"ulysses=2": [0, 1], "cfg=2": [0], "cfg=3": [0], "cfg=2,pipefusion=2,warmup_steps=1": [1]}
+# How often each rank writes: three previews and the result, of ranks that have the same latent the first.
+WRITES = {"ulysses=2": [4, 0], "cfg=2": [4, 0], "cfg=3": [4, 0, 0]}
+TAKEN_IN = 3 + 1  # before the first step: mask, noise and latent of a noise mask, and once the conditionings
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLOCKED)
+@pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("on", [True, False])
 def test_every_rank_of_a_run_looks_at_the_clock_after_preparing_and_where_each_step_ends(
-    noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
+    noting_ranks: Pool, tiny_hosted: ModelSpec, name: str, on: bool
 ) -> None:
-    run = make_run(FluxConfig.from_header(read_header(deep.path)), sides=(7, 7), mask=True)
-    plan = ParallelPlan.parse(name)
+    plan, run = ParallelPlan.parse(name), make_run(texts=(7, 7), mask=True)
     with Notes() as found:
-        options = {"timed": on, **found.option}
-        run = replace(run, conds=tuple(replace(cond, options=options) for cond in run.conds))
-        ranks = [reply.ran for reply in noting_ranks.sample(deep, plan, run).ranks[: plan.ranks]]
+        told = with_options(run, timed=on, **found.option)
+        ranks = [reply.ran for reply in noting_ranks.sample(tiny_hosted, plan, told).ranks[: plan.ranks]]
         noted = found.read()
-    for rank, notes, work in zip(ranks, noted, CLOCKED[name], strict=True):
+    for rank, notes, written in zip(ranks, noted, WRITES[name], strict=True):
         begun, prepared, *steps, finished, read = (part.split() for part in " ".join(notes).split("mark"))
         assert begun == [], "nothing is done before the first look"
-        ahead = ["embed"] + ["modulation"] * work.blocks if work.blocks else []
-        assert prepared == ["hand_over"] * work.taken_in + ahead
+        assert prepared.count("hand_over") == TAKEN_IN
         assert all(part[0] == "lap" and "lap" not in part[1:] for part in [*steps, finished])
-        assert tuple(step.count("single_blocks") for step in steps) == work.single
+        assert len(steps) == len(rank.step_s) == 3
         assert read == ["read"], "marks are read when all is done"
         assert notes.count("read") == 1, "and are not waited for before"
-        assert len(rank.step_s) == len(work.single)
         assert min(*rank.step_s, rank.prepare_s, rank.finish_s) > 0
-    assert [number for number, notes in enumerate(noted) if "gather" in notes] == WRITERS[name]
+        assert notes.count("gather") == written
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLOCKED)
+@pytest.mark.parametrize("name", [*WRITES, "cfg=2,pipefusion=2"])
 @pytest.mark.parametrize("on", [True, False])
 def test_every_rank_of_a_request_looks_at_the_clock_after_all_its_work(
-    noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
+    noting_ranks: Pool, tiny_hosted: ModelSpec, name: str, on: bool
 ) -> None:
-    tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(deep.path)))
     with Notes() as found:
-        runner = PlanRunner(noting_ranks, deep, ParallelPlan.parse(name), options={"timed": on, **found.option})
-        runner.run([tensors, tensors])
+        calls = [call(text=text, options={"timed": on, **found.option}) for text in (7, 12)]
+        result = noting_ranks.run(tiny_hosted, ParallelPlan.parse(name), calls)
         noted = found.read()
-    for rank, notes in zip(runner.ranks, noted, strict=True):
+    for rank, notes in zip(result.ran, noted, strict=True):
         assert notes[-2:] == ["mark", "read"]
         assert notes.count("mark") == 1
         assert rank.step_s > 0
@@ -255,16 +224,8 @@ def test_ranks_that_load_say_how_long_and_others_do_not(noting_ranks: Pool, laun
 
 @pytest.fixture(scope="module")
 def launching(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """A model of as many blocks as Flux has, each with next to nothing to compute: regions cost most, relatively."""
-    path = tmp_path_factory.mktemp("launching") / "launching.safetensors"
-    write_sample(path, sample_config(heads=4, depth=19, depth_single=38))
-    return ModelSpec.of(path)
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[Pool]:
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        yield pool
+    """A model of as many blocks as Wan has, each with next to nothing to compute: regions cost most, relatively."""
+    return spec_of(write_tiny(tmp_path_factory.mktemp("launching") / "launching.safetensors", num_layers=40))
 
 
 def seconds_of_a_region(*, on: bool) -> float:
@@ -272,7 +233,7 @@ def seconds_of_a_region(*, on: bool) -> float:
     timer = RegionTimer(torch.device("cpu"), on=on)
 
     def enter() -> None:
-        with timer.region("double_blocks"):
+        with timer.region("gather"):
             pass
 
     return min(timeit.repeat(enter, number=1000, repeat=50)) / 1000
@@ -280,39 +241,23 @@ def seconds_of_a_region(*, on: bool) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("on", "limit"), [(False, 0.005), (True, 0.03)])
-def test_measuring_costs_a_small_part_of_a_step(two_ranks: Pool, launching: ModelSpec, on: bool, limit: float) -> None:
-    config = FluxConfig.from_header(read_header(launching.path))
-    tensors = Workload(width=128, height=128, text_tokens=16).tensors(config)
-    runner = PlanRunner(two_ranks, launching, ParallelPlan(ulysses=2), options={"timed": on})
-    step_s = []
-    for _ in range(5):
-        runner(tensors)
-        step_s.append(min(rank.step_s for rank in runner.ranks))
-    blocks = config.depth + config.depth_single
-    # a region a block, one for modulation, two for attention; each collective is started and waited for
-    entries = 4 + blocks * 4 + 2 * runner.ranks[0].collectives
-    assert entries > 4 * blocks, "the exchange of this plan is not counted"
-    assert entries * seconds_of_a_region(on=on) < limit * min(step_s)
+def test_measuring_costs_a_small_part_of_a_step(
+    noting_ranks: Pool, launching: ModelSpec, on: bool, limit: float
+) -> None:
+    with Notes() as found:
+        given = [call(options={"timed": on, **found.option})]
+        results = [noting_ranks.run(launching, ParallelPlan(ulysses=2), given) for _ in range(5)]
+        (notes, _) = found.read()
+    entries = sum(note not in ("mark", "read", "lap") for note in notes)  # of the last step
+    assert entries > results[0].ran[0].collectives > 40, "the exchange of this plan is not counted"
+    step_s = min(rank.step_s for result in results for rank in result.ran)
+    assert entries * seconds_of_a_region(on=on) < limit * step_s
 
 
 @pytest.mark.slow
-def test_regions_come_back_only_when_they_are_timed(two_ranks: Pool, launching: ModelSpec) -> None:
-    tensors = Workload(width=128, height=128, text_tokens=16).tensors(
-        FluxConfig.from_header(read_header(launching.path))
-    )
-    runner = PlanRunner(two_ranks, launching, ParallelPlan(ring=2), options={"timed": False})
-    runner(tensors)
-    assert all(rank.regions is None for rank in runner.ranks)
-    runner.options = {"timed": True}
-    outermost = ("hand_over_s", "embed_s", "double_blocks_s", "single_blocks_s", "head_s", "gather_s")
-    parts = []  # of the step, in the regions
-    for _ in range(5):
-        runner(tensors)
-        for rank in runner.ranks:
-            found = rank.regions
-            assert set(found) == {*outermost, "modulation_s", "attention_s", "communication_s"}
-            parts.append(sum(found[name] for name in outermost) / rank.step_s)
-            assert found["communication_s"] < found["attention_s"] < found["double_blocks_s"] + found["single_blocks_s"]
-    # What else the machine does may fall between two regions, but not in every step.
-    assert max(parts) > 0.8, f"the regions leave out more than bookkeeping: {parts}"
-    assert max(parts) < 1, f"a region is counted twice: {parts}"
+def test_regions_come_back_only_when_they_are_timed(noting_ranks: Pool, launching: ModelSpec) -> None:
+    plan = ParallelPlan(ring=2)
+    assert all(rank.regions is None for rank in noting_ranks.run(launching, plan, [call()]).ran)
+    for rank in noting_ranks.run(launching, plan, [call(options={"timed": True})]).ran:
+        assert set(rank.regions) >= {"hand_over_s", "communication_s"}
+        assert 0 < rank.regions["hand_over_s"] + rank.regions["communication_s"] < rank.step_s

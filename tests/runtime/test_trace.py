@@ -7,11 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
+from host.tiny_hosted import call
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import TRACE_BYTES, whole_trace
 from parallel_runtime.pool.pool import Pool
@@ -24,12 +22,11 @@ def two_ranks() -> Iterator[Pool]:
 
 
 @pytest.mark.slow
-def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: Pool, sample: ModelSpec) -> None:
-    tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(sample.path)))
-    runner = PlanRunner(two_ranks, sample, ParallelPlan(ulysses=2), options={"trace": True})
-    traced = runner(tensors)
-    assert list(runner.traces) == [0, 1]
-    for number, trace in runner.traces.items():
+def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    plan = ParallelPlan(ulysses=2)
+    traced = two_ranks.run(tiny_hosted, plan, [call(options={"trace": True})])
+    assert list(traced.traces) == [0, 1]
+    for number, trace in traced.traces.items():
         text = gzip.decompress(trace).decode()
         name, *events = json.loads(text)["traceEvents"]
         assert name["args"] == {"name": f"rank {number}"}
@@ -37,11 +34,11 @@ def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: P
         assert all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
         names = {event["name"] for event in events}
         assert any("all_to_all" in name for name in names)
-        assert any("scaled_dot_product" in name for name in names)
+        assert "aten::linear" in names
         assert "/" not in text.replace("nccl:", ""), "a path"
-    runner.options = {}
-    assert torch.equal(runner(tensors), traced)
-    assert runner.traces == {}
+    plain = two_ranks.run(tiny_hosted, plan, [call()])
+    assert torch.equal(plain.outs[0], traced.outs[0])
+    assert plain.traces == {}
 
 
 def test_a_trace_without_room_is_refused_and_not_cut() -> None:

@@ -104,7 +104,7 @@ MUTANTS = (
         "pinned.py",
         "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
         "",
-        ULYSSES,
+        Trial(plan="ulysses=2", run="a mask, an odd length"),
     ),
     Mutant(
         "a preview is read before it has arrived",
@@ -182,20 +182,6 @@ MUTANTS = (
         'device = torch.device("cpu") if self._link.staged else self._device',
         'device = torch.device("cpu") if self._link.staged else torch.device("cuda", 0)',
         STAGES,
-    ),
-    Mutant(
-        "flash attention before Ampere",
-        "kernels.py",
-        "dtype in HALVES and capability >= AMPERE and",
-        "dtype in HALVES and",
-        Trial(plan="ring=2", dtype="float16", capability=(7, 5)),
-    ),
-    Mutant(
-        "bf16 in the memory-efficient kernel before Ampere",
-        "kernels.py",
-        "emulated = dtype == torch.bfloat16 and capability < AMPERE",
-        "emulated = False",
-        Trial(plan="ring=2", dtype="bfloat16", capability=(7, 5)),
     ),
     Mutant(
         "the memory-efficient kernel's padding is taken for a log-sum-exp",

@@ -29,7 +29,7 @@ def made(module_of_pack, pooled_model, plan_of) -> Any:
     """A model on four devices of a kind; nothing is started."""
     device = module_of_pack("parallel_runtime.devices").Device
     spec = module_of_pack("parallel_runtime.checkpoint").ModelSpec(
-        "/models/flux.safetensors", "bfloat16", "flux", TOTAL, 0
+        "/models/flux.safetensors", "bfloat16", TOTAL, 0
     )
 
     def make(kind: str, plan: str) -> Any:

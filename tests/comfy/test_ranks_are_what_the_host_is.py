@@ -17,7 +17,7 @@ import pytest
 from families.hosted import QWEN
 from families.variants import write_families
 from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.models.hosted.options import ALWAYS, REASONS
@@ -167,7 +167,7 @@ def rank(
     """The same of a rank that has loaded a model for a ComfyUI with these options, and may find more packages."""
     path = write_families(folder, only=[QWEN.name]) / "diffusion_models" / QWEN.file
     comfyui = ComfyUI(str(comfyui_path()), told)
-    spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=comfyui, flags=flags)
+    spec = ModelSpec.of(path, "float32", comfyui=comfyui, flags=flags)
     engine = "telling_engine:Telling" if packages is None else "installed_engine:Telling"
     path_of_ranks = tuple(map(str, (HERE, *([packages] if packages else []))))
     with Pool(DEVICES, threads_per_rank=1, engine=engine, python_path=path_of_ranks) as pool:

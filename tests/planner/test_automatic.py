@@ -18,7 +18,7 @@ from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap, whole_bytes
-from parallel_runtime.planner.shapes import ModelShape, image_tokens
+from parallel_runtime.planner.work import ModelShape, image_tokens
 
 H100 = known_calibration("H100")
 

@@ -15,7 +15,7 @@ from parallel_runtime.planner.counted import CountedModel, counted_cost
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, memory_of
-from parallel_runtime.planner.shapes import ModelShape, Work
+from parallel_runtime.planner.work import ModelShape, Work
 
 # One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
 TINY = ModelShape(

@@ -1,8 +1,4 @@
-"""What the planner must know of a model and of the work: sizes, nothing else.
-
-Owns the counting of weights. Reads no file: a family says the shape of its own. Letters: `d` hidden width, `m` hidden
-width of the MLP.
-"""
+"""The work that a plan is chosen for: its sizes, nothing else."""
 
 import math
 from dataclasses import dataclass
@@ -11,58 +7,6 @@ from ..parallel.shard import SequenceShard
 
 KEPT_ON = ("auto", "gpu", "cpu", "off")  # the device where there is room and else the host; the device; the host
 STORED_AS = "default"  # in the dtype that is computed in
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A diffusion transformer with joint attention over text and image.
-
-    A double block has weights of its own for text and image, a single block shares them; both attend to everything.
-    `modulation` is the matrices of the adaptive norms in units of d * d a block: (double, single); figures published of
-    other models need others. `other_params` is what stands outside the blocks.
-    """
-
-    name: str
-    double_blocks: int
-    single_blocks: int
-    hidden: int
-    heads: int
-    mlp_hidden: int
-    channels: int = 64
-    modulation: tuple[int, int] = (12, 3)
-    other_params: int = 0
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks a token passes."""
-        return self.double_blocks + self.single_blocks
-
-    @property
-    def token_params(self) -> int:
-        """Weights that one token is multiplied with in one block: qkv and projection 4 d d, MLP 2 d m."""
-        return 4 * self.hidden**2 + 2 * self.hidden * self.mlp_hidden
-
-    @property
-    def block_params(self) -> int:
-        """Weights of all blocks."""
-        double, single = self._params_of_blocks
-        return self.double_blocks * double + self.single_blocks * single
-
-    @property
-    def largest_block_params(self) -> int:
-        """Weights of the block that has the most."""
-        double, single = self._params_of_blocks
-        return double if self.double_blocks else single
-
-    @property
-    def params(self) -> int:
-        """Weights of the whole model."""
-        return self.block_params + self.other_params
-
-    @property
-    def _params_of_blocks(self) -> tuple[int, int]:
-        square = self.hidden**2
-        return 2 * self.token_params + self.modulation[0] * square, self.token_params + self.modulation[1] * square
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Functions of tensors as graphs of torch's compiler, made when they are first needed.
 
 Owns which calls share a graph, and that others are told while one is made. Owns no arithmetic: a model's own compiled
-blocks say which functions and by which key (the model's compiled.py).
+blocks say which functions and by which key (compiled.py).
 """
 
 import threading
@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..compiling import COMPILE_S
-from ..timing import RegionTimer
-from ..wire.replies import Compiling
+from ...compiling import COMPILE_S
+from ...timing import RegionTimer
+from ...wire.replies import Compiling
 
 BEAT_S = 1.0
 FORMS_A_FUNCTION = 64  # graphs of one function, of all models that a rank has had

@@ -22,7 +22,7 @@ from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..models.hosted.stage import Neighbours
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..parallel.links import Expected, Inbox, Outbox
+from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -168,8 +168,7 @@ class Links:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
-        expected = iter([Expected(0, tuple(shape), dtype, after=0)])
-        return Inbox(self._previous, expected=expected, may_post=lambda _: True, device=self._device).take()
+        return receive(self._previous, shape, dtype, device=self._device)
 
     def drain(self) -> None:
         """Return when all is sent."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from ..parallel.shard import SequenceShard
 from ..timing import LaunchThrottle
 from ..wire.replies import Compiling, Progress
 from ..wire.requests import Sample
@@ -15,7 +14,7 @@ from .host_copies import HostCopies
 from .hosted import HostedForward
 from .hosted_sampling import HostedCalls
 from .in_worker_sampling import Calls, Gate, InWorkerLoop
-from .latent import LatentRows
+from .latent import AllRows, LatentRows
 from .mesh import Mesh
 from .parted_latent import PartedLatent
 from .steady_pipeline import SteadyCalls
@@ -70,7 +69,7 @@ def _hosted_calls(
         recurrence,
         share,
         tensors,
-        SequenceShard(0, tensors["out"].shape[1], 1, 0),
+        AllRows(),
         timer=forward.timer,
         copies=copies,
         cfg=request.cfg,

@@ -100,7 +100,7 @@ parity-models: venv
 models-list: venv
 	$(RUN) -m families.class_list
 
-# Our nodes as ComfyUI describes them, for a ComfyUI that cannot have them; writes nodes/host/stand_ins.json
+# Our nodes as ComfyUI describes them, for a ComfyUI that cannot have them; writes nodes/host/contract/stand_ins.json
 stand-ins: venv
 	$(RUN) -m host.stand_ins
 

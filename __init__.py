@@ -18,8 +18,8 @@ def __getattr__(name: str) -> dict[str, type] | dict[str, str]:
     Otherwise there is none, and the entrypoint is called.
     """
     if name in ("NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"):
-        from .nodes.host.stand_ins import stand_ins
-        from .nodes.host.version import why_no_nodes
+        from .nodes.host.contract.stand_ins import stand_ins
+        from .nodes.host.contract.version import why_no_nodes
 
         if reason := why_no_nodes():
             classes = stand_ins(reason)

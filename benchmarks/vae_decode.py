@@ -105,7 +105,7 @@ def in_comfyui(path: str) -> ModuleType:
     importlib.import_module("comfy.options").enable_args_parsing()
     load("probed_vaes", ROOT / "tests" / "host" / "probe_nodes" / "vaes.py")
     load("pack", ROOT / "__init__.py")
-    return importlib.import_module("pack.nodes.host.parallel_decode")
+    return importlib.import_module("pack.nodes.host.vae.parallel_decode")
 
 
 def load(name: str, path: Path) -> ModuleType:

@@ -8,8 +8,11 @@ from comfy_api.latest import io
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.proof import relative_error
 from ..parallel_runtime.report.interleave import BenchmarkCase, Run, interleave, table
-from .host.applied import applied_to
-from .host.benchmark_cases import (
+from .host.contract.comfyui import folder_paths
+from .host.contract.version import refuse_off
+from .host.panel.progress import NodeText
+from .host.panel.report_history import published
+from .host.proof.benchmark_cases import (
     SLOW_ATTENTION,
     RunsProgress,
     attention_is_slow,
@@ -21,12 +24,9 @@ from .host.benchmark_cases import (
     traced,
     under_plan,
 )
-from .host.comfyui import folder_paths
-from .host.decoding import decode
-from .host.progress import NodeText
-from .host.report_history import published
-from .host.sampling import sizes_of
-from .host.version import refuse_off
+from .host.sampling.applied import applied_to
+from .host.sampling.stock import sizes_of
+from .host.vae.decoding import decode
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, loop_input, sampler_inputs
 from .sockets import CATEGORY, TimingSocket

@@ -23,8 +23,8 @@ from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_wo
 from ..parallel_runtime.planner.machine import whole_bytes
 from ..parallel_runtime.planner.work import Work
 from .automatic import are_known, decide, decide_again
-from .host.machines import MACHINES
-from .host.progress import NodeText, prompt_id
+from .host.panel.machines import MACHINES
+from .host.panel.progress import NodeText, prompt_id
 from .roles import roles
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
 from .choice import COMPILED, LOOPS, LORA_MODES, choice_of
-from .host.machines import MACHINES
-from .host.progress import NodeText
-from .host.queued_prompt import running_values, validated_inputs
+from .host.contract.queued_prompt import running_values, validated_inputs
+from .host.panel.machines import MACHINES
+from .host.panel.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from comfy_api.latest import ComfyExtension, io
 
 from .benchmark import ParallelBenchmark
 from .config import SPConfig
-from .host.queued_prompt import watch_prompts
-from .host.routes import add_routes
-from .host.version import off, tell_at_load
+from .host.contract.queued_prompt import watch_prompts
+from .host.contract.version import off, tell_at_load
+from .host.panel.routes import add_routes
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader, ParallelModelLoader
 from .parallelize import ParallelizeModel

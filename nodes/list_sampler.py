@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from comfy_api.latest import io
 
-from .host.applied import applied_to
-from .host.list_sampling import sample_list
-from .host.report_history import published
+from .host.panel.report_history import published
+from .host.sampling.applied import applied_to
+from .host.tasks.list_sampling import sample_list
 from .report import list_report
 from .sampler import sampler_inputs
 from .sockets import CATEGORY, TimingSocket

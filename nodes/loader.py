@@ -5,10 +5,10 @@ from comfy_api.latest import io
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
-from .host.files import diffusion_model_path, diffusion_models, file_identity
-from .host.new_model import remote_patcher
-from .host.pools import POOLS
-from .host.progress import NodeText
+from .host.model.files import diffusion_model_path, diffusion_models, file_identity
+from .host.model.new_model import remote_patcher
+from .host.model.pools import POOLS
+from .host.panel.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
 
 

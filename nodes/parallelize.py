@@ -6,9 +6,9 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
-from .host.convert_stock_model import parallelized
-from .host.pools import POOLS
-from .host.progress import NodeText
+from .host.model.convert_stock_model import parallelized
+from .host.model.pools import POOLS
+from .host.panel.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)

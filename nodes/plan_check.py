@@ -7,10 +7,10 @@ from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice, choice_of
 from .config import typed
-from .host.device_memory import DeviceMemory
-from .host.files import diffusion_model_path, file_identity
-from .host.hosted_source import read_hosted, refuse_unplanned
-from .host.new_model import COUNTS, decide_for, memory_for
+from .host.model.files import diffusion_model_path, file_identity
+from .host.model.new_model import COUNTS, decide_for, memory_for
+from .host.model.pooled_model import DeviceMemory
+from .host.model.source import read_hosted, refuse_unplanned
 
 
 def check_plan(values: Mapping[str, str]) -> dict:

@@ -4,7 +4,7 @@ import time
 
 from comfy_api.latest import io
 
-from .host.pools import POOLS
+from .host.model.pools import POOLS
 from .sockets import CATEGORY
 
 

@@ -5,7 +5,7 @@ The old ids stay, since saved workflows name them. Owns the table.
 
 from comfy_api.latest import io
 
-from .host.comfyui import comfy_api
+from .host.contract.comfyui import comfy_api
 from .loader import ParallelFluxLoader, ParallelModelLoader
 from .sampler import ParallelFluxSampler, ParallelSampler
 

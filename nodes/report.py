@@ -21,22 +21,22 @@ from ..parallel_runtime.report.build import (
     spans_of_run,
 )
 from ..parallel_runtime.report.environment import utilisation
-from .host.decoding import DecodeRecord
-from .host.like_host import options_part
-from .host.list_sampling import ListRecord
-from .host.measures import exact_ring, unequal, widened
-from .host.pooled_model import PooledModel
-from .host.progress import prompt_id
-from .host.run_context import Request
-from .host.sampling import SamplingRecord
-from .host.version import comfyui_version
+from .host.contract.like_host import options_part
+from .host.contract.version import comfyui_version
+from .host.model.measures import exact_ring, unequal, widened
+from .host.model.pooled_model import PooledModel
+from .host.panel.progress import prompt_id
+from .host.sampling.run_context import Request
+from .host.sampling.stock import SamplingRecord
+from .host.tasks.list_sampling import ListRecord
+from .host.vae.decoding import DecodeRecord
 
 ASKED = {"steps": "steps", "seed": "seed", "sampler_name": "sampler", "scheduler": "scheduler", "cfg": "cfg"}
 ASKED |= {"denoise": "denoise"}
 
 
 def denoise_report(record: SamplingRecord, settings: Mapping[str, object], applied: Mapping[str, object]) -> dict:
-    """The report of a sampling run with these settings; `applied` to it as host/applied.py says."""
+    """The report of a sampling run with these settings; `applied` to it as host/sampling/applied.py says."""
     spans = steps_of(record)
     ranks = _ranks(record.pooled, spans, began_s=record.began_s, took_s=record.denoise_s)
     for rank in ranks:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from comfy_api.latest import io
 
 from .choice import LOOPS
-from .host.applied import applied_to
-from .host.report_history import published
-from .host.sampling import advice_of, sample, sampler_names, scheduler_names
+from .host.panel.report_history import published
+from .host.sampling.applied import applied_to
+from .host.sampling.stock import advice_of, sample, sampler_names, scheduler_names
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 

@@ -9,9 +9,9 @@ from comfy_api.latest import io
 from ..parallel_runtime.report.chart import NoChartError, draw
 from ..parallel_runtime.report.schema import validate
 from ..parallel_runtime.report.text import describe
-from .host.comfyui import folder_paths
-from .host.progress import prompt_id
-from .host.version import refuse_off
+from .host.contract.comfyui import folder_paths
+from .host.contract.version import refuse_off
+from .host.panel.progress import prompt_id
 from .sockets import CATEGORY, TimingSocket
 
 MORE = ("timing_2", "timing_3", "timing_4")

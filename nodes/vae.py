@@ -3,8 +3,8 @@
 from comfy_api.latest import io
 
 from .choice import ParallelChoice
-from .host.decoding import decode
-from .host.report_history import published
+from .host.panel.report_history import published
+from .host.vae.decoding import decode
 from .report import decode_report
 from .sockets import CATEGORY, SpConfigSocket, TimingSocket
 

@@ -9,7 +9,7 @@ whose numbers depend on nothing that a model says. X_0 is G_0, and noise that a 
 state is the result. A recurrence works token by token, so ranks that hold different tokens each run it on their own.
 
 Owns the recurrence, how it is run, and the numbers on which both ends of a run agree. Does not own where its numbers
-come from (nodes/host/trace_recurrence.py) nor the model (worker/).
+come from (nodes/host/sampling/trace_recurrence.py) nor the model (worker/).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,8 @@ before, estimates how much what comes out would change. While the sum of the est
 model is not called: what it had added to what went in is added again. Source: EasyCache (arXiv 2507.02860), in the
 form of ComfyUI's comfy_extras/nodes_easycache.py. Means are of all ranks' rows, so all ranks decide the same.
 
-Owns the arithmetic and what is kept. Does not own which ComfyUI computes the same (nodes/host/stock_caches.py), nor
-where in a run it stands (worker/latent.py).
+Owns the arithmetic and what is kept. Does not own which ComfyUI computes the same
+(nodes/host/sampling/stock_caches.py), nor where in a run it stands (worker/latent.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -206,12 +206,16 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
         ("nodes/loader.py", "from ..parallel_runtime.cli.plan import run", "imports runtime/cli, a program"),
         (
-            "nodes/host/patcher.py",
-            "def f():\n    from ...parallel_runtime.worker import engine",
+            "nodes/host/model/patcher.py",
+            "def f():\n    from ....parallel_runtime.worker import engine",
             "imports runtime/worker",
         ),
         ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
-        ("nodes/host/patcher.py", "from ..loader import ParallelFluxLoader", "imports nodes, which is not below it"),
+        (
+            "nodes/host/model/patcher.py",
+            "from ...loader import ParallelFluxLoader",
+            "imports nodes, which is not below it",
+        ),
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
         ("parallel_runtime/models/hosted/hooks.py", "import comfy.ops", "at its top; import it in a function"),
         ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
@@ -234,8 +238,8 @@ def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, sou
 
 def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
     allowed = {
-        "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.patcher import Patcher",
-        "nodes/host/patcher.py": "import comfy.utils\nfrom ...parallel_runtime.pool.pool import Pool",
+        "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.model import patcher",
+        "nodes/host/model/patcher.py": "import comfy.utils\nfrom ....parallel_runtime.pool.pool import Pool",
         "parallel_runtime/models/hosted/hooks.py": "from ..specs import spec_of\ndef f():\n    import comfy.ops",
         "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .watch import x\nfrom .. import plan",
     }

@@ -3,7 +3,7 @@
 Owns which calls are made and how large they may be. Every rank of the plan computes the whole call by ComfyUI's own
 module with its hooks off; blocks are still gathered one at a time, so sharded weights stay sharded. A class that keeps
 something between calls is called twice in a run of its own: the second call finds what the first one kept. Does not own
-when it is asked, nor what memory there is (nodes/host/proving.py), nor what a rank computes (worker/hosted.py).
+when it is asked, nor what memory there is (nodes/host/proof/proving.py), nor what a rank computes (worker/hosted.py).
 """
 
 import math

@@ -17,7 +17,7 @@ from .comfy_page import RUN_MS, ComfyPage
 from .conftest import Tabs
 
 STEPS = range(30, 40)  # of the ten runs, each other ones, so that no figure of one could be another's
-KEPT = 6  # reports of a kind, as nodes/host/report_history.py has it
+KEPT = 6  # reports of a kind, as nodes/host/panel/report_history.py has it
 OF_STEPS = re.compile(r"step \d+(?:/| of )(\d+)")  # in what a node says of a run
 GRAPH = """async () => {
   const { output, workflow } = await app.graphToPrompt()

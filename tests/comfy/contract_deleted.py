@@ -134,7 +134,7 @@ def tried(line, arguments):
         if line is not None:
             delete(line, arguments=arguments)
         result = loaded()
-        result["off"] = part_of_pack("nodes.host.version").features_off()
+        result["off"] = part_of_pack("nodes.host.contract.version").features_off()
     except Exception:  # noqa: BLE001  whatever it is, it is what the test is to see
         result = {"error": traceback.format_exc()}
     return result | {"line": None if line is None else line.text, "log": lines}

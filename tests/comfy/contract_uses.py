@@ -14,7 +14,7 @@ from host.server import PACK_ROOT
 
 HOST = PACK_ROOT / "nodes" / "host"
 RANKS = PACK_ROOT / "parallel_runtime" / "models" / "hosted"
-DOOR = "comfyui"  # nodes/host/comfyui.py
+DOOR = "comfyui"  # nodes/host/contract/comfyui.py
 ROOTS = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "latent_preview", "server", "nodes"}
 ROOTS |= {"execution", "node_helpers", "comfyui_version"}
 
@@ -41,9 +41,9 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def doors() -> dict[str, str]:
-    """What nodes/host/comfyui.py gives, by name: ComfyUI's full name of it."""
+    """What nodes/host/contract/comfyui.py gives, by name: ComfyUI's full name of it."""
     found: dict[str, str] = {}
-    for node in ast.parse((HOST / f"{DOOR}.py").read_text()).body:
+    for node in ast.parse((HOST / "contract" / f"{DOOR}.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
             if isinstance(value, ast.Call) and dotted(value.func) == ["Part"]:
@@ -147,6 +147,6 @@ def uses_below(tree: ast.AST, names: dict[str, str], inner: set[int]) -> Iterato
 
 def files() -> list[Path]:
     """The pack's files that may name ComfyUI."""
-    at_door = HOST / f"{DOOR}.py"
+    at_door = HOST / "contract" / f"{DOOR}.py"
     nodes = [*(PACK_ROOT / "nodes").rglob("*.py"), PACK_ROOT / "__init__.py"]
     return sorted({*nodes, *RANKS.rglob("*.py")} - {at_door})

@@ -20,7 +20,7 @@ from trace_samplers import NAME, load
 load(sys.argv[1])
 import torch
 import comfy.ldm.modules.attention as attention
-source = importlib.import_module(f"{NAME}.nodes.host.hosted_source")
+source = importlib.import_module(f"{NAME}.nodes.host.model.source")
 
 def attention_comfy_kitchen_int8(): ...
 def attention_sage(): ...
@@ -59,7 +59,7 @@ def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_l
 
 @pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])
 def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, kernel: str, said: int) -> None:
-    found = module_of_pack("nodes.host.measures").exact_ring(kernel, ring)
+    found = module_of_pack("nodes.host.model.measures").exact_ring(kernel, ring)
     assert len(found) == said
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
 
@@ -84,6 +84,6 @@ def test_a_kernel_that_was_asked_for_is_told_where_a_plan_uses_it(module_of_pack
 
 @pytest.mark.parametrize("formats", [(), ("float8_e4m3fn", "nvfp4")])
 def test_a_format_that_the_device_does_not_multiply_in_is_named(module_of_pack, formats: tuple[str, ...]) -> None:
-    found = module_of_pack("nodes.host.measures").widened(formats)
+    found = module_of_pack("nodes.host.model.measures").widened(formats)
     assert len(found) == len(formats[:1])
     assert all("cannot multiply in float8_e4m3fn, nvfp4: as in ComfyUI, weights are widened" in each for each in found)

@@ -83,7 +83,7 @@ def test_an_older_comfyui_gets_nodes_that_say_so_and_one_line(version, pretend_v
 def test_the_oldest_comfyui_and_newer_ones_are_looked_at(version, pretend_version, pack, monkeypatch, caplog) -> None:
     """They are sent to the entrypoint where they have all that is needed."""
     pretend_version(version)
-    host = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    host = importlib.import_module(f"{pack.__name__}.nodes.host.contract.version")
     monkeypatch.setattr(host, "look", lambda: [])
     monkeypatch.setitem(sys.modules, f"{pack.__name__}.nodes.extension", ModuleType("extension"))
     assert not hasattr(pack, "NODE_CLASS_MAPPINGS")
@@ -108,7 +108,7 @@ def test_a_comfyui_that_lacks_something_is_told_in_one_line(pretend_version, pac
 def test_what_no_line_of_the_contract_names_costs_one_line_too(pretend_version, pack, monkeypatch, caplog) -> None:
     """A name that the pack needs while it is imported, and that nobody has written down."""
     pretend_version("0.99.0")
-    host = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    host = importlib.import_module(f"{pack.__name__}.nodes.host.contract.version")
     monkeypatch.setattr(host, "look", lambda: [])
     monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
     assert len(pack.NODE_CLASS_MAPPINGS) == 11
@@ -118,7 +118,7 @@ def test_what_no_line_of_the_contract_names_costs_one_line_too(pretend_version, 
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
-    version = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    version = importlib.import_module(f"{pack.__name__}.nodes.host.contract.version")
     said = version.what_is_missing(ModuleNotFoundError("No module named 'psutil'", name="psutil"))
     assert said == "Parallel DiT needs the package psutil; pip install -r requirements.txt in its folder"
 

@@ -15,12 +15,12 @@ WORD: ContextVar[str] = ContextVar("word", default="")
 
 @pytest.fixture(scope="module")
 def turns(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.cooperative_tasks")
+    return module_of_pack("nodes.host.tasks.cooperative_tasks")
 
 
 @pytest.fixture(scope="module")
 def thread_state(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.thread_state")
+    return module_of_pack("nodes.host.tasks.cooperative_tasks")
 
 
 @pytest.fixture(autouse=True)

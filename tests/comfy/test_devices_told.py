@@ -15,7 +15,7 @@ def measured(*, name: str = "RTX 4090", gflops: float = 100.0, free_gb: float = 
 
 @pytest.fixture(scope="module")
 def unequal(module_of_pack):
-    module = module_of_pack("nodes.host.measures")
+    module = module_of_pack("nodes.host.model.measures")
     return lambda *found, kind="cuda": module.unequal([Device(kind, index) for index in range(4)], found)
 
 

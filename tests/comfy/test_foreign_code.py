@@ -49,7 +49,7 @@ STOCK = {
 
 @pytest.fixture(scope="module")
 def foreign(module_of_pack: Callable[[str], ModuleType]) -> Callable[[object], str | None]:
-    return module_of_pack("nodes.host.foreign_code").foreign
+    return module_of_pack("nodes.host.contract.foreign_code").foreign
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -60,7 +60,7 @@ def test_code_of_a_pack_is_found(kind: str, foreign: Callable[[object], str | No
 def test_a_pack_whose_name_begins_as_ours_is_another_one(
     foreign: Callable[[object], str | None], module_of_pack: Callable[[str], ModuleType]
 ) -> None:
-    ours = module_of_pack("nodes.host.order").OURS
+    ours = module_of_pack("nodes.host.contract.order").OURS
     assert [foreign(made_in(name, STEP)) for name in (ours, f"{ours}.nodes", f"{ours}_extra")] == [
         None,
         None,
@@ -74,6 +74,6 @@ def test_code_of_comfyui_is_nobody_elses(kind: str, foreign: Callable[[object], 
 
 
 def test_plain_options_of_a_sampler_are_nobodys(module_of_pack: Callable[[str], ModuleType]) -> None:
-    option = module_of_pack("nodes.host.foreign_code").foreign_option
+    option = module_of_pack("nodes.host.contract.foreign_code").foreign_option
     assert [option(each) for each in (1, 0.5, "midpoint", None, True)] == [None] * 5
     assert option(OF_PACK) == PACK

@@ -15,7 +15,7 @@ SIGMAS, SHAPE = (0.9, 0.5), (1, 2, 3, 4)
 
 @pytest.fixture(scope="module")
 def loop(module_of_pack: Callable[[str], ModuleType]) -> ModuleType:
-    return module_of_pack("nodes.host.in_worker_sampling")
+    return module_of_pack("nodes.host.sampling.worker_loop")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import importlib, sys
 from trace_samplers import NAME, load
 load(sys.argv[1])
 import comfy.cli_args
-told = importlib.import_module(f"{NAME}.nodes.host.hosted_source").this_comfyui
+told = importlib.import_module(f"{NAME}.nodes.host.model.source").this_comfyui
 options = [name for name in vars(comfy.cli_args.args) if name.startswith("use_") and name.endswith("_attention")]
 print(len(options))
 for option in options:

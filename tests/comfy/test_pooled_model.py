@@ -16,7 +16,7 @@ TOTAL, BIGGEST = 24_000_000_001, 700_000_000
 
 @pytest.fixture(scope="module")
 def pooled_model(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.pooled_model")
+    return module_of_pack("nodes.host.model.pooled_model")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_plans_share_weights_that_differ_in_the_number_of_ranks_alone(made) -> N
 
 
 def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) -> None:
-    registry = module_of_pack("nodes.host.pools").PoolRegistry()
+    registry = module_of_pack("nodes.host.model.pools").PoolRegistry()
     model = made("cpu", "ulysses=4")
     answered = threading.Event()
 
@@ -97,7 +97,7 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
 def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
     model, calls = made("cpu", "ulysses=4"), []
     decision = module_of_pack("parallel_runtime.planner.automatic").Decision(plan=model.plan)
-    context = module_of_pack("nodes.host.run_context").RunContext
+    context = module_of_pack("nodes.host.sampling.run_context").RunContext
     run = context(model=model, decision=decision, compiled=compiled, captured=calls)
     tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
     run.call(tensors, out_shape=(1, 4, 64), options={}, check_cancelled=lambda: None)

@@ -33,7 +33,7 @@ def test_a_class_that_keeps_something_compares_no_values_that_are_not_there(
     keeps: bool, possible: list[bool], module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ComfyUI lets it keep something before each run; the second call would be compared with the first."""
-    proving: ModuleType = module_of_pack("nodes.host.proving")
+    proving: ModuleType = module_of_pack("nodes.host.proof.proving")
     monkeypatch.setattr(proving, "find_spec", lambda kind: PLAN if keeps else None)
     model = OnMeta().to("meta")
     model.memory = Roomy()
@@ -95,7 +95,7 @@ def small_comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_proof(
     small_comfyui: Path, module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proving: ModuleType = module_of_pack("nodes.host.proving")
+    proving: ModuleType = module_of_pack("nodes.host.proof.proving")
     monkeypatch.setattr(proving, "spec_of", lambda kind: None)
     model = sys.modules["comfy.ldm.flux.model"].Model()
 

@@ -13,13 +13,13 @@ import torch
 
 @pytest.fixture(scope="module")
 def run_context(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.run_context")
+    return module_of_pack("nodes.host.sampling.run_context")
 
 
 @pytest.fixture(scope="module")
 def new_run(module_of_pack, run_context) -> Any:
     """Makes a run with a MODEL of a file, with a LoRA; nothing is started."""
-    pooled = module_of_pack("nodes.host.pooled_model")
+    pooled = module_of_pack("nodes.host.model.pooled_model")
     device = module_of_pack("parallel_runtime.devices").Device("cpu", 0)
     plan = module_of_pack("parallel_runtime.plan").ParallelPlan()
     decision = module_of_pack("parallel_runtime.planner.automatic").Decision(plan=plan)
@@ -95,7 +95,7 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
     told: list[str] = []
     compiled = module_of_pack("parallel_runtime.wire.replies").CompiledBlocks
 
-    class Listener(module_of_pack("nodes.host.step_listener").StepListener):
+    class Listener(module_of_pack("nodes.host.sampling.step_listener").StepListener):
         def uncompiled(self, why: str) -> None:
             told.append(why)
 

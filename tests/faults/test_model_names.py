@@ -15,7 +15,7 @@ PROGRAM = """
     folder_paths.add_model_folder_path("diffusion_models", "FOLDER", is_default=True)
     spec = importlib.util.spec_from_file_location("pack", "ROOT/__init__.py", submodule_search_locations=["ROOT"])
     sys.modules["pack"] = importlib.util.module_from_spec(spec)
-    from pack.nodes.host.files import diffusion_model_path, diffusion_models
+    from pack.nodes.host.model.files import diffusion_model_path, diffusion_models
     for name in NAMES:
         try:
             print(diffusion_model_path(name))

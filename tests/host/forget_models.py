@@ -26,7 +26,7 @@ def parallelized(path: str, chosen: Any, _: Any) -> Any:
     """As Parallelize Model makes it of a stock MODEL."""
     import comfy.sd
 
-    convert = importlib.import_module(f"{NAME}.nodes.host.convert_stock_model")
+    convert = importlib.import_module(f"{NAME}.nodes.host.model.convert_stock_model")
     stock = comfy.sd.load_diffusion_model(path)
     return convert.parallelized(stock, chosen.selection.devices, chosen, side_branch=False)
 

@@ -1,4 +1,4 @@
-"""What nodes/host/stand_ins.json has to be: our nodes as ComfyUI describes them, without words and without its files.
+"""What nodes/host/contract/stand_ins.json has to be: our nodes as ComfyUI describes them, without words and files.
 
 `python -m host.stand_ins` writes it (`make stand-ins`).
 """
@@ -12,7 +12,7 @@ from typing import Any
 from .client import ComfyClient
 from .server import PACK_ROOT, ComfyServer
 
-FILE = PACK_ROOT / "nodes" / "host" / "stand_ins.json"
+FILE = PACK_ROOT / "nodes" / "host" / "contract" / "stand_ins.json"
 OWN_OPTIONS = ("unet_name", "sampler_name", "scheduler")  # ComfyUI's, other ones in each
 KEPT = ("default", "min", "max", "step", "round", "multiline", "options", "control_after_generate")
 

@@ -31,7 +31,7 @@ def load(comfyui: str) -> Any:
     spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
     sys.modules[NAME] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[NAME])
-    return importlib.import_module(f"{NAME}.nodes.host.trace_recurrence")
+    return importlib.import_module(f"{NAME}.nodes.host.sampling.trace_recurrence")
 
 
 class Bench:
@@ -108,7 +108,7 @@ class Bench:
 
     def refused(self, model_options: dict[str, Any]) -> list[str]:
         """Why the loop in the workers refuses a run with these options of the sampler, and what it asks the model."""
-        in_worker_sampling = importlib.import_module(f"{NAME}.nodes.host.in_worker_sampling")
+        in_worker_sampling = importlib.import_module(f"{NAME}.nodes.host.sampling.worker_loop")
         asked = list(in_worker_sampling.cond_names(self.guider, model_options))
         try:
             in_worker_sampling._refuse_guider(self.guider, model_options)

@@ -42,7 +42,7 @@ def main() -> None:
     """What is known of each cache, and of each that was changed."""
     load(sys.argv[1])
     module = importlib.import_module("comfy_extras.nodes_easycache")
-    caches = importlib.import_module(f"{NAME}.nodes.host.stock_caches")
+    caches = importlib.import_module(f"{NAME}.nodes.host.sampling.stock_caches")
     found: dict[str, Any] = {}
     for kind, wrapper in WRAPPERS.items():
         found[kind] = caches._tried(getattr(module, kind), getattr(module, wrapper), 8, False)

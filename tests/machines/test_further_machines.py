@@ -37,7 +37,7 @@ class Server:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """nodes/host/machines.py with nothing of ComfyUI but a folder, and waits of a moment."""
+    """nodes/host/panel/machines.py with nothing of ComfyUI but a folder, and waits of a moment."""
     management = SimpleNamespace(throw_exception_if_processing_interrupted=lambda: None)
     comfy = ModuleType("comfy")
     comfy.model_management = management  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     assert spec is not None and spec.loader is not None
     root = sys.modules[PACK] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(root)
-    found = importlib.import_module(f"{PACK}.nodes.host.machines")
+    found = importlib.import_module(f"{PACK}.nodes.host.panel.machines")
     for name, value in {"MachineServer": Server, "FIRST_WAIT_S": 0.06, "AGAIN_WAIT_S": 0.02, "TICK_S": 0.01}.items():
         monkeypatch.setattr(found, name, value)
     yield found

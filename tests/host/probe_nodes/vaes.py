@@ -23,7 +23,7 @@ from comfy.sd import VAE
 from comfy_api.latest import io
 
 CATEGORY = "tests"
-PACK = ".nodes.host.parallel_decode"
+PACK = ".nodes.host.vae.parallel_decode"
 LEVELS = {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "resolution": 256}
 IMAGES = {"double_z": True, "in_channels": 3, "out_ch": 3, **LEVELS}
 ONE = ["res_x", {"num_layers": 1}]

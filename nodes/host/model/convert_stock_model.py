@@ -1,0 +1,139 @@
+"""A MODEL of a stock loader made ours: the file it was read from, and everything that was applied to it since.
+
+Owns the recovery of both, and the refusal of a MODEL that has no file or carries what the workers cannot take.
+"""
+
+import inspect
+from functools import partial
+
+from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
+from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
+from ..contract.refusals import (
+    COMPILED,
+    COMPILES,
+    check_transformer_options,
+    is_of_transformer,
+    refuse_by,
+    refuse_value,
+)
+from ..contract.version import refuse_off
+from ..contract.writers import nodes_like, values_in
+from .new_model import Chooser, Reader, remote_patcher
+from .patcher import RemotePatcher
+from .pools import Devices
+from .source import read_hosted
+
+NODE = "Parallelize Model"
+COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
+# By name: the last is what ComfyUI before 0.24 reads a checkpoint's model again with.
+LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpoint_guess_config_model_only")
+
+
+def parallelized(
+    model: ModelPatcher,
+    devices: Devices,
+    chooser: Chooser,
+    *,
+    side_branch: bool,
+    compiled: bool = False,
+    step_cache: float = 0.0,
+    in_workers: bool = True,
+    attention: str = "",
+) -> RemotePatcher:
+    """The same MODEL over `devices`, with the plans that `chooser` says.
+
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `in_workers` and
+    `attention` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along. Raises
+    `ValueError` for a MODEL that cannot be taken.
+    """
+    refuse_off("parallelize")
+    if isinstance(model, RemotePatcher):
+        raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
+    path, options, read = _source(model)
+    ours = remote_patcher(
+        path,
+        _compute_dtype(model, options),
+        devices=devices,
+        chooser=chooser,
+        side_branch=side_branch,
+        compiled=compiled,
+        step_cache=step_cache,
+        in_workers=in_workers,
+        attention=attention,
+        read=read,
+    )
+    _refuse_what_stays_behind(model)
+    copy_changes(model, ours)
+    ours.patch_set()  # refuses what cannot travel
+    ours.attachments = dict(model.attachments)
+    ours.additional_models = {
+        name: [each.clone() for each in models] for name, models in model.additional_models.items()
+    }
+    ours.callbacks = _copied(model.callbacks)
+    for kind, by_key in _copied(model.wrappers).items():
+        ours.wrappers.setdefault(kind, {}).update(by_key)
+    return ours
+
+
+def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
+    """Give another MODEL of the same file this one's weight patches, object patches and options, not its dtype."""
+    to.patches = {name: list(entries) for name, entries in model.patches.items()}
+    to.patches_uuid = model.patches_uuid
+    for name, value in model.object_patches.items():
+        if name != COMPUTE_DTYPE:  # it was made for one
+            to.add_object_patch(name, value)
+    to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
+
+
+def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
+    """The path of the file, the options it was loaded with, and what reads the file as that loader does."""
+    recipe = vars(model).get("cached_patcher_init")
+    if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
+        raise ValueError(
+            f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, its file is unknown; "
+            "use Parallel Model Loader on the .safetensors file"
+        )
+    function, arguments = recipe[:2]
+    given = inspect.signature(function).bind(*arguments).arguments
+    read = partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])
+    return arguments[0], given["model_options"], read
+
+
+def _compute_dtype(model: ModelPatcher, options: dict) -> str:
+    """What ComfyUI would compute this MODEL in, as the workers are told; of fp8 weights, the name of their dtype."""
+    if options.get("dtype") in FP8.values():
+        if COMPUTE_DTYPE in model.object_patches:
+            raise ValueError(
+                f"{NODE}: the loader casts the weights to {options['dtype']} and ModelComputeDtype says what they are "
+                "multiplied in; remove ModelComputeDtype, or set weight_dtype of Load Diffusion Model to default"
+            )
+        fast = bool(options.get("fp8_optimizations"))
+        return next(name for name in FP8 if FP8[name] == options["dtype"] and name.endswith(FAST) == fast)
+    # What this graph says. The model itself has what the last graph that sampled with it said.
+    dtype = model.get_model_object(COMPUTE_DTYPE) or model.model_dtype()
+    name = str(dtype).removeprefix("torch.")
+    if name not in COMPUTE_DTYPES:
+        raise ValueError(
+            f"{NODE}: the model computes in {name}, the workers in {', '.join(COMPUTE_DTYPES[1:])}; "
+            "put ModelComputeDtype with one of those before it"
+        )
+    return name
+
+
+def _refuse_what_stays_behind(model: ModelPatcher) -> None:
+    check_transformer_options(model.model_options["transformer_options"])
+    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
+        raise refuse_by(nodes_like("compile"), *COMPILES)
+    held = {
+        "it changes weights by a hook": model.hook_patches,
+        "it wraps weights": model.weight_wrapper_patches,
+        "it injects modules into the model": model.injections,
+    }
+    held |= {f"it replaces {name}": [layer] for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    for what, values in held.items():
+        for value in values_in(values):
+            raise refuse_value(value, what)
+
+
+def _copied(by_kind: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
+    return {kind: {key: list(values) for key, values in by_key.items()} for kind, by_key in by_kind.items()}

@@ -1,0 +1,144 @@
+"""What stands for a transformer's `forward` and methods where the workers have its weights (remote_hosted.py).
+
+Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor what the workers do with it
+(worker/hosted.py).
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ....parallel_runtime.models.hosted.block_patches import OPTION
+from ....parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
+from ....parallel_runtime.models.hosted.other_calls import method_call
+from ....parallel_runtime.models.specs import BETWEEN
+from ....parallel_runtime.weight_patch import BESIDE
+from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
+from ..contract.refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
+from ..contract.writers import nodes_of
+from ..sampling.run_context import RUN_KEY, RunContext, place_of, run_inside
+from .block_patches import records
+from .pooled_model import PooledModel
+from .source import refuse_unplanned
+from .valueless import without_values
+
+AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
+# Of a call's transformer_options; and those that a class writes to, by the node that adds them.
+KEPT = STAY_HERE | {RUN_KEY}
+WRITTEN = {"ar_state": "SamplerARVideo"}
+
+
+def alive(module: "weakref.ReferenceType[torch.nn.Module]") -> torch.nn.Module:
+    """The module that a part of it refers to weakly, so that it goes with its last user and not some time later.
+
+    Raises `RuntimeError` where the part was kept longer than the module.
+    """
+    found = module()
+    if found is None:
+        raise RuntimeError("a call of a MODEL that is gone; queue the prompt again")
+    return found
+
+
+class _Remote:
+    """What a call of the transformer is sent with."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel) -> None:
+        self._transformer, self.pooled = weakref.ref(transformer), pooled
+
+    @property
+    def transformer(self) -> torch.nn.Module:
+        """ComfyUI's, without weights. It holds this, so that it is not held here."""
+        return alive(self._transformer)
+
+    def _run(self, transformer_options: Mapping[str, Any]) -> RunContext:
+        """The run that a call belongs to: what its options say, else the one around, else the MODEL loaded last."""
+        run = transformer_options.get(RUN_KEY)
+        if run is None or run.model is not self.pooled:
+            run = run_inside(self.pooled)
+        return self.transformer.outside_runs if run is None else run
+
+    def _send(self, call: HostedCall, run: RunContext, *, place: str | None = None) -> list[torch.Tensor]:
+        flat = run.call(
+            call.tensors,
+            out_shape=call.out_shape,
+            options=call.options,
+            place=place,
+            check_cancelled=check_cancelled,
+        )
+        return call.outputs(flat)
+
+
+class RemoteForward(_Remote):
+    """Stands for the transformer's `forward`: same arguments, same result; wrappers around it run in this process."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, channels: int) -> None:
+        super().__init__(transformer, pooled)
+        self.channels = channels  # of a latent; a call's input may have more beside it
+        self.wrapped = runs_wrappers(type(transformer))
+        self.signature = inspect.signature(type(transformer).forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        options = kwargs.get("transformer_options", {})
+        wrappers = get_all_wrappers(AROUND_FORWARD, options) if self.wrapped else []
+        return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
+
+    def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        options = kwargs.get("transformer_options") or {}
+        self._refuse_missing(x, *args, **kwargs)
+        run = self._run(options)
+        if not INSIDE_BLOCKS.isdisjoint(options):
+            check_transformer_options(options, written=run.written)
+        for name, node in WRITTEN.items():
+            if options.get(name) is not None:
+                raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
+        if options.get("patches") and (patches := records(options, self.transformer, x)):
+            refuse_unplanned(self.transformer, run.plan, BETWEEN)
+            sent = {patch.key.partition("/")[0] for patch in run.patches.patches if patch.kind == BESIDE}
+            for patch in patches:
+                if str(patch["module"]) not in sent:
+                    raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")
+            kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
+        try:
+            call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
+        except CannotTravelError as error:
+            raise refuse_added(error, run.written) from error
+        xs = [x] if isinstance(x, torch.Tensor) else x
+        sent = self._send(call, run, place=place_of(options))
+        outs = [part.to(each.device, non_blocking=True) for part, each in zip(sent, xs, strict=True)]
+        return outs[0] if len(outs) == 1 else outs
+
+    def _refuse_missing(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Raise `ValueError` for a call that lacks what the class asks for; in a rank it would end the workers."""
+        try:
+            self.signature.bind(self.transformer, *args, **kwargs)
+        except TypeError as error:
+            raise ValueError(
+                f"{type(self.transformer).__name__} is called with {error}, as graphs of another model do; use the "
+                "text encoder, the latent and the nodes that belong to the loaded file, or load another file"
+            ) from error
+
+
+def runs_wrappers(kind: type) -> bool:
+    """Whether a class of ComfyUI runs the wrappers around its forward by itself; SD3, PixArt and HunyuanDiT do not."""
+    forwards = [vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)]
+    return any("DIFFUSION_MODEL" in inspect.getsource(each) for each in forwards)
+
+
+class RemoteMethod(_Remote):
+    """Stands for a method of the transformer that needs weights, called before a run; its result is one tensor."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, name: str) -> None:
+        super().__init__(transformer, pooled)
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        """As ComfyUI's. The stock method, tried without values, says which shape and dtype comes back."""
+        stock: Callable[..., torch.Tensor] = getattr(type(self.transformer), self.name)
+        result = without_values(self.transformer, stock, *args, **kwargs)
+        (first, *_) = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+        call = method_call(type(self.transformer).__name__, self.name, args, kwargs, result.shape)
+        (out,) = self._send(call, self._run({}))
+        return out.to(first.device, result.dtype)

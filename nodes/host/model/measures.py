@@ -1,0 +1,62 @@
+"""What a user should know of devices that differ, and of kernels that a plan leaves out. Owns the limits for that."""
+
+from collections.abc import Sequence
+
+from ....parallel_runtime.devices import Device
+from ....parallel_runtime.wire.replies import MeasureReply
+
+SLOWER = 0.10  # a step takes as long as its slowest rank
+LESS_MEMORY = 0.25  # every rank keeps the same, whatever its device has room for
+
+
+def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list[str]:
+    """Warnings about devices of different kinds, and of some much slower, or with much less memory free, than the best.
+
+    `measured` is `Pool.measure_devices` of the ranks of a plan. Ranks on the CPU share one processor and one memory:
+    what differs between them is chance.
+    """
+    pairs = zip(devices, measured, strict=False)
+    gpus = [(found, f"{device} ({found.name})") for device, found in pairs if device.kind != "cpu"]
+    if len(gpus) < 2:
+        return []
+    warnings = []
+    kinds = {found.name: label for found, label in reversed(gpus)}
+    if len(kinds) > 1:
+        warnings.append(
+            f"{' and '.join(reversed(kinds.values()))} are of different kinds: each takes the layers and attention "
+            "kernels that ComfyUI takes on it, so ranks may round differently; use devices of one kind for the result "
+            "of one of them"
+        )
+    (fastest, quick), (slowest, slow) = (choose(gpus, key=lambda gpu: gpu[0].gflops) for choose in (max, min))
+    if slowest.gflops < (1 - SLOWER) * fastest.gflops:
+        warnings.append(
+            f"{slow} is {1 - slowest.gflops / fastest.gflops:.0%} slower than {quick}, and "
+            "the others wait for it; leave it out of devices in SP Config, or let it do less of other things"
+        )
+    (roomiest, empty), (fullest, full) = (choose(gpus, key=lambda gpu: gpu[0].free_bytes) for choose in (max, min))
+    if fullest.free_bytes < (1 - LESS_MEMORY) * roomiest.free_bytes:
+        warnings.append(
+            f"{full} has {fullest.free_bytes / 1e9:.1f} GB free, {empty} "
+            f"{roomiest.free_bytes / 1e9:.1f} GB; every rank needs as much as another"
+        )
+    return warnings
+
+
+def widened(formats: Sequence[str]) -> list[str]:
+    """A warning where the device has no product of numbers in these formats of a file."""
+    if not formats:
+        return []
+    return [
+        f"the device cannot multiply in {', '.join(formats)}: as in ComfyUI, weights are widened in each step, with "
+        "the same result and more time; a file in int8, or in bf16 where it fits, is quicker here"
+    ]
+
+
+def exact_ring(kernel: str, ring: int) -> list[str]:
+    """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact."""
+    if ring == 1 or not kernel:
+        return []
+    return [
+        f"ring={ring} attends with exact kernels, not with {kernel}, which ComfyUI or the file asks for: it is slower "
+        "and nearer to an exact result; use ulysses to keep that kernel"
+    ]

@@ -1,0 +1,228 @@
+"""How a MODEL of ours is made of a file, and where each of its sampling runs gets its context.
+
+Owns who is asked for a plan, and when, and that a run's loop goes to the workers where it can. What a plan is chosen by
+is the chooser's, what a run is asked for workload_from_guider.py's.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from threading import Thread
+from typing import Protocol, TypeAlias
+
+import torch
+
+from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.planner.counted import CountedModel
+from ....parallel_runtime.planner.counting import Counted, Counts, usual_work_of
+from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.report.build import plan_part
+from ....parallel_runtime.report.compare import suggestion
+from ..contract.comfyui import WrapperExecutor, WrappersMP, comfy
+from ..contract.refusals import check_controlnets, check_skipped_layers
+from ..contract.version import refuse_off
+from ..panel.live_times import LIVE
+from ..sampling.run_context import RUN_KEY, begun
+from ..sampling.worker_loop import in_workers as to_workers
+from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
+from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
+from .patcher import RemotePatcher
+from .pooled_model import DeviceMemory, PooledModel, needed_memory
+from .pools import POOLS, Devices
+from .readable_weights import readable_weights
+from .source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
+from .stand_in import remote_hosted
+
+REMEMBERED = 64  # decisions of a MODEL, by work
+PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
+COUNTS = Counts()
+
+
+class Chooser(Protocol):
+    """Says which plan a MODEL has, and afterwards which one each of its sampling runs."""
+
+    def plan_for(
+        self, unshared: str, *, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
+    ) -> Decision:
+        """The plan that the weights are loaded for; raises `ValueError` for one that does not fit the devices.
+
+        `unshared`: why no ranks can share the model's tokens; "" where they can. `count` has it counted for the
+        planner, which takes seconds, and raises `ValueError` where it cannot be.
+        """
+
+    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
+        """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
+
+    @property
+    def advises(self) -> bool:
+        """Whether `advised` may have something to say."""
+
+    def advised(self, model: CountedModel, work: Work) -> Decision | None:
+        """What would have been chosen for `work`; None where it was, or nothing is known of the devices."""
+
+
+Reader: TypeAlias = Callable[[str, str, Devices], HostedSource]
+
+
+def remote_patcher(
+    path: str,
+    weight_dtype: str,
+    *,
+    devices: Devices,
+    chooser: Chooser,
+    side_branch: bool,
+    compiled: bool = False,
+    step_cache: float = 0.0,
+    in_workers: bool = True,
+    attention: str = "",
+    read: Reader = read_hosted,
+) -> RemotePatcher:
+    """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
+
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
+    the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
+    workers where they can. `attention`: the kernel of a package, where one was asked for.
+
+    Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
+    """
+    refuse_off("parallel")
+    source = read(path, weight_dtype, devices)
+    decision = decide_for(source, chooser)
+    pooled = PooledModel(
+        devices=devices,
+        spec=source.spec,
+        plan=decision.plan,
+        sizes=source.sizes,
+        num_heads=source.num_heads,
+        shares_tokens=not source.unshared,
+        rounding_attention=source.rounding_attention,
+        widened_formats=source.widened_formats,
+        keeps_state=source.keeps_state,
+    )
+
+    def make() -> RemotePatcher:
+        management = comfy.model_management
+        model = remote_hosted(source, pooled)
+        root = RemotePatcher(model, management.get_torch_device(), management.unet_offload_device())
+        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, TOGETHER_KEY, calc_together)
+        root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
+        return root
+
+    patcher = POOLS.root(pooled.weights, make).clone()
+    transformer = patcher.model.diffusion_model
+    refuse_unplanned(transformer, decision.plan)
+    refuse_step_cache(transformer, step_cache)
+    refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
+    patcher.decision, patcher.origin = decision, object()
+    patcher.memory_text = memory_for(source, decision, devices).text
+    if decision.model is not None and decision.plan.ranks > 1:
+        patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
+    patcher.side_branch, patcher.compiled = side_branch, compiled
+    patcher.step_cache, patcher.in_workers, patcher.attention = step_cache, in_workers, attention
+    if chooser.advises:
+        Thread(target=_counted_or_none, args=(source,), daemon=True).start()
+        patcher.advise = partial(_advised, chooser=chooser, source=source)
+    return patcher
+
+
+def _advised(
+    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, source: HostedSource
+) -> dict | None:
+    """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is, and
+    as long as the model is not counted."""
+    counted = _known_count(source)
+    if counted is None:
+        return None
+    weighed = replace(patcher.decision, work=usual_work_of(counted), model=counted.model)
+    work = work_of_settings(patcher, settings, weighed)
+    better = None if work is None else chooser.advised(counted.model, work)
+    gain = None if better is None else better.gain_over(patcher.plan)
+    if better is None or gain is None or gain < PREDICTED_CLEARLY:
+        return None
+    return suggestion(plan_part(better.plan), factor=gain, by="predicted")
+
+
+def decide_for(source: HostedSource, chooser: Chooser) -> Decision:
+    """The plan that `chooser` takes for a file. Raises `ValueError` for one that fits neither the devices nor it."""
+    return chooser.plan_for(
+        source.unshared,
+        whole_batches=source.whole_batches,
+        weight_bytes=source.sizes.total,
+        count=partial(_count, source),
+    )
+
+
+def _count(source: HostedSource) -> Counted:
+    counted = COUNTS.of(source.spec.path, source.spec.dtype, this_comfyui())
+    return counted.with_weights(source.sizes.total)
+
+
+def _known_count(source: HostedSource) -> Counted | None:
+    counted = COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())
+    return None if counted is None else counted.with_weights(source.sizes.total)
+
+
+def _counted_or_none(source: HostedSource) -> None:
+    with suppress(ValueError):  # what cannot be counted gets no advice
+        _count(source)
+
+
+def memory_for(source: HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
+    """What the plan of `decision` takes of each device, before anything is loaded."""
+    model, work = decision.model, decision.work
+    if model is None and (counted := _known_count(source)):
+        model, work = counted.model, usual_work_of(counted)
+    return needed_memory(decision.plan, devices, source.sizes, model, work)
+
+
+def with_context(
+    executor: WrapperExecutor,
+    noise: torch.Tensor,
+    latent: torch.Tensor,
+    sampler: comfy.samplers.Sampler,
+    sigmas: torch.Tensor,
+    *more: object,
+    **named: object,
+) -> torch.Tensor:
+    """A wrapper of ComfyUI's `outer_sample`: a whole sampling run with a context of its own.
+
+    The last moment before models are loaded, and the first at which latent, conditionings, cfg and sigmas are known.
+    """
+    guider = executor.class_obj
+    patcher = guider.model_patcher
+    if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
+        return executor(noise, latent, sampler, sigmas, *more, **named)
+    check_controlnets(guider.conds)
+    _refuse_beside(patcher, vars(guider).values())
+    work = work_of_run(guider, noise, sigmas, patcher.decision)
+    run = patcher.new_run(patcher.decision_for(work))
+    run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
+    check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
+    LIVE.begins(run)
+    with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
+        sampler = to_workers(sampler, run) if patcher.in_workers else sampler
+        return executor(noise, latent, sampler, sigmas, *more, **named)
+
+
+def _is_guided(guider: object) -> bool:
+    """Whether a run computes its negative conditioning, as ComfyUI's guiders do unless cfg is 1."""
+    return vars(guider).get("cfg") != 1.0 or "disable_cfg1_optimization" in guider.model_options
+
+
+def _refuse_beside(patcher: RemotePatcher, others: Iterable[object]) -> None:
+    """Raise `ValueError` for a MODEL of another loader on the same weights with other changes of them.
+
+    ComfyUI has one model for both and would give it one's changes alone. Of one loader stock does the same.
+    """
+    for other in others:
+        if isinstance(other, RemotePatcher) and other.model is patcher.model and other.origin is not patcher.origin:
+            if other.patch_set().name != patcher.patch_set().name:
+                name = os.path.basename(patcher.model.pooled.spec.path)
+                raise ValueError(
+                    f"the guider has two MODELs of {name} on the same workers with different LoRAs, and both would get "
+                    "those of one; use Load Diffusion Model for one of them, or other devices in its SP Config"
+                )

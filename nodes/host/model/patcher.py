@@ -1,0 +1,379 @@
+"""ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
+
+Owns when weights enter and leave the workers, what a sampling run's context is made of, and the refusal of nodes that
+would change weights. A pool cannot hold half a model, so every partial request is answered in full. What a later
+ComfyUI gives its methods more (`more`, `named`) is handed to ComfyUI's own.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
+from ..contract.refusals import (
+    COMPILED,
+    COMPILES,
+    INSTEAD,
+    Refusal,
+    block_patches,
+    check_transformer_options,
+    is_of_transformer,
+    refuse_by,
+    refuse_value,
+    refused_here,
+)
+from ..contract.writers import Written, executing_node, nodes_of, values_in
+from ..panel.progress import NodeText, StepText
+from ..sampling.run_context import Recorder, RunContext
+from .block_patches import models_beside, weights_beside
+from .measures import unequal
+from .stand_in import RemoteModel
+from .weight_patches import patch_set
+
+log = logging.getLogger(__name__)
+HOOKS = ("CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly")
+
+
+class RemotePatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher around a model without weights. Constructed and cloned as ComfyUI does."""
+
+    model: RemoteModel
+
+    def __init__(self, model: RemoteModel, *where: object, **settings: object) -> None:
+        super().__init__(model, *where, **settings)
+        self.decision = Decision(plan=model.pooled.plan)
+        self.choose_again: Callable[[Work], Decision] | None = None
+        self.advise: Callable[[RemotePatcher, Mapping[str, object]], dict | None] | None = None
+        self.recorder: Recorder | None = None
+        self.side_branch = self.compiled = False
+        self.step_cache = 0.0
+        self.attention = ""  # a kernel of a package, by its name
+        self.in_workers = True  # samplers run their loop there where they can
+        self.memory_text = ""  # what a device needs, for people
+        self.origin = object()  # the node that made the MODEL, of which clones are
+        self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
+        self._made_by, self._written = executing_node(), Written()
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """What the weights are loaded for, and what runs unless something else is chosen for a run."""
+        return self.decision.plan
+
+    def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
+        """As ComfyUI's; the plan belongs to the clone, the weights to all of them.
+
+        When a clone goes, ComfyUI's manager follows `parent` to know the weights by. The root is what stays longest.
+        """
+        copy = super().clone(*args, **kwargs)
+        copy.parent = self.parent or self
+        copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
+        copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
+        copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
+        copy.attention = self.attention
+        copy.in_workers = self.in_workers
+        copy.refused, copy._written = self.refused, self.written()
+        return copy
+
+    def written(self) -> Written:
+        """What nodes wrote into the MODEL, with the node that did: of what is new in a copy, the one that made it."""
+        carried = [self.model_options, self.wrappers, self.injections, self.weight_wrapper_patches]
+        return self._written.after(values_in(carried), self._made_by)
+
+    def under(self, decision: Decision) -> "RemotePatcher":
+        """The same MODEL with this plan in all of its runs. Its weights have to serve it."""
+        copy = self.clone()
+        copy.decision, copy.choose_again = decision, None
+        return copy
+
+    def decision_for(self, work: Work | None) -> Decision:
+        """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
+        return self.decision if self.choose_again is None or work is None else self.choose_again(work)
+
+    def advice(self, settings: Mapping[str, object]) -> dict | None:
+        """The plan that the planner would rather have for a run with KSampler's inputs; None where it has none."""
+        return None if self.advise is None else self.advise(self, settings)
+
+    def told_of_proof(self) -> list[str]:
+        """What is known of the MODEL's plan with this ComfyUI, a line."""
+        return [self.model.prover.told(self.plan)]
+
+    def new_run(self, decision: Decision) -> RunContext:
+        """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""
+        self._check_carried()
+        return RunContext(
+            model=self.model.pooled,
+            decision=decision,
+            patches=self.patch_set(),
+            compiled=self.compiled,
+            listener=StepText(decision),
+            recorder=self.recorder,
+            step_cache=self.step_cache,
+            attention=self.attention,
+            prover=self.model.prover,
+            wrapped="model_function_wrapper" in self.model_options,
+            stock_cache="easycache" in self.model_options["transformer_options"],
+            written=self.written(),
+        )
+
+    # What ComfyUI's memory manager asks
+
+    def model_size(self, *more: object, **named: object) -> int:
+        """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
+        pooled, options = self.model.pooled, self.model_options["transformer_options"]
+        beside = sum(each.num_bytes for each in weights_beside(options)) * pooled.ranks_on(self.load_device, self.plan)
+        return pooled.bytes_on(self.load_device, self.plan) + beside
+
+    def loaded_size(self, *more: object, **named: object) -> int:
+        """`model_size` while the workers hold the weights; 0 after they were freed, or died."""
+        return self.model_size() if self.model.pooled.holds(self.plan) else 0
+
+    def partially_load(
+        self,
+        device_to: torch.device,
+        extra_memory: float = 0,
+        force_patch_weights: bool = False,
+        *more: object,
+        **named: object,
+    ) -> int:
+        """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in."""
+        self._check_remote()
+        before = self.loaded_size()
+        self.unpatch_model(self.offload_device, unpatch_weights=False)
+        self.patch_model(load_weights=False)
+        self.load(device_to, force_patch_weights=force_patch_weights, full_load=True)
+        return self.loaded_size() - before
+
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+        *more: object,
+        **named: object,
+    ) -> None:
+        """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
+        self._ensure_pooled()
+        patches = self.patch_set()
+        self.model.take_shapes(patches)
+        self.model.diffusion_model.outside_runs = RunContext(
+            model=self.model.pooled,
+            decision=self.decision,
+            patches=patches,
+            compiled=self.compiled,
+            prover=self.model.prover,
+            wrapped="model_function_wrapper" in self.model_options,
+        )
+        self.model.device = device_to
+        self.model.model_loaded_weight_memory = self.model_size()
+        self.model.current_weight_patches_uuid = self.patches_uuid
+        for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
+            callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
+
+    def unpatch_model(
+        self, device_to: torch.device | None = None, unpatch_weights: bool = True, *more: object, **named: object
+    ) -> None:
+        """Take back object patches; with `unpatch_weights`, the weights leave the workers too."""
+        super().unpatch_model(None, False, *more, **named)
+        if unpatch_weights:
+            self.model.pooled.unload(self.plan)
+            self.model.device = device_to or self.offload_device
+            self.model.model_loaded_weight_memory = 0
+            self.model.current_weight_patches_uuid = None
+
+    def partially_unload(
+        self,
+        device_to: torch.device,
+        memory_to_free: float = 0,
+        force_patch_weights: bool = False,
+        *more: object,
+        **named: object,
+    ) -> int:
+        """Free everything, whatever part of it ComfyUI needs. Returns the bytes that left."""
+        freed = self.loaded_size()
+        self.unpatch_model(device_to)
+        return freed
+
+    def patch_set(self) -> WeightPatchSet:
+        """The patches as the workers take them."""
+        return self._as_sent(self.patches, weights_beside(self.model_options["transformer_options"]))
+
+    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightPatch, ...] = ()) -> WeightPatchSet:
+        return patch_set(patches, self.patches_uuid, side_branch=self.side_branch, beside=beside)
+
+    def model_patches_models(self, *more: object, **named: object) -> list:
+        """As ComfyUI's, which loads them here, without those that ranks rebuild."""
+        here = {id(each) for each in models_beside(self.model_options["transformer_options"])}
+        return [each for each in super().model_patches_models(*more, **named) if id(each) not in here]
+
+    def pre_run(self, *more: object, **named: object) -> None:
+        """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
+        self._check_carried()
+        super().pre_run(*more, **named)
+
+    def cleanup(self, *more: object, **named: object) -> None:
+        """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
+        super().cleanup(*more, **named)
+        self.model.pooled.give_back(self.load_device)
+
+    # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
+
+    def add_patches(
+        self,
+        patches: dict,
+        strength_patch: float = 1.0,
+        strength_model: float = 1.0,
+        *more: object,
+        **named: object,
+    ) -> list:
+        """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge."""
+        applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
+        names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
+        self._as_sent({name: self.patches[name] for name in names})
+        return applied
+
+    def add_hook_patches(
+        self,
+        hook: WeightHook,
+        patches: dict,
+        strength_patch: float = 1.0,
+        strength_model: float = 1.0,
+        *more: object,
+        **named: object,
+    ) -> list:
+        """Refused when any of `patches` names a weight of ours."""
+        applied = super().add_hook_patches(hook, patches, strength_patch, strength_model, *more, **named)
+        if applied:
+            raise refuse_by(nodes_of(*HOOKS), "it changes weights by a hook of a conditioning")
+        return applied
+
+    def add_weight_wrapper(self, name: str, function: object, *more: object, **named: object) -> None:
+        """Refused."""
+        raise self._refuse("it wraps weights")
+
+    def add_wrapper_with_key(
+        self, wrapper_type: str, key: str, wrapper: Callable, *more: object, **named: object
+    ) -> None:
+        """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
+        if key == COMPILED:
+            raise self._refuse(*COMPILES)
+        super().add_wrapper_with_key(wrapper_type, key, wrapper, *more, **named)
+
+    def set_injections(self, key: str, injections: list, *more: object, **named: object) -> None:
+        """Refused: an injection swaps modules of the model."""
+        raise self._refuse(f"it injects modules into the model ({key})")
+
+    def set_model_optimized_attention(self, optimized_attention: object, *more: object, **named: object) -> None:
+        """Refused: another attention function would run inside the blocks. ComfyUI has this since 0.33."""
+        raise self._refuse("it replaces the model's attention function")
+
+    def set_model_patch(self, patch: object, name: str, *more: object, **named: object) -> None:
+        """Refused when the patch would run inside the blocks."""
+        super().set_model_patch(patch, name, *more, **named)
+        self._refuse_block_patches()
+
+    def set_model_patch_replace(
+        self,
+        patch: object,
+        name: str,
+        block_name: str,
+        number: int,
+        transformer_index: int | None = None,
+        *more: object,
+        **named: object,
+    ) -> None:
+        """Refused when the patch would replace a block."""
+        super().set_model_patch_replace(patch, name, block_name, number, transformer_index, *more, **named)
+        self._refuse_block_patches()
+
+    def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
+        """Refused for parts of the transformer."""
+        if is_of_transformer(name):
+            raise self._refuse(f"it replaces {name}")
+        super().add_object_patch(name, obj, *more, **named)
+
+    def set_model_compute_dtype(self, dtype: torch.dtype | None, *more: object, **named: object) -> None:
+        """Refused when it differs from what the workers compute in: what the MODEL was made with, by either node."""
+        held = self.model_dtype()
+        if dtype not in (None, held):
+            asked, held = (str(each).removeprefix("torch.") for each in (dtype, held))
+            raise self._refuse(
+                f"it sets the compute dtype to {asked} where the workers compute in {held}",
+                "set weight_dtype in Parallel Model Loader, or put it before Parallelize Model",
+            )
+
+    def get_key_patches(self, filter_prefix: str | None = None, *more: object, **named: object) -> dict:
+        """Refused: merging reads weights."""
+        raise self._refuse("it reads the model's weights")
+
+    def state_dict_for_saving(self, *others: object, **more: object) -> dict:
+        """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
+        return self.model_state_dict_for_saving()
+
+    def model_state_dict_for_saving(self, *others: object, **more: object) -> dict:
+        """Refused: saving reads weights."""
+        raise self._refuse("it saves the model's weights")
+
+    def deepclone_multigpu(self, *args: object, **kwargs: object) -> "RemotePatcher":
+        """Refused: ComfyUI's own split over devices copies weights."""
+        raise self._refuse("it copies the model to other devices", "name those devices in SP Config")
+
+    def _ensure_pooled(self) -> None:
+        """Have the workers hold the weights with our patches, and tell the node when that means loading."""
+        pooled, text = self.model.pooled, NodeText()
+        name, devices = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices[: self.plan.ranks]))
+        loads, before = not pooled.holds(self.plan), pooled.measured
+        if loads:
+            log.info("loading %s into the workers on %s", name, devices)
+            text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
+        rank_load_s = pooled.ensure(
+            self.plan,
+            self.patch_set(),
+            progress=partial(text.loading, name),
+            check_cancelled=check_cancelled,
+        )
+        if self.recorder is not None:
+            self.recorder.rank_load_s.update(rank_load_s)
+        if loads:
+            warnings = (
+                unequal(pooled.devices, pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
+            )
+            for warning in warnings:
+                log.warning(warning)
+            text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
+
+    def _refuse_block_patches(self) -> None:
+        found = block_patches(self.model_options["transformer_options"])
+        if found:
+            names = dict.fromkeys(name for name, _ in found)
+            raise self._refuse(f"it patches the model's blocks ({', '.join(names)})")
+
+    def _refuse(self, what: str, instead: str = INSTEAD) -> ValueError:
+        """The error for what the node that executes now asks for, which it may catch: so it is noted, too."""
+        refusal = refused_here(what, instead)
+        self.refused = (*(each for each in self.refused if each != refusal), refusal)
+        log.warning("%s", refusal)
+        NodeText().say(str(refusal))
+        return ValueError(str(refusal))
+
+    def _check_carried(self) -> None:
+        """Raise `ValueError` for what nodes were refused and went on, and for patches of blocks."""
+        for refusal in self.refused:
+            if refusal.holds:
+                raise ValueError(str(refusal))
+        check_transformer_options(self.model_options["transformer_options"], written=self.written())
+
+    def _check_remote(self) -> None:
+        """What got in without asking the methods above."""
+        for wrapper in values_in(self.weight_wrapper_patches):
+            raise refuse_value(wrapper, "it wraps weights", written=self.written())
+        for key, injections in self.injections.items():
+            for injection in injections:
+                raise refuse_value(injection, f"it injects modules into the model ({key})", written=self.written())

@@ -1,0 +1,201 @@
+"""One file in one pool: what all MODELs on the same weights stand for.
+
+Owns the weights' identity and size, and when they enter and leave the workers. Whether they are there is the pool's to
+say; the plan and the weight patches are a run's (run_context.py). Knows nothing of ComfyUI's model classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+
+from ....parallel_runtime.checkpoint import ModelSpec
+from ....parallel_runtime.devices import Device
+from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.automatic import ANY_GPU
+from ....parallel_runtime.planner.counted import CountedModel, counted_memory
+from ....parallel_runtime.planner.known import known_calibration
+from ....parallel_runtime.planner.machine import whole_bytes
+from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.pool.status import first_line
+from ....parallel_runtime.weight_patch import WeightPatchSet
+from ....parallel_runtime.wire.replies import MeasureReply
+from ..contract.like_host import unlike_host
+from .pools import POOLS, Devices, Weights
+
+UNCOUNTED = "; what a step computes is not in this figure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Bytes that each device gives, of those that the smallest of them has, and of host memory for each.
+
+    `weights_alone`: what a step takes beside the weights is not known.
+    """
+
+    device_bytes: int
+    total_bytes: int
+    host_bytes: int = 0
+    weights_alone: bool = False
+
+    @property
+    def text(self) -> str:
+        """The line on a node."""
+        host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
+        more = UNCOUNTED if self.weights_alone else ""
+        share = f"{self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        return f"weights: about {share}" if self.weights_alone else f"memory: about {share}"
+
+
+def needed_memory(
+    plan: ParallelPlan, devices: Sequence[Device], sizes: WeightSizes, model: CountedModel | None, work: Work | None
+) -> DeviceMemory:
+    """What `plan` takes of each of the devices that it uses, for `work`; `model` and `work` None: of weights alone."""
+    used = devices[: plan.ranks]
+    total = min(whole_bytes(used))
+    if model is None or work is None:
+        layout = plan.layout
+        part = -(-sizes.total // (layout.shards * layout.stages))
+        visiting = 2 * sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
+        here, host = (visiting, part) if layout.offloaded else (part + visiting, 0)
+        return DeviceMemory(device_bytes=here, total_bytes=total, host_bytes=host, weights_alone=True)
+    rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates
+    memory = counted_memory(model, work, plan, rates, num_ranks=len(devices))
+    return DeviceMemory(device_bytes=memory.total, total_bytes=total, host_bytes=memory.host_bytes)
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSizes:
+    """Bytes of all weights as a rank keeps them, and of the biggest block."""
+
+    total: int
+    biggest_block: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledModel:
+    """A handle on weights in a pool. Cheap: starts and loads nothing.
+
+    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
+    `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
+    `widened_formats` are those of the file that its device does not multiply in; `keeps_state`, whether its class keeps
+    something from call to call of a run.
+    """
+
+    devices: Devices
+    spec: ModelSpec
+    plan: ParallelPlan
+    sizes: WeightSizes
+    num_heads: int
+    shares_tokens: bool = True
+    rounding_attention: str = ""
+    widened_formats: tuple[str, ...] = ()
+    keeps_state: bool = False
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The pool of our devices; the same object for every model on them, for as long as the process lives."""
+        return POOLS.pool(self.devices)
+
+    @property
+    def started(self) -> bool:
+        """Whether our devices have workers now."""
+        return POOLS.is_alive(self.devices)
+
+    @property
+    def measured(self) -> list[MeasureReply]:
+        """What the present set of workers measured of its devices, by rank; [] when it has not."""
+        return POOLS.measured(self.devices)
+
+    @property
+    def unlike_host(self) -> list[str]:
+        """Warnings about what the present set of workers imported otherwise than this process."""
+        return POOLS.unlike(self.devices)
+
+    @property
+    def weights(self) -> Weights:
+        """What the registry knows our weights by. Plans that differ in the number of ranks alone share them."""
+        return self.devices, self.spec, self.plan.layout.kind
+
+    def holds(self, plan: ParallelPlan) -> bool:
+        """Whether the workers that live now hold our weights as `plan` needs them."""
+        return self.started and self.pool.holds(self.spec, plan)
+
+    def bytes_on(self, device: torch.device, plan: ParallelPlan) -> int:
+        """Bytes of weights that the plan's ranks keep on `device`; every rank on the CPU counts for the CPU."""
+        layout = plan.layout
+        if layout.offloaded and device.type != "cpu":
+            return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
+        return -(-self.sizes.total // (layout.shards * layout.stages)) * self.ranks_on(device, plan)
+
+    def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:
+        """How many of the plan's ranks compute on `device`."""
+        return sum(_is_on(rank, device) for rank in self.devices[: plan.ranks])
+
+    def visiting_bytes(self, plan: ParallelPlan) -> int:
+        """Bytes of the blocks that a rank has whole only while it computes them: the present one and the next."""
+        layout = plan.layout
+        return 2 * self.sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
+
+    def ensure(
+        self,
+        plan: ParallelPlan,
+        patches: WeightPatchSet,
+        *,
+        progress: Callable[[int, int], None],
+        check_cancelled: Callable[[], None],
+    ) -> dict[int, float]:
+        """Have the weights in the workers as `plan` needs them, changed by just these patches.
+
+        Starts the workers where there are none. Returns seconds by rank that had to load. Raises `ValueError` when the
+        file was changed, `PoolError` when a worker fails, and whatever `check_cancelled` raises.
+        """
+        rank_load_s: dict[int, float] = {}
+
+        def load(pool: Pool) -> None:
+            if len(self.devices) > 1:
+                POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
+            result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
+            rank_load_s.update(result.rank_load_s)
+            if warnings := unlike_host(self.devices, result.ranks):
+                POOLS.note_unlike(self.devices, warnings)
+
+        if not self.holds(plan):
+            self.spec.refuse_changed()
+            POOLS.load(self.weights, plan, load)
+        self.pool.load(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
+        return rank_load_s
+
+    def give_back(self, device: torch.device) -> None:
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, and what a
+        class kept between calls is freed on every rank.
+
+        Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
+        there. Workers that fail in this are logged; the next run starts others.
+        """
+        shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
+        if not (shared or self.keeps_state) or not self.started:
+            return
+        try:
+            self.pool.give_back(shared, of_run=self.keeps_state)
+        except PoolError as error:
+            log.warning("parallel workers failed after a sampling run: %s", first_line(error))
+
+    def unload(self, plan: ParallelPlan) -> None:
+        """Free the weights in the workers; nothing when they are not there."""
+        POOLS.unload(self.weights, plan)
+
+
+def _is_on(rank: Device, device: torch.device) -> bool:
+    if rank.machine or rank.kind != device.type:
+        return False
+    return rank.kind == "cpu" or rank.index == (device.index or 0)

@@ -1,0 +1,168 @@
+"""The workers this process has: one pool per set of devices, and which weights they hold for which MODEL.
+
+ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. All MODELs on
+the same weights are clones of one root, so ComfyUI's memory manager sees one model; the root that was loaded last is
+kept alive here, so that a changed plan or an edited graph finds its weights still there, and the manager can still
+evict them. What the workers hold is asked of the pool each time, which may have evicted it. Starts nothing by itself.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from ....parallel_runtime.checkpoint import ModelSpec
+from ....parallel_runtime.devices import Device
+from ....parallel_runtime.machines.machine import Machine
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.machine import overlap
+from ....parallel_runtime.pool.deadlines import deadline_from
+from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.wire.replies import MeasureReply
+
+Devices: TypeAlias = tuple[Device, ...]
+Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
+ALIVE = ("starting", "idle", "loading", "compiling", "busy")
+
+
+def _machines_of(devices: Devices) -> Sequence[Machine]:
+    """The further machines that have these devices."""
+    from ..panel.machines import MACHINES  # here: it needs ComfyUI, and tells on nodes what runs with pools
+
+    return MACHINES.named(devices)
+
+
+class PoolRegistry:
+    """Pools by their devices; by weights, the root of their MODELs and the plan they were last loaded for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[Devices, Pool] = {}
+        self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
+        self._loaded: dict[Weights, ParallelPlan] = {}
+        self._last_loaded: object = None
+        self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
+        self._unlike: dict[Devices, tuple[int, list[str]]] = {}
+        self._released = 0
+
+    def pool(self, devices: Devices) -> Pool:
+        """The pool of these devices, in this order. Created on first use, started by its first request."""
+        with self._lock:
+            return self._pool(devices)
+
+    def all(self) -> list[Pool]:
+        """Every pool there is, with or without workers. Never waits."""
+        return list(self._pools.values())
+
+    def is_alive(self, devices: Devices) -> bool:
+        """Whether the pool of these devices has workers."""
+        return devices in self._pools and self._pools[devices].state in ALIVE
+
+    def has_something_to_release(self) -> bool:
+        """Whether any pool has workers, or remembers failures that may keep it from starting."""
+        return any(pool.state != "stopped" for pool in self.all())
+
+    def lost_generations(self) -> int:
+        """How many sets of workers ended by failing, since the process began; a released one is not lost."""
+        pools = self.all()
+        return sum(pool.generation for pool in pools) - self._released - sum(pool.state in ALIVE for pool in pools)
+
+    def root(self, weights: Weights, make: Callable[[], object]) -> object:
+        """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
+        root = self._roots.get(weights)
+        if root is None:
+            root = self._roots[weights] = make()
+        return root
+
+    def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
+        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room.
+
+        Nothing is locked while it loads: others may ask for their pools meanwhile.
+        """
+        devices, *_ = weights
+        with self._lock:
+            self._last_loaded = self._roots.get(weights)
+            for other, its_plan in list(self._loaded.items()):
+                if other not in self._roots:
+                    self._unload(other, its_plan)
+            if not self.is_alive(devices):
+                self._close_idle()
+            pool = self._pool(devices)
+            self._loaded[weights] = plan
+        load(pool)
+
+    def unload(self, weights: Weights, plan: ParallelPlan) -> None:
+        """Free these weights in the workers; nothing when they are not there, or not as `plan` needs them."""
+        with self._lock:
+            self._unload(weights, plan)
+
+    def measured(
+        self, devices: Devices, measure: Callable[[Pool], list[MeasureReply]] | None = None
+    ) -> list[MeasureReply]:
+        """What was measured of these devices, once a set of workers: by `measure` if need be, without it maybe []."""
+        pool = self.pool(devices)
+        generation, found = self._measured.get(devices, (0, []))
+        if self.is_alive(devices) and generation == pool.generation:
+            return found
+        if measure is None:
+            return []
+        found = measure(pool)  # which starts the workers of the generation that is noted here
+        self._measured[devices] = pool.generation, found
+        return found
+
+    def note_unlike(self, devices: Devices, warnings: list[str]) -> None:
+        """Note how the present set of workers differs from this process."""
+        self._unlike[devices] = self.pool(devices).generation, warnings
+
+    def unlike(self, devices: Devices) -> list[str]:
+        """What was noted of the present set of workers."""
+        generation, warnings = self._unlike.get(devices, (0, []))
+        return warnings if generation == self.pool(devices).generation else []
+
+    def close_all(self) -> None:
+        """End the workers of every pool; one that failed too often may start again. The next request starts others."""
+        with self._lock:
+            self._last_loaded = None
+            self._loaded.clear()
+            for devices in self._pools:
+                self._close(devices)
+
+    def close_without(self, machines: Collection[str]) -> None:
+        """End the workers of pools that have devices of further machines other than these."""
+        with self._lock:
+            for devices in self._pools:
+                if {device.machine for device in devices}.difference(machines, {""}):
+                    self._close(devices)
+
+    def _pool(self, devices: Devices) -> Pool:
+        if devices not in self._pools:
+            further = any(device.machine for device in devices)
+            self._pools[devices] = Pool(
+                devices,
+                deadline_s=deadline_from(os.environ),
+                machines=(lambda _: _machines_of(devices)) if further else None,
+                overlap=partial(overlap, devices),
+            )
+        return self._pools[devices]
+
+    def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
+        devices, spec, _ = weights
+        self._loaded.pop(weights, None)
+        if self.is_alive(devices) and self._pools[devices].holds(spec, plan):
+            self._pools[devices].unload(spec, plan)
+
+    def _close_idle(self) -> None:
+        """Workers that hold no weights make room for those of another set of devices, which may be the same ones."""
+        used = {devices for (devices, spec, _), plan in self._loaded.items() if self._pools[devices].holds(spec, plan)}
+        for devices in self._pools:
+            if devices not in used and self.is_alive(devices):  # closing a failed pool would forget its failures
+                self._close(devices)
+
+    def _close(self, devices: Devices) -> None:
+        self._released += self.is_alive(devices)
+        self._pools[devices].close()
+
+
+POOLS = PoolRegistry()  # the one of this process; never rebound

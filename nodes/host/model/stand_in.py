@@ -1,0 +1,134 @@
+"""A ComfyUI MODEL of any family whose transformer computes elsewhere: ComfyUI's own classes without weights.
+
+The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
+instance is `forward`, and those methods that ComfyUI calls and that need weights (hosted_model.py). Does not own how a
+file is recognised (hosted_source.py).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Protocol
+from weakref import WeakMethod
+
+import torch
+
+from ....parallel_runtime.models.hosted.other_calls import METHODS
+from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cache
+from ....parallel_runtime.stock_caches import kept_bytes
+from ....parallel_runtime.weight_patch import BESIDE, WeightPatchSet
+from ..contract.comfyui import comfy
+from ..proof.proving import Prover
+from ..sampling.run_context import CallProver, RunContext, run_inside
+from .forward import RemoteForward, RemoteMethod
+from .meta import META
+from .pooled_model import PooledModel
+from .source import HostedSource
+
+
+class RemoteModel(Protocol):
+    """One of ComfyUI's `BaseModel`s with every weight on the meta device.
+
+    `diffusion_model.outside_runs` is the context of calls that come without a run. `prover` says whether plans compute
+    what one device does.
+    """
+
+    pooled: PooledModel
+    prover: CallProver
+    device: torch.device | None
+    diffusion_model: torch.nn.Module
+    model_loaded_weight_memory: int
+    current_weight_patches_uuid: object
+
+    def take_shapes(self, patches: WeightPatchSet) -> None:
+        """Give the weights here the shapes that those in the workers have with these patches: ComfyUI reads shapes."""
+
+
+def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
+    """Bytes on one rank for a batch group's latents of `shape` (B, C, ..). Of a first-block cache, where the model was
+    counted."""
+    numbers, model, work = math.prod(shape[1:]), run.decision.model, run.decision.work
+    found = float(kept_bytes(shape[0] * numbers)) if run.stock_cache else 0.0
+    if run.step_cache and isinstance(model, CountedModel) and work is not None:
+        asked = replace(work, image_tokens=model.image_tokens(numbers), step_cache=True)
+        found += shape[0] * kept_by_step_cache(model, asked, run.plan)
+    return found
+
+
+# Buffers that a node reads from the model: SeedVR2's prompts.
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")
+
+
+def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base.BaseModel:
+    """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
+    recognised, model = source.recognised, source.model
+    model.device = None  # set by the patcher to where ComfyUI thinks the weights are
+    model.pooled = pooled
+    # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
+    transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
+
+    def stock_memory(
+        input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
+    ) -> float:
+        """Bytes of activations of a whole call, as ComfyUI's class says; infinite once the model is gone."""
+        stock = held_memory()
+        return inf if stock is None else stock(input_shape, cond_shapes or {}, *more, **named)
+
+    for name, buffer in list(transformer.named_buffers(recurse=False)):
+        if name in READ_BY_NODES:
+            setattr(transformer, name, recognised.weights[name].to(buffer.dtype))
+    model.prover = Prover(transformer, recognised, pooled, stock_memory)
+    transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
+
+    # the frames of a video, or all rows, go to one batch group
+    together = source.whole_batches or bool(recognised.config.unet_config.get("use_temporal_attention"))
+
+    def memory_required(
+        input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
+    ) -> float:
+        """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
+        rank."""
+        run = run_inside(pooled) or transformer.outside_runs
+        plan = run.plan
+        rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
+        # patches between blocks meet whole tokens on every rank
+        parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
+        whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
+        ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
+        kept = kept_by_caches(run, [rows, *input_shape[1:]])
+        return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)
+
+    model.memory_required = memory_required
+    model.take_shapes = MetaShapes(transformer)
+    transformer.forward = RemoteForward(transformer, pooled, model.latent_format.latent_channels)
+    for name in METHODS:
+        if hasattr(type(transformer), name):
+            setattr(transformer, name, RemoteMethod(transformer, pooled, name))
+    return model
+
+
+class MetaShapes:
+    """Keeps the shapes of the weights on the meta device those of the patched weights in the workers.
+
+    Where a LoRA makes the first layer wider, ComfyUI reads from it how many channels go beside the latent.
+    """
+
+    def __init__(self, transformer: torch.nn.Module) -> None:
+        self._transformer = transformer
+        self._stock: dict[str, torch.nn.Parameter] = {}
+
+    def __call__(self, patches: WeightPatchSet) -> None:
+        """Take the shapes of these patches, and back those of all others."""
+        for name in list(self._stock):
+            self._put(name, self._stock.pop(name))
+        for patch in patches.patches:
+            if patch.new_shape is not None:
+                self._stock.setdefault(patch.key, self._transformer.get_parameter(patch.key))
+                wider = torch.empty(patch.new_shape, dtype=self._stock[patch.key].dtype, device=META)
+                self._put(patch.key, torch.nn.Parameter(wider, requires_grad=False))
+
+    def _put(self, name: str, weight: torch.nn.Parameter) -> None:
+        path, _, last = name.rpartition(".")
+        setattr(self._transformer.get_submodule(path), last, weight)

@@ -1,0 +1,1 @@
+"""What the panel shows and does: state, routes, progress, reports, further machines."""

@@ -1,0 +1,119 @@
+"""What the panel's buttons do: release, restart, the doctor, no more machines. One at a time, in the background.
+
+Owns the order of things. Cancelling the running prompt is ComfyUI's own, ending and starting workers the pools'.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.pool.status import first_line
+from ..contract.comfyui import PromptServer, comfy_nodes
+from ..model.pools import ALIVE, POOLS
+from .machines import MACHINES
+from .state import PanelState
+
+PACK = Path(__file__).resolve().parents[2]
+DOCTOR = ("-m", "parallel_runtime", "doctor", "--json")
+DOCTOR_LIMIT_S = 300.0
+CANCEL_LIMIT_S = 30.0  # a step may take that long; what hangs longer is ended with its workers
+POLL_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class BusyError(RuntimeError):
+    """Another action is under way; the message names it."""
+
+
+class Actions:
+    """The four, by name. Each returns as soon as it is under way; the board tells how it goes."""
+
+    def __init__(self, panel_state: PanelState) -> None:
+        self._panel_state = panel_state
+        self._task: asyncio.Task | None = None
+
+    def begin(self, name: str) -> None:
+        """Start one of routes.py's `ACTIONS`. Raises `BusyError` while one is under way."""
+        if self._panel_state.action is not None:
+            raise BusyError(f"{self._panel_state.action} is under way; wait until it has ended")
+        self._panel_state.action = name
+        threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
+        work = self._doctor if name == "doctor" else lambda: asyncio.to_thread(threads[name])
+        self._task = asyncio.get_running_loop().create_task(self._run(work))
+
+    async def _run(self, work: Callable) -> None:
+        try:
+            await work()
+        finally:
+            self._panel_state.action = None
+
+    async def _doctor(self) -> None:
+        self._panel_state.doctor = {"state": "running"}
+        began_s = time.monotonic()
+        found = await _examine()
+        self._panel_state.doctor = found | {"ended": round(time.time()), "took_s": round(time.monotonic() - began_s, 1)}
+
+
+def _release() -> None:
+    _cancel_prompt()
+    POOLS.close_all()
+
+
+def _restart() -> None:
+    """Fresh workers for every pool that had some, or had failed."""
+    pools = [pool for pool in POOLS.all() if pool.state in (*ALIVE, "failed")]
+    _release()
+    for pool in pools:
+        try:
+            pool.start()
+        except PoolError as error:  # the pool remembers it, and the board shows it
+            log.warning("restart: %s", first_line(error))
+
+
+def _stop_listening() -> None:
+    """Let further machines go, with their workers, and close the addresses where they join."""
+    _cancel_prompt()
+    MACHINES.keep(())
+
+
+def _cancel_prompt() -> None:
+    """What Cancel does, and wait for its end."""
+    queue = PromptServer.instance.prompt_queue
+    if not queue.currently_running:
+        return
+    comfy_nodes.interrupt_processing()
+    end_s = time.monotonic() + CANCEL_LIMIT_S
+    while queue.currently_running and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+
+
+async def _examine() -> dict:
+    """The doctor in a process of its own, as from the command line: it may start ranks and may fail to."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *DOCTOR,
+        cwd=PACK,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), DOCTOR_LIMIT_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
+        return {"state": "failed", "message": f"the doctor took longer than {DOCTOR_LIMIT_S:.0f} s and was ended"}
+    try:
+        found = json.loads(out)
+    except ValueError:
+        return {"state": "failed", "message": f"the doctor ended with status {process.returncode} and said nothing"}
+    if "checks" not in found:
+        return {"state": "failed", "message": str(found.get("error", "the doctor gave no checks"))}
+    kept = ("can_run", "checks", "warnings", "peer_access", "versions")
+    return {"state": "done", **{name: found[name] for name in kept if name in found}}

@@ -1,0 +1,335 @@
+"""One sampling run: what its steps need, frozen when ComfyUI's `outer_sample` begins, and how a step gets to the pool.
+
+The context lies in the run's own copy of ComfyUI's `transformer_options`, under `RUN_KEY`, and is taken out before a
+request is made; so runs that share a MODEL, or take turns, each have their own. Does not own when a run begins
+(new_model.py), what the pool holds (pooled_model.py), nor ComfyUI's model classes.
+"""
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.pool.calls import ModelCall
+from ....parallel_runtime.pool.in_worker_sampling import InWorkerResult, InWorkerRun, StepDone
+from ....parallel_runtime.proof import Proof
+from ....parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+from ....parallel_runtime.wire.replies import SampleReply, StepReply
+from ..model.pooled_model import PooledModel
+from ..tasks.cooperative_tasks import TASK, Handed, hand_over
+from .step_listener import StepListener
+
+if TYPE_CHECKING:  # it asks ComfyUI for the graph, which a run does not
+    from ..contract.writers import Written
+
+RUN_KEY = "parallel_dit_run"
+CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
+# ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
+_INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
+
+    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens); `traces` are the ranks'
+    traces, where they were asked for.
+    """
+
+    calls: tuple[tuple[int, int, int], ...]
+    began_s: float
+    wall_s: float
+    ranks: Sequence[StepReply | SampleReply]
+    traces: Mapping[int, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """What a caller wants to know of a run: its requests in order, and seconds by rank that loaded weights for it.
+
+    With `trace`, each rank traces each request.
+    """
+
+    trace: bool = False
+    requests: list[Request] = field(default_factory=list)
+    rank_load_s: dict[int, float] = field(default_factory=dict)
+
+
+class CallProver(Protocol):
+    """Who is asked before each call whether its plan computes what one device does (proving.py)."""
+
+    def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+        """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""
+        ...
+
+    def told(self, plan: ParallelPlan) -> str:
+        """What is known of a plan before anything runs, in a line."""
+        ...
+
+
+@dataclass(kw_only=True, eq=False)
+class RunContext:
+    """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
+
+    Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
+    for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
+    is told of that. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers
+    ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where
+    that is recorded.
+
+    `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
+    model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
+    shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
+    make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
+    `written`: what nodes wrote into the MODEL, with the node that did.
+    """
+
+    model: PooledModel
+    decision: Decision
+    patches: WeightPatchSet = PRISTINE
+    compiled: bool = False
+    step_cache: float = 0.0
+    attention: str = ""
+    listener: StepListener = field(default_factory=StepListener)
+    recorder: Recorder | None = None
+    captured: list[ModelCall] | None = None
+    prover: CallProver | None = None
+    proofs: list[Proof] = field(default_factory=list)
+    checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
+    wrapped: bool = False
+    images: int = 1
+    guided: bool = False
+    remarks: list[str] = field(default_factory=list)
+    stock_cache: bool = False
+    written: "Written | None" = None
+    steps: int = 1
+    step: int = 0
+    loop: str = "host"
+    loop_reason: str | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
+        return self
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan that runs."""
+        return self.decision.plan
+
+    def call(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        out_shape: tuple[int, ...],
+        out_dtype: torch.dtype = torch.float32,
+        options: Mapping[str, object],
+        check_cancelled: Callable[[], None],
+        place: str | None = None,
+    ) -> torch.Tensor:
+        """One call of the transformer; in a task, others go first.
+
+        `tensors` and `options` are what the engine takes; the output is (B, numbers), all outputs side by side
+        (`worker/hosted.py`).
+        `place` tells the call from the others of its step. Returns the output on the CPU. Raises `PoolError` when a
+        worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
+        something else, and whatever `check_cancelled` raises.
+        """
+        call = ModelCall(
+            tensors=tensors,
+            out_shape=out_shape,
+            out_dtype=out_dtype,
+            options={**options, **self._pipeline(place), **self.engine_options()},
+        )
+        if self.captured is not None:
+            self.captured.append(call)
+            return torch.zeros(out_shape, dtype=out_dtype)
+        self.check(call, check_cancelled)
+        return self._hand_over(call, check_cancelled)
+
+    def check(self, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+        """Have it known that the plan computes such a call of ComfyUI's own module as one device does.
+
+        Raises `ValueError` for a plan that was found to compute something else, and as `call`.
+        """
+        if self.prover is None:
+            return
+        kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
+        if kind not in self.checked:
+            self.prover.check(self, call, check_cancelled)
+            self.checked.append(kind)
+
+    def _pipeline(self, place: str | None) -> dict[str, object]:
+        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike.
+
+        A class that keeps something itself tells calls apart by what they are given: it needs to know the run alone.
+        """
+        if self.model.keeps_state:
+            return {"pipeline": {"run": self.run_id, "key": place or ""}}
+        if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
+            return {}
+        return {"pipeline": {"run": self.run_id, "key": place}}
+
+    def note(self, proof: Proof) -> None:
+        """Keep what is known of the plan for a kind of call, once."""
+        if proof not in self.proofs:
+            self.proofs.append(proof)
+            self.listener.proved(proof)
+
+    def stays(self, reason: str) -> None:
+        """The sampler's loop stays in ComfyUI, for that reason."""
+        self.loop_reason = reason
+        self.listener.loop_stays(reason)
+
+    def fall_back(self, decision: Decision, why: str) -> None:
+        """Go on under another plan; `why` is what the user is told."""
+        self.decision = decision
+        if why not in self.remarks:
+            self.remarks.append(why)
+            self.listener.fell_back(decision, why)
+
+    def _note_uncompiled(self, ranks: Sequence[StepReply] | Sequence[SampleReply]) -> None:
+        """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
+        compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
+        for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
+            why = f"blocks run uncompiled: {reason}"
+            if why not in self.remarks:
+                self.remarks.append(why)
+                self.listener.uncompiled(why)
+
+    def _note_drained(self, reason: str | None) -> None:
+        """Have the user told why a pipeline was empty between the steps of a loop in the workers."""
+        if reason is not None:
+            self.loop_reason = f"the pipeline is empty between steps: {reason}"
+            self.listener.drained(self.loop_reason)
+
+    def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
+        if TASK.get() is None:
+            (out,) = self._send([call], check_cancelled)
+        else:
+            (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
+        return out
+
+    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> InWorkerResult:
+        """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `call`."""
+
+        def told(step: int, denoised: torch.Tensor) -> None:
+            self.listener.resident_step(self.plan.ranks)
+            on_step(step, denoised)
+
+        began_s = time.perf_counter()
+        self.listener.resident_began()
+        result = self.model.pool.sample(
+            self.model.spec,
+            self.plan,
+            run,
+            patches=self.patches,
+            on_step=told,
+            check_cancelled=self._checks(check_cancelled),
+        )
+        self._note_uncompiled(result.ranks)
+        self._note_drained(result.drained)
+        calls = list(run.conds) * run.recurrence.num_calls
+        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
+        return result
+
+    def engine_options(self) -> dict[str, object]:
+        """What every call asks of the engine."""
+        recorder = self.recorder
+        return {
+            "timed": recorder is not None,
+            **({} if recorder is None else {"step": (self.step, self.steps)}),
+            "trace": recorder is not None and recorder.trace,
+            "compiled": self.compiled,
+            **({"step_cache": self.step_cache} if self.step_cache else {}),
+            **({"attention": self.attention} if self.attention else {}),
+        }
+
+    def _together(self) -> tuple:
+        """What runs have in common whose calls may travel in one request."""
+        model, patches = self.model, self.patches
+        return (
+            model.devices,
+            model.spec,
+            self.plan,
+            patches.name,
+            patches.side_branch,
+            self.compiled,
+            self.step_cache,
+            self.attention,
+        )
+
+    def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
+        result = self.model.pool.run(
+            self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
+        )
+        self._note_uncompiled(result.ranks)
+        self.listener.request(result.wall_s, result.ranks)
+        began_s = time.perf_counter() - result.wall_s
+        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)
+        return result.outs
+
+    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of Request
+        if self.recorder is not None:
+            shapes = tuple(call.sizes for call in calls)
+            self.recorder.requests.append(Request(calls=shapes, **measured))
+
+    def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
+        """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""
+        if not self.compiled:
+            return check_cancelled
+
+        def check() -> None:
+            check_cancelled()
+            if self.model.pool.state == "compiling":
+                self.listener.compiling()
+
+        return check
+
+
+def place_of(transformer_options: Mapping[str, Any]) -> str | None:
+    """What tells a call from the others of its step: the conditionings in it, which have new names in every run.
+
+    None where that does not tell: all windows of a long video have the same conditionings.
+    """
+    names = None if transformer_options.get("context_window") is not None else transformer_options.get("uuids")
+    return " ".join(map(str, names)) if names else None
+
+
+def run_of(model_options: Mapping[str, Any]) -> RunContext | None:
+    """The run that these options of ComfyUI's belong to; None outside of one, and for one with a stock MODEL."""
+    return model_options.get("transformer_options", {}).get(RUN_KEY)
+
+
+def options_of_run(model_options: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+    """The options with another run's context; they themselves stay as they are."""
+    return {**model_options, "transformer_options": {**model_options.get("transformer_options", {}), RUN_KEY: run}}
+
+
+def run_inside(model: PooledModel) -> RunContext | None:
+    """The run of this model that this code is in, wherever its options are; None outside of one."""
+    run = _INSIDE.get()
+    return None if run is None or run.model is not model else run
+
+
+@contextmanager
+def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
+    """Have the run's context in its options for the time of the block; then that of the run around it again, if any."""
+    options = model_options.setdefault("transformer_options", {})
+    around = options.get(RUN_KEY)
+    options[RUN_KEY] = run
+    token = _INSIDE.set(run)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+        options[RUN_KEY] = around
+        if around is None:
+            del options[RUN_KEY]

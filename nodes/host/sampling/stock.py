@@ -1,0 +1,181 @@
+"""ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.proof import Proof
+from ..clock import synchronized_s
+from ..contract.comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
+from ..contract.order import StepCache, skipped_by_stock
+from ..model.patcher import RemotePatcher
+from ..model.pooled_model import PooledModel
+from .run_context import Recorder, Request, run_of
+
+WRAPPER_KEY = "parallel_dit_clock"
+OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
+
+
+@dataclass(kw_only=True)
+class SamplingRecord:
+    """What was measured of one sampling run: seconds before its loop, of the loop, between its steps; each request.
+
+    `device` is where ComfyUI itself runs; `began_s` is when the loop began, on the machine's clock. `pooled` is None,
+    and nothing is recorded, for a MODEL that is not ours. `decision` is the plan that ran, and what it was chosen for.
+    """
+
+    pooled: PooledModel | None = None
+    decision: Decision | None = None
+    device: torch.device | None = None
+    load_s: float = 0.0
+    began_s: float = 0.0
+    denoise_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=Recorder)
+    sizes: dict[str, int] = field(default_factory=dict)  # of what was sampled, as the report has them
+    loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
+    loop_reason: str | None = None  # why a run that could have been resident was not
+    proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
+    remarks: Sequence[str] = ()  # what the user is told of a plan that was given up
+    skipped: StepCache | None = None  # what EasyCache or LazyCache skipped
+    step_cache: float = 0.0  # the threshold of ours
+
+    @property
+    def requests(self) -> list[Request]:
+        """What the run asked of the workers, in order."""
+        return self.recorder.requests
+
+    @property
+    def rank_load_s(self) -> dict[int, float]:
+        """Seconds by rank, of the ranks that had to load its weights."""
+        return self.recorder.rank_load_s
+
+
+def sampler_names() -> list[str]:
+    """The samplers of the host, in its order."""
+    return list(comfy.samplers.KSampler.SAMPLERS)
+
+
+def scheduler_names() -> list[str]:
+    """The schedulers of the host, in its order."""
+    return list(comfy.samplers.KSampler.SCHEDULERS)
+
+
+def pooled_of(model: ModelPatcher) -> PooledModel | None:
+    """What a MODEL of ours stands for; None for any other."""
+    return model.model.pooled if isinstance(model, RemotePatcher) else None
+
+
+def decision_of(model: ModelPatcher) -> Decision | None:
+    """The MODEL's plan and why, which a run of it may have another than; None for a MODEL that is not ours."""
+    return model.decision if isinstance(model, RemotePatcher) else None
+
+
+def advice_of(model: ModelPatcher, settings: Mapping[str, object]) -> dict | None:
+    """The plan that the planner would rather have for such a run of a MODEL of ours; None where it has none."""
+    try:
+        return model.advice(settings) if isinstance(model, RemotePatcher) else None
+    except ValueError:  # it has sampled: what cannot be weighed needs no advice
+        return None
+
+
+def sample(
+    model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False
+) -> tuple[dict, SamplingRecord]:
+    """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured.
+
+    With `in_workers` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for a
+    latent without images.
+    """
+    check_latent(settings["latent"], "latent_image")
+    record = SamplingRecord(pooled=pooled_of(model), decision=decision_of(model))
+    return timed_run(model, settings, record, in_workers=in_workers), record
+
+
+def timed_run(
+    model: ModelPatcher,
+    settings: Mapping[str, object],
+    record: SamplingRecord,
+    on_step: OnStep | None = None,
+    beside: Sequence[ModelPatcher] = (),
+    in_workers: bool = False,
+) -> dict:
+    """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
+
+    `on_step` gets what ComfyUI's progress and preview would get.
+    """
+    called_s = time.perf_counter()
+    timed = model.clone()
+    if isinstance(timed, RemotePatcher):
+        timed.recorder, timed.in_workers = record.recorder, in_workers and timed.in_workers
+    elif in_workers:
+        record.loop_reason = "the MODEL is a stock loader's"
+    if beside:
+        timed.set_additional_models(WRAPPER_KEY, list(beside))
+    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
+    (result,) = comfy_nodes.common_ksampler(timed, **settings)
+    record.device, record.sizes = model.load_device, sizes_of(model, result)
+    record.load_s = max(0.0, record.began_s - called_s)
+    return result
+
+
+def sizes_of(model: ModelPatcher, latent: dict) -> dict[str, int]:
+    """Width and height in pixels, frames of a video's latent, and the batch, of a latent of this model; what it has."""
+    shape, form = latent["samples"].shape, model.model.latent_format
+    sizes = {"batch": shape[0]}
+    if len(shape) >= 4:  # (B, C, H, W), or (B, C, frames, H, W)
+        height, width = (each * form.spacial_downscale_ratio for each in shape[-2:])
+        sizes |= {"width": width, "height": height}
+    if len(shape) == 5 and shape[2] > 1:
+        sizes["frames"] = shape[2]
+    return sizes
+
+
+def check_latent(latent: dict, name: str) -> None:
+    """Raise `ValueError` when there is no image in it."""
+    shape = list(latent["samples"].shape)
+    if shape[0] == 0:
+        raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
+
+
+def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
+    """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
+
+    def run(
+        executor: Callable,
+        guider: comfy.samplers.CFGGuider,
+        sigmas: object,
+        extra: dict,
+        callback: OnStep | None,
+        *rest: object,
+        **named: object,
+    ) -> torch.Tensor:
+        tell = on_step or callback
+
+        def step_done(step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
+            now_s = synchronized_s(device)
+            record.step_s.append(now_s - marks[-1])
+            marks.append(now_s)
+            if context is not None:
+                context.step += 1
+            if tell is not None:
+                tell(step, denoised, x, total_steps)
+
+        context = run_of(extra["model_options"])
+        marks = [synchronized_s(device)]
+        record.began_s = marks[0]
+        samples = executor(guider, sigmas, extra, step_done, *rest, **named)
+        record.denoise_s = synchronized_s(device) - marks[0]
+        if context is None:
+            record.decision = None
+        else:  # as of now: a plan whose proof failed was given up for another
+            record.decision, record.proofs, record.remarks = context.decision, context.proofs, context.remarks
+            record.loop, record.loop_reason = context.loop, context.loop_reason
+        record.step_cache = 0.0 if context is None else context.step_cache
+        record.skipped = skipped_by_stock(extra["model_options"], steps=len(record.step_s))
+        return samples
+
+    return run

@@ -1,0 +1,1 @@
+"""VAE decode, here or with its tiles over the workers."""

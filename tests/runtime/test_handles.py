@@ -6,30 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from host.tiny_hosted import call, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
 pytestmark = pytest.mark.slow
 
-CONFIG = sample_config(heads=4)
-TENSORS = Workload(width=96, height=64, text_tokens=5).tensors(CONFIG)
+CALL = call()
+HEADER_BYTES = 100_000  # of a file, and more
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
     """Three different models of the same size."""
-    specs = []
-    for seed in range(3):
-        path = tmp_path_factory.mktemp("handles") / f"{seed}.safetensors"
-        write_sample(path, CONFIG, seed=seed)
-        specs.append(ModelSpec.of(path))
-    return specs
+    folder = tmp_path_factory.mktemp("handles")
+    return [spec_of(write_tiny(folder / f"{seed}.safetensors", seed=seed)) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +35,13 @@ def model_bytes(files: list[ModelSpec]) -> int:
 
 @pytest.fixture
 def room_for_two(model_bytes: int) -> Iterator[Pool]:
-    budget = 2 * model_bytes + 1000
+    budget = 2 * model_bytes + HEADER_BYTES
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
         yield pool
 
 
 def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan) -> torch.Tensor:
-    return PlanRunner(pool, spec, plan, options={})(TENSORS)
+    return PlanRunner(pool, spec, plan, options={})(CALL)
 
 
 def names(pool: Pool) -> list[str]:
@@ -54,7 +49,8 @@ def names(pool: Pool) -> list[str]:
 
 
 def test_models_and_plans_take_turns_in_the_same_processes(room_for_two: Pool, files: list[ModelSpec]) -> None:
-    expected = [ReferenceModel(spec.path)(TENSORS) for spec in files]
+    with Pool(parse_devices("cpu:1").devices) as one:
+        expected = [run(one, spec, ParallelPlan()) for spec in files]
     assert relative_error(expected[0], expected[1]) > 0.05
     room_for_two.start()
     pids = room_for_two.status()["pids"]
@@ -80,16 +76,14 @@ def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
 
 def test_evicting_gives_the_memory_back(files: list[ModelSpec], model_bytes: int) -> None:
     """fp32 weights computed in bf16 are copies of a rank's own, so they show in its resident memory."""
-    in_worker_sampling, room = [], model_bytes + 1000  # for two of them
+    resident, room = [], model_bytes * 7 // 4  # for two of them, the second of which comes with the file's bytes
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=room) as pool:
         for turn in range(12):
-            half = ModelSpec.of(files[turn % 3].path, "bfloat16")
+            half = spec_of(files[turn % 3].path, "bfloat16")
             run(pool, half, ParallelPlan(ulysses=2))
-            in_worker_sampling.append(pool.status()["memory"][0]["resident_bytes"])
+            resident.append(pool.status()["memory"][0]["resident_bytes"])
         assert names(pool) == [Path(spec.path).name for spec in files[1:]]
-    assert in_worker_sampling[-1] - in_worker_sampling[5] < 6 * 2**20, (
-        in_worker_sampling
-    )  # six models that stayed would be 12 MiB
+    assert resident[-1] - resident[5] < 6 * 2**20, resident  # six models that stayed would be 12 MiB
 
 
 def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:
@@ -103,7 +97,7 @@ def test_what_a_load_evicted_before_it_was_cancelled_is_loaded_again(files: list
     def give_up(loaded: int, total: int) -> None:
         raise InterruptedError(f"{loaded} of {total} bytes")
 
-    budget = model_bytes + 1000
+    budget = model_bytes + HEADER_BYTES
     plan = ParallelPlan(ulysses=2)
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
         first = run(pool, files[0], plan)

@@ -15,7 +15,7 @@ from parallel_runtime.planner.cost import Cost, step_cost
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 
 HERE = Path(__file__).resolve().parent
 AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}

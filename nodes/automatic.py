@@ -13,7 +13,7 @@ from ..parallel_runtime.planner.automatic import Decision, automatic_plan, plan_
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
-from ..parallel_runtime.planner.shapes import Work
+from ..parallel_runtime.planner.work import Work
 
 
 def decide(

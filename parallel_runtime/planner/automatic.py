@@ -19,7 +19,7 @@ from .counted import CountedModel
 from .hardware import GIB, Calibration
 from .known import known_rates
 from .memory import memory_of
-from .shapes import Work, image_tokens
+from .work import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does

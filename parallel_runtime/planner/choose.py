@@ -15,7 +15,7 @@ from .cost import Cost, step_cost
 from .counted import CountedModel
 from .hardware import GIB, Calibration
 from .memory import Memory, memory_of, where_kept
-from .shapes import Work
+from .work import Work
 
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken

@@ -30,7 +30,7 @@ from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked
 from ..plan import ParallelPlan
 from .counted import Amounts, CountedModel, amounts_of, kept_bytes_of
 from .hardware import Calibration
-from .shapes import Work
+from .work import Work
 
 WARMUP_STEPS = 1
 RELAYED_MESSAGES = 4  # of a step, one after another: data and request there, results and reply back

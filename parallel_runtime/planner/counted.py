@@ -16,7 +16,7 @@ from typing import Any
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from .hardware import Rates
-from .shapes import STORED_AS, Work
+from .work import STORED_AS, Work
 
 Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t
 HOP_OPERATIONS = 18  # that the host starts for a hop around the ring, with what merges its part of the output

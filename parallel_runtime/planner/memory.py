@@ -14,7 +14,7 @@ from ..plan import AXES, ParallelPlan
 from .cost import rows_per_group
 from .counted import CountedModel, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
-from .shapes import Work
+from .work import Work
 
 ROOM = 4  # times what a call keeps has to be free on the device, or it lies in host memory
 BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead

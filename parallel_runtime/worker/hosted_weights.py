@@ -242,12 +242,6 @@ class HostedWeights:
         """Whether a weight is on this stage; not asked of one that the model lacks."""
         return name not in self._elsewhere
 
-    def begin(self, passes: int) -> None:
-        """Nothing to prepare: each call gathers what it needs."""
-
-    def end(self) -> None:
-        """Nothing to end."""
-
 
 class HostedChanges:
     """The change of weights under way, or the last one, of one model."""

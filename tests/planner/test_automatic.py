@@ -19,7 +19,7 @@ from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap, whole_bytes
-from parallel_runtime.planner.shapes import image_tokens
+from parallel_runtime.planner.work import image_tokens
 
 FLUX = usual_counted().model
 H100 = known_calibration("H100")

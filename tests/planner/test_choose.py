@@ -12,7 +12,7 @@ from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link, known_rates
-from parallel_runtime.planner.shapes import Work, image_tokens
+from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model
 LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)

@@ -19,7 +19,7 @@ from parallel_runtime.planner.memory import (
     kept_bytes,
     memory_of,
 )
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 PLANS = (

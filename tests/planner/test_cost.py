@@ -21,7 +21,7 @@ from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, Memory, memory_of
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 
 # One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
 TINY = Shape(name="tiny", blocks=(0, 1), width=4, heads=2, modulation=(0, 0), channels=1)

@@ -22,7 +22,7 @@ from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.memory import memory_of
-from ....parallel_runtime.planner.shapes import Work
+from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.weight_patch import WeightPatchSet

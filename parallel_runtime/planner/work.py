@@ -1,9 +1,7 @@
-"""What the planner must know of the work: sizes, nothing else."""
+"""The work that a plan is chosen for: its sizes, nothing else."""
 
 import math
 from dataclasses import dataclass
-
-from ..parallel.shard import SequenceShard
 
 KEPT_ON = ("auto", "gpu", "cpu", "off")  # the device where there is room and else the host; the device; the host
 STORED_AS = "default"  # in the dtype that is computed in
@@ -46,10 +44,6 @@ class Work:
     def rows(self) -> int:
         """Rows of the batch that run a step, guidance included."""
         return self.batch * (2 if self.guided else 1)
-
-    def lengths(self, parts: int) -> tuple[int, ...]:
-        """Tokens of each part of one row, as the engine cuts them."""
-        return SequenceShard(self.text_tokens, self.image_tokens, parts, 0).lengths
 
 
 def image_tokens(width: int, height: int) -> int:

@@ -8,7 +8,7 @@ A call of another shape, number or batch group is warm-up too. One without the o
 
 A step cache says its calls in the same way, and ranks keep what blocks added (models/hosted/first_block.py).
 
-Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/pipelined_step.py).
+Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/held_keys.py).
 """
 
 from collections import Counter

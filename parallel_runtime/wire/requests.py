@@ -161,7 +161,6 @@ class Sample:
     cfg: float
     batch_groups: tuple[GroupWork, ...]
     calls: tuple[Options, ...]
-    modulation_bytes: int
     timeline: bool
     cache: StockCache | None = None
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from ...wire.replies import CompiledBlocks as Report
 from ..block_chain import Entrance
-from ..graphs import Graphs, NoGraphError, Watch
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec
 from .attention import installed
+from .graphs import Graphs, NoGraphError, Watch
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
 from .side_branches import Form

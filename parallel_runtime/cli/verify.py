@@ -80,7 +80,7 @@ class PlanRunner:
     def _options_of(self, call: int) -> dict[str, object]:
         if self.sampling_run is None:
             return dict(self.options)
-        return {**self.options, "pipeline": {"run": self.sampling_run, "key": f"call {call}"}}
+        return {**self.options, "place": {"run": self.sampling_run, "key": f"call {call}"}}
 
 
 def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:

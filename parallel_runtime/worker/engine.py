@@ -49,7 +49,7 @@ from ..wire.requests import (
     Trim,
     Unload,
 )
-from .held_keys import HeldKeys
+from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
@@ -76,7 +76,7 @@ class Engine:
         self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
-        self.held_keys = HeldKeys()  # of calls that one like them will follow
+        self.held_state = HeldState()  # of calls that one like them will follow
         self.repeated = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
@@ -133,7 +133,7 @@ class Engine:
 
     def _unload(self, request: Unload) -> MemoryReply:
         self.repeated.clear()
-        self.held_keys.drop()
+        self.held_state.drop()
         self.vae.drop(request.model)
         return self.models.drop(request)
 
@@ -172,7 +172,7 @@ class Engine:
     def _trim(self, request: Trim) -> MemoryReply:
         """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
         self.repeated.clear()
-        self.held_keys.drop()
+        self.held_state.drop()
         if self.rank in request.ranks:
             self.models.give_back()
         return MemoryReply(memory=self._memory())
@@ -197,10 +197,10 @@ class Engine:
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
         if mesh.plan.pipefusion > 1:
-            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_keys)
-        told = request.pipeline
+            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_state)
+        told = request.slots
         if told:
-            forward.residuals_of = partial(self.held_keys.residuals_of, told)
+            forward.residuals_of = partial(self.held_state.residuals_of, told)
         in_run = told and all(each.slot is not None for each in told)
         forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
@@ -236,7 +236,7 @@ class Engine:
         beat: Callable[[], None],
     ) -> SampleReply:
         mesh = self.meshes[request.mesh]
-        self.held_keys.drop()
+        self.held_state.drop()
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
         model = self.models[request.model]

@@ -6,7 +6,7 @@
 Every pass is a call of ComfyUI's forward, of which the stage's blocks alone run (models/hosted/stage.py); what stands
 before the blocks every stage computes for itself. The last stage writes the result. Source: PipeFusion
 (arXiv 2405.14430). Owns the order of passes and what crosses a link. Which call may use the keys of the one before is
-the parent's to say (pool/kv_cache_tracker.py).
+the parent's to say (pool/call_tracker.py).
 
 The dtypes of what crosses are the sender's to know: they go ahead in a call that is warm-up, and are kept with its
 keys.
@@ -27,7 +27,7 @@ from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
 from ..wire.requests import Step
-from .held_keys import HeldKeys
+from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs
 from .mesh import Mesh
@@ -87,15 +87,15 @@ class HostedPipeline(HostedForward):
         sent: RequestInputs,
         *,
         step: Step,
-        held: HeldKeys,
+        held: HeldState,
     ) -> None:
         super().__init__(model, mesh.attention, timer, beat, sent)
-        self._held, self._told = held, step.pipeline
+        self._held, self._told = held, step.slots
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 
     @classmethod
-    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldKeys) -> "HostedPipeline":
+    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldState) -> "HostedPipeline":
         """What `forward` would run, in passes."""
         made = cls(forward.model, mesh, forward.timer, forward.beat, forward.sent, step=step, held=held)
         made.compiled = forward.compiled

@@ -120,7 +120,7 @@ def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -
     found = counted(folder, WAN, **SIZE)
     spec = ModelSpec.of(folder / WAN, "float32", comfyui=find_comfyui(str(comfyui_path())))
     asked = call(0, text=TEXT, batch=2, size=(3, 36, 44))
-    kept = {"pipeline": {"run": "kept", "key": "one"}, "step_cache": 0.1}
+    kept = {"place": {"run": "kept", "key": "one"}, "step_cache": 0.1}
     asked = replace(asked, options={**asked.options, **kept})
     work = work_of(found, batch=2, step_cache=True)
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:

@@ -175,7 +175,7 @@ def module_call(cond: ModelCall, x: torch.Tensor, timestep: float, *, key: str) 
         "batched": list(range(len(tensors))),
         "residuals": [],
         "method": None,
-        "pipeline": {"run": key.partition(" ")[0], "key": key},
+        "place": {"run": key.partition(" ")[0], "key": key},
     }
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
     rows = batch * sides

@@ -53,7 +53,7 @@ def call(step: int, text: int, run: str | None, *, stored: str = "", reference: 
         "method": None,
     }
     if run is not None:
-        options["pipeline"] = {"run": run, "key": ""}
+        options["place"] = {"run": run, "key": ""}
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
     return ModelCall(tensors=named, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
 

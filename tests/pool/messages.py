@@ -48,7 +48,7 @@ CASES = [
         calls=({"timed": False}, {}),
         batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
-        pipeline=(requests.CachedKeys(epoch=1, slot=None, warm=True),),
+        slots=(requests.CallSlot(epoch=1, slot=None, warm=True),),
     ),
     SAMPLE,
     requests.CheckCopies(mesh=4),

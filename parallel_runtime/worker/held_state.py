@@ -1,6 +1,6 @@
 """What calls leave on a rank for those that follow them: keys and values of a pipeline, a step cache's residuals.
 
-Which call may use them is the parent's to say (pool/kv_cache_tracker.py).
+Which call may use them is the parent's to say (pool/call_tracker.py).
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 from ..models.hosted.first_block import Residuals
 from ..plan import BatchSlice
-from ..wire.requests import CachedKeys
+from ..wire.requests import CallSlot
 
 
 @dataclass
-class HeldKeys:
+class HeldState:
     """What calls of one epoch left, by slot: keys and values as a `HeldRows`, or what a step cache keeps."""
 
     epoch: int = 0
@@ -25,7 +25,7 @@ class HeldKeys:
             self.epoch = epoch
             self.drop()
 
-    def residuals_of(self, told: Sequence[CachedKeys], piece: BatchSlice) -> Residuals | None:
+    def residuals_of(self, told: Sequence[CallSlot], piece: BatchSlice) -> Residuals | None:
         """What a step cache keeps of a piece; None for one of a call that no other will follow."""
         self.enter(told[piece.call].epoch)
         slot = told[piece.call].slot

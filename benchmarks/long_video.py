@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 from host.fetch import comfyui_path  # noqa: E402
-from parallel_runtime.checkpoint import HOSTED, ModelSpec  # noqa: E402
+from parallel_runtime.checkpoint import ModelSpec  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.calls import forward_call  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
@@ -79,7 +79,7 @@ def video_call(tokens: int, *, channels: int = 16) -> ModelCall:
 
 def measured(path: Path, comfyui: str, plan: ParallelPlan, call: ModelCall, warm: ModelCall) -> Measured:
     """A call in ranks of their own, after another one."""
-    spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=find_comfyui(comfyui))
+    spec = ModelSpec.of(path, "float32", comfyui=find_comfyui(comfyui))
     with Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1, deadline_s=SILENT_S) as pool:
         pool.run(spec, plan, [warm])
         pids = pool.status()["pids"]

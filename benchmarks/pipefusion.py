@@ -43,7 +43,7 @@ from families.wan import wan_file  # noqa: E402
 from host import layouts  # noqa: E402
 from host.fetch import comfyui_path  # noqa: E402
 from models.steady import Model, euler, sampled  # noqa: E402
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header  # noqa: E402
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec, read_header  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.call import TokenCall  # noqa: E402
 from parallel_runtime.models.specs import SPECS  # noqa: E402
@@ -94,7 +94,7 @@ class Case:
     def write(self, folder: Path) -> ModelSpec:
         """Its file, for ranks."""
         (path,) = write_model_files(folder, [self.file])
-        return ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=ComfyUI(str(comfyui_path()), ()))
+        return ModelSpec.of(path, "float32", comfyui=ComfyUI(str(comfyui_path()), ()))
 
     def run(self, steps: int) -> InWorkerRun:
         """Euler steps of one prompt."""

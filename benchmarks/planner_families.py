@@ -38,7 +38,7 @@ from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import USUAL_SIZE
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 
 PAGE = Path(__file__).with_suffix(".md")

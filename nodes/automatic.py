@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run
-from ..parallel_runtime.planner.choose import AnyModel
+from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
-from ..parallel_runtime.planner.shapes import Work
+from ..parallel_runtime.planner.work import Work
 
 
 def decide(
-    model: AnyModel, work: Work, devices: Sequence[Device], weights: str, everything: ParallelPlan | None = None
+    model: CountedModel, work: Work, devices: Sequence[Device], weights: str, everything: ParallelPlan | None = None
 ) -> Decision:
     """The automatic plan on these devices of this machine; `everything` as the planner takes it.
 
@@ -32,7 +32,7 @@ def are_known(devices: Sequence[Device]) -> bool:
     return _constants(devices) is not None
 
 
-def decide_again(model: AnyModel, work: Work, devices: Sequence[Device], held: ParallelPlan) -> Decision:
+def decide_again(model: CountedModel, work: Work, devices: Sequence[Device], held: ParallelPlan) -> Decision:
     """The plan of a sampling run of `work`, with weights that were loaded for `held`; `held` where nothing is known."""
     calibration = _constants(devices)
     if calibration is None:

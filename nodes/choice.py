@@ -21,7 +21,7 @@ from ..parallel_runtime.planner.automatic import Decision, on_cpu
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.machine import whole_bytes
-from ..parallel_runtime.planner.shapes import Work
+from ..parallel_runtime.planner.work import Work
 from .automatic import are_known, decide, decide_again
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText, prompt_id

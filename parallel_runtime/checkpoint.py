@@ -40,8 +40,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 LOAD_AGAIN = "load it again (ComfyUI: Unload Models and Execution Cache)"
-# The adapters of a spec: blocks of ours compute it, of which family its file says, or ComfyUI's own modules do.
-OWN, HOSTED = "own", "hosted"
 COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
 # Load Diffusion Model's names for weights that are rounded to fp8 when they are loaded, and cast to the compute dtype
 # where they are used; FAST multiplies in fp8 where the device can.
@@ -96,17 +94,16 @@ class ComfyUI:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers.
+    """Which weights, in which dtype; equal specs are the same model in the workers.
 
-    `comfyui` is whose modules compute, where they are not ours; with `checkpoint` they are told what else lies in the
-    file, as Load Checkpoint tells them. `flags` are torch's switches that ranks get with it (torch_flags.py), and no
+    `comfyui` is whose modules compute; with `checkpoint` they are told what else lies in the file, as Load Checkpoint
+    tells them. `flags` are torch's switches that ranks get with it (torch_flags.py), and no
     part of which model it is. `kept`: the name in `FP8` of what ComfyUI's modules round weights to when they
     are loaded; "": they have the file's.
     """
 
     path: str
     dtype: str
-    adapter: str
     size_bytes: int
     mtime_ns: int
     comfyui: ComfyUI | None = None
@@ -120,7 +117,6 @@ class ModelSpec:
         path: str | os.PathLike[str],
         dtype: str = "default",
         *,
-        adapter: str = OWN,
         comfyui: ComfyUI | None = None,
         checkpoint: bool = False,
         flags: Mapping[str, bool | str] | None = None,
@@ -136,7 +132,7 @@ class ModelSpec:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
-        return cls(os.path.abspath(path), dtype, adapter, size, mtime_ns, comfyui, checkpoint, dict(flags or {}), kept)
+        return cls(os.path.abspath(path), dtype, size, mtime_ns, comfyui, checkpoint, dict(flags or {}), kept)
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` unless what lies at the path is the file that was identified."""

@@ -27,8 +27,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/rank_environment",),
     ("runtime/models/hosted", "runtime/weights"),
     ("runtime/report",),
-    ("runtime/models/registry",),
-    ("runtime/models/flux",),
     ("runtime/models",),
     ("runtime/planner",),
     ("runtime/wire", "runtime/parallel"),
@@ -56,7 +54,7 @@ ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of thei
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}
-MODEL_UNITS = (["plans"], ["hosted"], ["flux"], ["registry"])  # of runtime/models, each a unit of its own
+MODEL_UNITS = (["specs"], ["hosted"])  # of runtime/models, each a unit of its own
 HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a function, which a worker calls
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
 
@@ -201,7 +199,7 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
             "from ..worker import engine",
             "imports runtime/worker, which is not below it",
         ),
-        ("parallel_runtime/models/flux/adapter.py", "from ...worker import mesh", "imports runtime/worker"),
+        ("parallel_runtime/models/specs/wan.py", "from ...worker import mesh", "imports runtime/worker"),
         ("parallel_runtime/worker/engine.py", "def f():\n    import comfy.utils", "only nodes/host touches"),
         ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
         ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 NEED_THE_JUDGE = {
     "parallel_runtime.cli.flux_in_diffusers",
-    "parallel_runtime.models.flux.reference",
     "parallel_runtime.__main__",
 }  # the latter ends the interpreter
 AGAINST = ("--against", "diffusers")

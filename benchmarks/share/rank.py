@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
 from parallel_runtime.models.specs import spec_of
@@ -109,7 +109,7 @@ class OneRank:
 
     def __init__(self, path: str, *, dtype: str, comfyui: ComfyUI, device: torch.device) -> None:
         self.device = device
-        spec = ModelSpec.of(os.path.abspath(path), dtype, adapter=HOSTED, comfyui=comfyui)
+        spec = ModelSpec.of(os.path.abspath(path), dtype, comfyui=comfyui)
         alone = Axis("shards")
         weights = HostedWeights(spec, device=device, group=alone, offloaded=False)
         weights.load(progress=lambda done, total: None, cancelled=lambda: False)

@@ -18,7 +18,7 @@ from ..planner.counting import USUAL_NAME, Counted, Counts, usual_counted
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
 from ..planner.machine import look
-from ..planner.shapes import Work, image_tokens
+from ..planner.work import Work, image_tokens
 from .terminal import SILENT, Paint, Progress, plain
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}

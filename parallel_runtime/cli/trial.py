@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from safetensors.torch import load_file
 
-from ..checkpoint import HOSTED, ModelSpec, read_header
+from ..checkpoint import ModelSpec, read_header
 from ..devices import Device
 from ..plan import BatchSlice, ParallelPlan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui, version_of
@@ -66,7 +66,7 @@ class Trial:
             opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
             self.title: str = opened["model"]
             self.coarse: float = opened["coarse"]
-            self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found, kept=opened["kept"])
+            self.spec = ModelSpec.of(path, opened["dtype"], comfyui=found, kept=opened["kept"])
             self._take_calls()
         except BaseException:
             self.close()

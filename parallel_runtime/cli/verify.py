@@ -24,13 +24,11 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TypeAlias
+from functools import partial
 
 import torch
 
-from ..checkpoint import ModelSpec, read_header
-from ..models.registry import read_own
+from ..checkpoint import ModelSpec
 from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.calls import ModelCall
@@ -44,12 +42,11 @@ from .workload import Workload, choose_devices, refuse_uncompilable, relative_er
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
-Inputs: TypeAlias = Mapping[str, torch.Tensor] | ModelCall
 OPTION_OF = {"warmup_steps": "warmup"}
 
 
 class PlanRunner:
-    """One plan of one model as a function from a step's tensors to its output, of one call or of several."""
+    """One plan of one model as a function from calls to their outputs."""
 
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
@@ -58,26 +55,16 @@ class PlanRunner:
         self.traces: dict[int, bytes] = {}
         self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
 
-    def __call__(self, tensors: Inputs) -> torch.Tensor:
-        return self.run([tensors])[0]
+    def __call__(self, call: ModelCall) -> torch.Tensor:
+        return self.run([call])[0]
 
-    def run(self, inputs: Sequence[Inputs]) -> Results:
+    def run(self, given: Sequence[ModelCall]) -> Results:
         """Several calls in one request, shared out over the plan's batch groups."""
-        calls = [self._call(given, self._options_of(number)) for number, given in enumerate(inputs)]
+        told = map(self._options_of, range(len(given)))
+        calls = [replace(call, options={**call.options, **more}) for call, more in zip(given, told, strict=True)]
         result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
         self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
         return result.outs
-
-    @cached_property
-    def _out_channels(self) -> int:
-        return read_own(read_header(self.spec.path)).config.out_channels
-
-    def _call(self, given: Inputs, options: Mapping[str, object]) -> ModelCall:
-        """A call: of a model of our own blocks its tensors, of any other whole."""
-        if isinstance(given, ModelCall):
-            return replace(given, options={**given.options, **options})
-        out_shape = (*given["img"].shape[:2], self._out_channels)
-        return ModelCall(tensors=given, out_shape=out_shape, out_dtype=torch.float32, options=options)
 
     @property
     def ranks(self) -> list[RankStep]:
@@ -93,7 +80,7 @@ class PlanRunner:
     def _options_of(self, call: int) -> dict[str, object]:
         if self.sampling_run is None:
             return dict(self.options)
-        return {**self.options, "pipeline": {"run": self.sampling_run, "key": f"call {call}"}}
+        return {**self.options, "place": {"run": self.sampling_run, "key": f"call {call}"}}
 
 
 def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
-from .choose import HEADROOM, WORTHWHILE, AnyModel, Choice, Prediction, choose_plan, needed
+from .choose import HEADROOM, WORTHWHILE, Choice, Prediction, choose_plan
+from .counted import CountedModel, counted_memory
 from .hardware import GIB, Calibration
 from .known import known_rates
-from .shapes import Work, image_tokens
+from .work import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
@@ -38,7 +39,7 @@ class Decision:
     automatic: bool = field(default=False, compare=False)
     reasons: tuple[str, ...] = ()
     work: Work | None = None
-    model: AnyModel | None = None
+    model: CountedModel | None = None
     table: tuple[Prediction, ...] = field(default=(), compare=False, repr=False)
 
     def gain_over(self, other: ParallelPlan) -> float | None:
@@ -63,7 +64,7 @@ def usual_work(*, element_bytes: int = 2, weight_bytes: int = 2) -> Work:
 
 
 def automatic_plan(
-    model: AnyModel,
+    model: CountedModel,
     work: Work,
     devices: Sequence[Device],
     free: Sequence[int],
@@ -98,7 +99,7 @@ def automatic_plan(
 
 
 def plan_of_run(
-    model: AnyModel, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
+    model: CountedModel, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
 ) -> Decision:
     """The plan of one sampling run of `work`: the quickest that fits of those that the weights serve as they lie.
 
@@ -163,11 +164,11 @@ def on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
     return (f"all {plan.ranks} CPU ranks are used, as named; once `doctor --calibrate` has run they are weighed",)
 
 
-def _unknown(model: AnyModel, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:
+def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:
     """All devices, with the first kind of weights that fits, the last of them where none does."""
     rates = known_rates(ANY_GPU)
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
-    needs = {kind: needed(model, work, replace(everything, weights=kind), rates).total for kind in usable}
+    needs = {kind: counted_memory(model, work, replace(everything, weights=kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
     reasons = [
         f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"

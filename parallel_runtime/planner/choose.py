@@ -10,13 +10,12 @@ from itertools import product
 from math import prod
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
-from .cost import Cost, step_cost
+from .cost import Cost
 from .counted import CountedModel, counted_cost, counted_memory, where_kept
-from .hardware import GIB, Calibration, Rates
-from .memory import Memory, memory_of
-from .shapes import ModelShape, Work
+from .hardware import GIB, Calibration
+from .memory import Memory
+from .work import Work
 
-AnyModel = ModelShape | CountedModel  # of blocks of ours, by its sizes; any other, as it was counted
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken
 HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
@@ -61,7 +60,7 @@ class Choice:
 
 
 def choose_plan(
-    model: AnyModel,
+    model: CountedModel,
     work: Work,
     devices: Sequence[int],
     calibration: Calibration,
@@ -96,45 +95,33 @@ def choose_plan(
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
 
-def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Iterator[ParallelPlan]:
+def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) -> Iterator[ParallelPlan]:
     """Plans on exactly `ranks` ranks of which each degree has something to share out, weights replicated first.
 
     Data shares out images, cfg the two calls of a guided step, PipeFusion (only if `stale`) blocks, ulysses heads.
     """
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in product(divisors, repeat=len(AXES)):
-        data, cfg, stages, _, ulysses = degrees
+        data, cfg, stages, _, _ = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
         if stages > 1 and not stale:
-            continue
-        if isinstance(model, ModelShape) and (stages > model.blocks or model.heads % ulysses):
             continue
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:
                 continue
             plan = ParallelPlan(**dict(zip(AXES, degrees, strict=True)), weights=weights)
-            if isinstance(model, ModelShape) or model.may_run(plan):
+            if model.may_run(plan):
                 yield plan
 
 
-def needed(model: AnyModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None) -> Memory:
-    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    if isinstance(model, CountedModel):
-        return counted_memory(model, work, plan, rates, num_ranks=num_ranks)
-    return memory_of(model, work, plan, rates, num_ranks=num_ranks)
-
-
 def _predict(
-    model: AnyModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
 ) -> Prediction:
-    if isinstance(model, CountedModel):
-        on_device = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
-        work = where_kept(model, work, plan, on_device, free=round(HEADROOM * free))
-        cost = counted_cost(model, work, plan, calibration)
-    else:
-        cost = step_cost(model, work, plan, calibration)
-    memory = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
+    on_device = counted_memory(model, work, plan, calibration.rates, num_ranks=num_ranks)
+    work = where_kept(model, work, plan, on_device, free=round(HEADROOM * free))
+    cost = counted_cost(model, work, plan, calibration)
+    memory = counted_memory(model, work, plan, calibration.rates, num_ranks=num_ranks)
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free

@@ -36,7 +36,7 @@ from ..plan import ParallelPlan
 from .cost import Cost, relayed_s, rows_per_group
 from .hardware import Calibration, Rates
 from .memory import BLOCKS_AT_HAND, Memory, runtime_bytes
-from .shapes import STORED_AS, Work
+from .work import STORED_AS, Work
 
 Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t
 ROOM = 4  # times what a call keeps has to be free on the device, or it lies in host memory

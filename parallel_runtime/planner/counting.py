@@ -15,7 +15,7 @@ from ..checkpoint import ComfyUI
 from .automatic import usual_work
 from .comfyui_process import ComfyUIProcess
 from .counted import CountedModel, Polynomial
-from .shapes import Work
+from .work import Work
 
 USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
 USUAL_NAME = "flux1-dev"

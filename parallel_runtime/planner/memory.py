@@ -11,9 +11,7 @@ from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
 from ..plan import AXES, ParallelPlan
-from .cost import rows_per_group
 from .hardware import Rates
-from .shapes import ModelShape, Work
 
 BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead
 CUDA_CONTEXT_BYTES = 700 * 2**20
@@ -40,51 +38,6 @@ class Memory:
     def total(self) -> int:
         """All on the device."""
         return self.weights + self.activations + self.buffers + self.runtime
-
-
-def memory_of(
-    shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
-) -> Memory:
-    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    rows = rows_per_group(work, plan)
-    mine = rows * max(work.lengths(plan.parts)) * shape.hidden * work.element_bytes
-    weights, host = _weights(shape, work, plan)
-    # The widest moment is a single block: residual, normed input, q, k, v, output, and the MLP before and after its
-    # activation and beside the attention it is joined with: 6 d + 3 m a token.
-    activations = mine * (6 + 3 * shape.mlp_hidden / shape.hidden)
-    return Memory(
-        weights=round(weights),
-        activations=round(activations),
-        buffers=round(_buffers(shape, work, plan, rows, mine)),
-        runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
-        host_bytes=round(host),
-    )
-
-
-def _weights(shape: ModelShape, work: Work, plan: ParallelPlan) -> tuple[float, float]:
-    """(bytes on the device, bytes in host memory)."""
-    blocks = shape.block_params * work.weight_bytes / plan.pipefusion
-    other = shape.other_params * work.weight_bytes
-    if plan.weights == "replicated":
-        return blocks + other, 0.0
-    shards = plan.ranks // plan.data // plan.pipefusion
-    at_hand = min(blocks, BLOCKS_AT_HAND * shape.largest_block_params * work.weight_bytes)
-    if plan.weights == "offloaded":
-        return at_hand + other, blocks / shards
-    return blocks / shards + at_hand + other, 0.0
-
-
-def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine: float) -> float:
-    total = 0.0
-    if plan.ulysses > 1:
-        total += 8 * mine  # q, k, v sent and received, the output sent back and received
-    if plan.ring > 1:
-        # Tokens of the ulysses group, a share of the heads each: as much as one rank's tokens with all heads.
-        total += 4 * mine + 2 * mine * 4 / work.element_bytes  # two pairs of k, v; two outputs in fp32
-    if plan.pipefusion > 1:
-        whole = rows * work.image_tokens * shape.hidden * work.element_bytes / plan.ulysses
-        total += 2 * whole * shape.blocks / plan.pipefusion  # k and v of the step before, for its own blocks
-    return total
 
 
 def runtime_bytes(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:

@@ -24,7 +24,6 @@ from .arena import Extent
 from .calls import ModelCall, inputs_of
 
 CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
-MODULATION_BYTES = 1 << 30
 MAX_RECURRENCE_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and batch groups
 MAX_GIVEN = MAX_TENSORS - 64  # the others are for inputs and results
 
@@ -47,8 +46,7 @@ class InWorkerRun:
     A call of ComfyUI's own model has no tokens here: it is one of its `apply_model`, for images whose latent has the
     shape in its option `latent`, and a latent travels as (B, 1, numbers).
     `given`: the recurrence's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
-    and went; their reports have it. Modulations of all calls that would take a rank more than `modulation_bytes` are
-    computed call by call: about 2 MB a call, image and conditioning in bf16 on a model 3072 wide. `cache` is ComfyUI's
+    and went; their reports have it. `cache` is ComfyUI's
     EasyCache or LazyCache; `looked_at`, a bool of shape (1, S, C), says which numbers of a latent it compares.
     Raises `ValueError` for what does not belong together, and for a recurrence that is too long to send.
     """
@@ -58,7 +56,6 @@ class InWorkerRun:
     cfg: float
     given: Mapping[int, torch.Tensor]
     inpaint: Inpaint | None = None
-    modulation_bytes: int = MODULATION_BYTES
     timeline: bool = False
     cache: StockCache | None = None
     looked_at: torch.Tensor | None = None
@@ -139,7 +136,6 @@ class InWorkerRun:
             cfg=self.cfg,
             batch_groups=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
             calls=tuple(dict(cond.options) for cond in self.conds),
-            modulation_bytes=self.modulation_bytes,
             timeline=self.timeline,
             cache=self.cache,
         )

@@ -29,7 +29,7 @@ AGAIN = {
     "local_attention": False,
     "whole": False,
     "step_cache": 0.0,
-    "pipeline": None,
+    "place": None,
     "attention": "",
 }
 
@@ -172,7 +172,7 @@ def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
 
 def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
     """The call under these options; of a class that keeps something, in a run of its own."""
-    run = {"pipeline": {"run": f"proof {uuid.uuid4().hex}", "key": ""}} if keeps else {}
+    run = {"place": {"run": f"proof {uuid.uuid4().hex}", "key": ""}} if keeps else {}
     return _under(call, **options, **run)
 
 

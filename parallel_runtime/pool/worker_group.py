@@ -25,11 +25,11 @@ from ..wire.records import to_body
 from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
 from ..wire.requests import Asked, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT, Arena
+from .call_tracker import CallTracker
 from .calls import ModelCall, RunResult, inputs_of, results_of, traces_of, whole_trace
 from .held_vae import HeldVae
 from .held_weights import Check, HeldWeights, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, Steps, writers
-from .kv_cache_tracker import KvCacheTracker
 from .meshes import Meshes
 from .models import Model
 from .supervisor import Answer, Generation, Request
@@ -72,7 +72,7 @@ class WorkerGroup:
         self._numbers, self._deadline_s, self._overlap = numbers, deadline_s, overlap
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._told_ranks = 0  # how many were asked with the tensors that lie in the arena
-        self._stale = KvCacheTracker()
+        self._tracker = CallTracker()
         self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
@@ -124,13 +124,13 @@ class WorkerGroup:
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
-        self._stale.forget()
+        self._tracker.forget()
         self.vae.free(check)
         self._weights.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:
         """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
-        self._stale.forget()
+        self._tracker.forget()
         self._ask(Trim(ranks=tuple(ranks)), check, num_ranks=self._told_ranks)
 
     def owe_trim(self, ranks: Sequence[int]) -> bool:
@@ -200,18 +200,18 @@ class WorkerGroup:
             self._arena.forget()  # further machines do not have what lies there
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
-        keeps = plan.pipefusion > 1 or any(call.options.get("pipeline") for call in calls)
+        keeps = plan.pipefusion > 1 or any(call.options.get("place") for call in calls)
         step = Step(
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
-            pipeline=self._stale.enter(calls, batch_groups, plan, model) if keeps else (),
+            slots=self._tracker.enter(calls, batch_groups, plan, model) if keeps else (),
         )
         request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s)
         if keeps:
-            self._stale.done()
+            self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
         traces = {
@@ -226,7 +226,7 @@ class WorkerGroup:
     ) -> InWorkerResult:
         """A whole sampling run."""
         began = time.perf_counter()
-        self._stale.forget()
+        self._tracker.forget()
         specs = self._arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments

@@ -53,19 +53,6 @@ class MappedFile:
         """Let go of all pages that were read; those that views still need are read again from the file's cache."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
-    def copy_into(self, target: torch.Tensor, entry: TensorEntry) -> Iterator[int]:
-        """Copy the tensor into `target`, converting; yields the bytes done so far, piece by piece.
-
-        `target` is contiguous, of the tensor's shape, of any dtype and on any device.
-        """
-        flat = target.view(-1)
-        for start, stop in _pieces(entry):
-            first = (start - entry.start) // entry.dtype.itemsize
-            piece = self._rows(entry.dtype, start, stop)
-            flat[first : first + piece.numel()].copy_(piece)
-            self._advise(start, stop, mmap.MADV_DONTNEED, otherwise=mmap.MADV_DONTNEED)
-            yield stop - entry.start
-
     def _rows(self, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
         if start == stop:
             return torch.empty(0, dtype=dtype)

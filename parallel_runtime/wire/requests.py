@@ -111,8 +111,8 @@ class MakeMesh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedKeys:
-    """Which keys and values of a call before it a pipeline's call may use: see `pool/kv_cache_tracker.py`."""
+class CallSlot:
+    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `pool/call_tracker.py`."""
 
     epoch: int
     slot: int | None
@@ -133,7 +133,7 @@ class Step:
     calls: tuple[Options, ...]
     batch_groups: tuple[tuple[BatchSlice, ...], ...]
     repeated: dict[str, int]
-    pipeline: tuple[CachedKeys, ...]
+    slots: tuple[CallSlot, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,6 @@ class Sample:
     cfg: float
     batch_groups: tuple[GroupWork, ...]
     calls: tuple[Options, ...]
-    modulation_bytes: int
     timeline: bool
     cache: StockCache | None = None
 

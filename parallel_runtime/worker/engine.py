@@ -1,7 +1,7 @@
 """What one rank holds and what it answers: models and meshes by number, loaded, changed, run and freed.
 
-Owns the handles and the requests. Marries one adapter, one set of weights and one plan's strategy; the loop over
-blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a model.
+Owns the handles and the requests. Marries one model and one plan's mesh; a step of it is hosted.py's. Knows no ComfyUI,
+no socket, and no arithmetic of a model.
 """
 
 import gc
@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from ..choices import choice_for
-from ..models.graphs import Graphs, Watch
+from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
@@ -49,16 +49,15 @@ from ..wire.requests import (
     Trim,
     Unload,
 )
-from .forward import Forward
+from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
 from .in_worker_sampling import Gate
 from .inputs import RepeatedInputs, RequestInputs
-from .loading import LoadedModel, LoadedModels
+from .loading import LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
-from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
@@ -77,7 +76,7 @@ class Engine:
         self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
-        self.held_keys = HeldKeys()  # of calls that one like them will follow
+        self.held_state = HeldState()  # of calls that one like them will follow
         self.repeated = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
@@ -134,7 +133,7 @@ class Engine:
 
     def _unload(self, request: Unload) -> MemoryReply:
         self.repeated.clear()
-        self.held_keys.drop()
+        self.held_state.drop()
         self.vae.drop(request.model)
         return self.models.drop(request)
 
@@ -173,7 +172,7 @@ class Engine:
     def _trim(self, request: Trim) -> MemoryReply:
         """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
         self.repeated.clear()
-        self.held_keys.drop()
+        self.held_state.drop()
         if self.rank in request.ranks:
             self.models.give_back()
         return MemoryReply(memory=self._memory())
@@ -197,17 +196,14 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        if mesh.plan.pipefusion > 1 and isinstance(forward, HostedForward):
-            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_keys)
-        if isinstance(forward, HostedForward):
-            told = request.pipeline
-            if told:
-                forward.residuals_of = partial(self.held_keys.residuals_of, told)
-            in_run = told and all(each.slot is not None for each in told)
-            forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
+        if mesh.plan.pipefusion > 1:
+            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_state)
+        told = request.slots
+        if told:
+            forward.residuals_of = partial(self.held_state.residuals_of, told)
+        in_run = told and all(each.slot is not None for each in told)
+        forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
-        if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
-            run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:
@@ -225,7 +221,7 @@ class Engine:
             step_s=ended - began,
             regions=forward.timer.seconds() if forward.timer.on else None,
             trace_bytes=trace_bytes,
-            tokens=forward.sequence.most_keys if isinstance(forward, HostedForward) else None,
+            tokens=forward.sequence.most_keys,
             **self._counts(model, mesh, forward),
         )
         return StepReply(memory=self._memory_of_step(), ran=ran)
@@ -240,7 +236,7 @@ class Engine:
         beat: Callable[[], None],
     ) -> SampleReply:
         mesh = self.meshes[request.mesh]
-        self.held_keys.drop()
+        self.held_state.drop()
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
         model = self.models[request.model]
@@ -253,8 +249,9 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        if isinstance(forward, HostedForward):
-            forward.begin_run(request.op, ranks=mesh.plan.ranks)
+        if not isinstance(forward, HostedForward):
+            raise ValueError("the blocks that the doctor measures with make no sampling run")
+        forward.begin_run(request.op, ranks=mesh.plan.ranks)
         try:
             loop = run_sample(
                 forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
@@ -272,14 +269,14 @@ class Engine:
 
     def _forward(
         self,
-        model: LoadedModel | HostedModel,
+        model: HostedModel,
         mesh: Mesh,
         sent: RequestInputs,
         *,
         calls: Sequence[Options],
         progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
-    ) -> Forward | HostedForward:
+    ) -> HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
@@ -289,14 +286,11 @@ class Engine:
         ATTENDED.clear()
         compiled = any(options.get("compiled") for options in calls)
         watch = Watch(timer, beat, progress)
-        if isinstance(model, HostedModel):
-            hosted = HostedForward(model, mesh.attention, timer, beat, sent)
-            hosted.adapter = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
-            return hosted
-        adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter
-        return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
+        forward = HostedForward(model, mesh.attention, timer, beat, sent)
+        forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
+        return forward
 
-    def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
+    def _counts(self, model: HostedModel, mesh: Mesh, forward: HostedForward) -> dict[str, Any]:
         """What was counted since `_forward`: fields of `RankWork`."""
         return {
             "batch_group": mesh.batch_group,
@@ -304,7 +298,7 @@ class Engine:
             "sent_bytes": mesh.traffic.num_bytes,
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
-            "compiled": None if forward.adapter is None else forward.adapter.report(),
+            "compiled": forward.report() if isinstance(forward, HostedForward) else None,
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
             "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
             "attention": tuple(sorted(ATTENDED)),

@@ -29,6 +29,7 @@ from ..parallel.collectives import Axis
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
+from ..wire.replies import CompiledBlocks as Report
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
@@ -157,7 +158,7 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         sequence.most_keys = 0
-        self.adapter: CompiledRun | None = None  # by which blocks run as graphs
+        self.compiled: CompiledRun | None = None  # by which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
         self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
@@ -170,7 +171,11 @@ class HostedForward:
         return self.model.weights
 
     def _graphs(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapter is None else self.adapter.calling()
+        return nullcontext() if self.compiled is None else self.compiled.calling()
+
+    def report(self) -> Report | None:
+        """What ran as graphs; None where nothing was to."""
+        return None if self.compiled is None else self.compiled.report()
 
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""

@@ -1,12 +1,12 @@
 """A step of one of ComfyUI's own models on one stage of a pipeline, patch by patch.
 
-    stage 0 | p0 | p1 | p2 |              a step begins and ends with the pipeline empty, as in pipelined_step.py
+    stage 0 | p0 | p1 | p2 |              a step begins and ends with the pipeline empty
     stage 1      | p0 | p1 | p2 |
 
 Every pass is a call of ComfyUI's forward, of which the stage's blocks alone run (models/hosted/stage.py); what stands
 before the blocks every stage computes for itself. The last stage writes the result. Source: PipeFusion
 (arXiv 2405.14430). Owns the order of passes and what crosses a link. Which call may use the keys of the one before is
-the parent's to say (pool/kv_cache_tracker.py).
+the parent's to say (pool/call_tracker.py).
 
 The dtypes of what crosses are the sender's to know: they go ahead in a call that is warm-up, and are kept with its
 keys.
@@ -22,15 +22,15 @@ from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..models.hosted.stage import Neighbours
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..parallel.links import Expected, Inbox, Outbox
+from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
 from ..wire.requests import Step
+from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs
 from .mesh import Mesh
-from .pipelined_step import HeldKeys
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
 
@@ -87,18 +87,18 @@ class HostedPipeline(HostedForward):
         sent: RequestInputs,
         *,
         step: Step,
-        held: HeldKeys,
+        held: HeldState,
     ) -> None:
         super().__init__(model, mesh.attention, timer, beat, sent)
-        self._held, self._told = held, step.pipeline
+        self._held, self._told = held, step.slots
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 
     @classmethod
-    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldKeys) -> "HostedPipeline":
+    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldState) -> "HostedPipeline":
         """What `forward` would run, in passes."""
         made = cls(forward.model, mesh, forward.timer, forward.beat, forward.sent, step=step, held=held)
-        made.adapter = forward.adapter
+        made.compiled = forward.compiled
         return made
 
     def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
@@ -168,8 +168,7 @@ class Links:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
-        expected = iter([Expected(0, tuple(shape), dtype, after=0)])
-        return Inbox(self._previous, expected=expected, may_post=lambda _: True, device=self._device).take()
+        return receive(self._previous, shape, dtype, device=self._device)
 
     def drain(self) -> None:
         """Return when all is sent."""

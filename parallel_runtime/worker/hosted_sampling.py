@@ -132,11 +132,6 @@ class HostedCalls:
         together = self._share.exchange and all(each.get("one_call") for each in options)
         self._over = mesh.axes["cfg"] if together else None
 
-    @property
-    def passes(self) -> int:
-        """How often the run goes through the blocks' weights."""
-        return len(self._shown.conds) * self._recurrence.num_calls
-
     def prepare(self) -> None:
         self._rows.take_in()
         self._model.take_in()

@@ -132,13 +132,11 @@ class HostedWeights:
 
     @property
     def _file_bytes(self) -> int:
-        """Bytes of the file, of a checkpoint those of the model alone; as they are held, where that is not the file's.
+        """Bytes of the file's weights, in a checkpoint of the model's alone; as they are held, if not as in the file.
 
         One a number where weights are kept in fp8; where narrow ones are widened, those of the compute dtype.
         """
         widened = self.own_copy and not self._spec.kept
-        if not self._spec.checkpoint and not self._spec.kept and not widened:
-            return self._spec.size_bytes
         header = read_header(self._spec.path)
         tensors = header.tensors
         inside = {name: entry for name, entry in tensors.items() if name.startswith(IN_CHECKPOINT)} or tensors
@@ -212,6 +210,11 @@ class HostedWeights:
             built.round_here()
         keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device
+        self.refuse_changed()  # what was copied may be of two files
+
+    def refuse_changed(self) -> None:
+        """Raise `ValueError` when the file was written to since it was identified."""
+        self._file.refuse_changed()
 
     def _own_run(self) -> range:
         """Which blocks this stage has, by what a token takes in each: one that hands on several streams has weights
@@ -239,12 +242,6 @@ class HostedWeights:
         """Whether a weight is on this stage; not asked of one that the model lacks."""
         return name not in self._elsewhere
 
-    def begin(self, passes: int) -> None:
-        """Nothing to prepare: each call gathers what it needs."""
-
-    def end(self) -> None:
-        """Nothing to end."""
-
 
 class HostedChanges:
     """The change of weights under way, or the last one, of one model."""
@@ -266,7 +263,11 @@ class HostedChanges:
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> None:
-        """Take one message of a change. The last one takes back whatever the change has not named."""
+        """Take one message of a change. The last one takes back whatever the change has not named.
+
+        Changed weights are made anew of what the file says: raises `ValueError` when it was written to.
+        """
+        self._weights.refuse_changed()
         if self._changes is None:
             self._changes = Changes(self._weights.module, self._weights.declared, self._weights.elsewhere)
         if change.first:
@@ -293,6 +294,7 @@ class HostedChanges:
             self._weights.branches.have(self._weights.module, self._loras)
             self._weights.beside.keep(self._beside)
             self._loras = {}
+            self._weights.refuse_changed()  # what was read meanwhile may be of two files
 
     def _take_beside(self, key: str, patch: WeightPatch) -> None:
         (weight,) = patch.values

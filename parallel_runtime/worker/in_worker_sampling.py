@@ -3,30 +3,22 @@
 Letters: `B` images of this rank's batch group, `S` this rank's rows of the latent, `C` channels of a token, `E` calls.
 
 Owns the loop over calls and steps, when a step may start, and how long steps took. Does not own the recurrence
-(sampler_recurrence.py), the latent's rows (latent.py), the model's arithmetic (models/) nor one call of the model:
-`WholeCalls` here for a rank that runs all blocks, pipeline.py for a stage.
+(sampler_recurrence.py), the latent's rows (latent.py) nor one call of the model (hosted_sampling.py).
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
-
-import torch
 
 from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
 from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline, TimeSpent
-from ..wire.requests import GroupWork
-from .forward import Forward
 from .host_copies import HostCopies
-from .inputs import call_tensors
-from .latent import LatentRows
 from .live_times import LiveTimes
-from .prepared import Prepared, prepare
 from .stock_cache import SkippedCalls
 
 CREDIT_WAIT_S = 0.0001
@@ -193,84 +185,6 @@ class InWorkerLoop:
             skipped_calls=None if self._calls.skipped is None else self._calls.skipped.count,
             **work,
         )
-
-
-class WholeCalls:
-    """Calls through all blocks on this rank, its part of the tokens. `tensors` are the request's, whole."""
-
-    drained: str | None = None
-
-    def __init__(
-        self,
-        forward: Forward,
-        recurrence: SamplerRecurrence,
-        share: GroupWork,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        rows: LatentRows,
-        options: Sequence[Mapping],
-        passes_a_call: int,
-        modulation_bytes: int,
-        skipped: SkippedCalls | None = None,
-    ) -> None:
-        """`options` of the conditionings; `passes_a_call`: those of the busiest batch group that shares our weights.
-
-        `modulation_bytes`: as `prepare`'s `most_bytes`. `skipped`: calls that a cache of ComfyUI's may stand for.
-        """
-        self._modulation_bytes, self.skipped = modulation_bytes, skipped
-        self._forward, self._recurrence, self._share, self._tensors = forward, recurrence, share, tensors
-        self._rows, self._options, self._passes_a_call = rows, options, passes_a_call
-        self._shards = {cond: forward.shard(call_tensors(tensors, cond)) for cond in share.conds}
-        self._ready: dict[int, Prepared] = {}
-
-    @property
-    def passes(self) -> int:
-        """How often the run goes through the blocks' weights."""
-        return 1 + self._passes_a_call * self._recurrence.num_calls
-
-    def prepare(self) -> None:
-        self._rows.take_in()
-        self._ready = prepare(
-            self._forward,
-            self._recurrence,
-            self._share,
-            self._tensors,
-            rows=self._shards,
-            blocks=self._forward.adapter.blocks,
-            most_bytes=self._modulation_bytes,
-        )
-
-    def run(self, call: int) -> None:
-        x = self._rows.enter(call)
-        if self.skipped is not None and self.skipped.skips(call):
-            self._rows.skip(call)
-        else:
-            found = [self._velocity(cond, call, x) for cond in self._share.conds]
-            for _ in range(self._passes_a_call - len(found)):
-                self._forward.weights.join_gathers(self._forward.beat)
-            self._rows.leave(call, found)
-        self._rows.preview(call)
-
-    def finish(self) -> None:
-        self._rows.finish()
-
-    def timeline(self) -> None:
-        """As `Calls.timeline`; there are no stages."""
-
-    def close(self) -> None:
-        """Nothing: a call ends with all of its exchanges done."""
-
-    def _velocity(self, cond: int, call: int, x: torch.Tensor) -> torch.Tensor:
-        """A conditioning's velocity of the latent's rows, (B, S, C) fp32."""
-        forward, ready, (rows, width) = self._forward, self._ready[cond], x.shape[1:]
-        img = ready.inputs["img"]
-        img[:, :rows, :width] = x
-        with forward.timer.region("embed"), forward.weights.block("") as w:
-            tokens = forward.adapter.embed(w, img, replace(ready.condition, vec=ready.condition.vec[call]))
-        velocity = forward.velocity(
-            tokens, self._shards[cond], ready.inputs, self._options[cond], modulations=ready.modulations_of(call)
-        )
-        return velocity[:, :rows].float()
 
 
 def step_begins(prepared_s: float, ends_s: Sequence[float], leaves: Sequence[Leave]) -> list[float]:

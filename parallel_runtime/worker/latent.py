@@ -30,6 +30,14 @@ class Rows(Protocol):
         """Those of `tensor`; a view where results are written to it."""
 
 
+class AllRows:
+    """All of them."""
+
+    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
+        """As `Rows.take`."""
+        return tensor
+
+
 class LatentRows:
     """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to them.
 

@@ -1,7 +1,6 @@
 """The models of one rank: loaded, changed, evicted and dropped.
 
-Owns the choice of the class of weights, the reading of the header and what must go for a model that comes. Which model
-a step runs is the engine's to say.
+Owns what must go for a model that comes. Which model a step runs is the engine's to say.
 """
 
 import gc
@@ -12,22 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checkpoint import HOSTED, ModelSpec, read_header
+from ..checkpoint import ModelSpec
 from ..errors import RequestCancelledError
-from ..models.base import Adapter
 from ..models.hosted.comfyui import what_was_imported
-from ..models.registry import read_own
-from ..models.stages import stage_blocks, stage_weights
 from ..parallel.collectives import Axis
 from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
-from ..weights.changes import WeightChanges
 from ..weights.host_memory import give_back_heap
-from ..weights.mapped_file import MappedFile
-from ..weights.model_file import ModelFile, compute_dtype, weight_bytes
-from ..weights.model_weights import ModelWeights, ReplicatedWeights
-from ..weights.sharded import ShardedWeights
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
@@ -38,64 +29,22 @@ SELDOM = 1_000  # collections of the middle generation until Python collects all
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """The functions of a model, this rank's weights, and the ranks that hold the others."""
-
-    adapter: Adapter
-    weights: ModelWeights
-    group: Axis
-    changes: WeightChanges
-
-
-@dataclass(frozen=True)
 class OpenedModel:
     """A model whose weights are still to be loaded, and the bytes on the device that they will need."""
 
-    model: LoadedModel | HostedModel
+    model: HostedModel
     needed_bytes: int
 
 
 def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
-    """The model in that layout. Raises `ValueError` for a file that changed or cannot be used."""
+    """The model in that layout. Raises `ValueError` for a file that changed."""
     spec.refuse_changed()
-    if spec.adapter == HOSTED:
-        return open_hosted(spec, layout, rank=rank, device=device, group=group)
-    header = read_header(spec.path)
-    own = read_own(header)
-    adapter, whole = own.adapter, own.names(header)
-    dtype = compute_dtype(header, whole, spec.dtype)  # the same on every rank, whatever it holds
-    stage = layout.stage_of(rank)
-    held = stage_weights(adapter, whole, stages=layout.stages, stage=stage)
-    names = {name: there for name, there in whole.items() if name in held}
-    file = ModelFile(
-        header,
-        file=MappedFile(spec),
-        names=names,
-        scales=own.scales(header, names),
-        prefixes=tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
-        elsewhere=whole.keys() - held,
-        dtype=dtype,
-        device=device,
-    )
-    weights: ModelWeights
-    if layout.shards == 1 and not layout.offloaded:
-        weights = ReplicatedWeights(file, device=device)
-        needed = weight_bytes(header, names, dtype)
-    else:
-        weights = ShardedWeights(file, device=device, group=group, offloaded=layout.offloaded)
-        needed = weights.needed_bytes
-    return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)
-
-
-def open_hosted(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
-    """The model in that layout."""
     stages, stage = layout.stages, layout.stage_of(rank)
     weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded, stages=stages, stage=stage)
-    model = HostedModel(weights, group, HostedChanges(weights))
-    return OpenedModel(model, weights.needed_bytes)
+    return OpenedModel(HostedModel(weights, group, HostedChanges(weights)), weights.needed_bytes)
 
 
-class LoadedModels(dict[int, LoadedModel | HostedModel]):
+class LoadedModels(dict[int, HostedModel]):
     """The models of one rank by handle. `memory` says what the rank occupies, for replies."""
 
     def __init__(self, *, rank: int, device: torch.device, memory: Callable[[], Memory]) -> None:
@@ -161,7 +110,7 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
     def end_runs(self, *, but: int | None = None) -> None:
         """Have no model keep anything of a sampling run, but the one of that handle."""
         for handle, model in self.items():
-            if handle != but and isinstance(model, HostedModel):
+            if handle != but:
                 model.end_run()
 
     def drop(self, request: Unload) -> MemoryReply:

@@ -24,11 +24,9 @@ from ..exchange_groups import (
 )
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis, Traffic
-from ..parallel.displaced import DisplacedAttention
 from ..parallel.links import P2PChannel
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
-from ..parallel.sequence import SequenceAttention
 from ..plan import ParallelPlan
 from ..wire.replies import ProbeReply
 from .probe import probe
@@ -149,19 +147,23 @@ class Mesh:
         return Axis("sequence", size, index, group, self.traffic, self._staged)
 
     @cached_property
-    def sequence(self) -> SequenceAttention:
-        """The attention of this plan over a sequence that its ring and ulysses ranks share."""
-        return SequenceAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"], whole=self._sequence_axis)
-
-    @cached_property
     def attention(self) -> SequenceParallelAttention:
-        """As `sequence`, for a model whose attention is a call like any other."""
-        ring, ulysses = self.axes["ring"], self.axes["ulysses"]
-        return SequenceParallelAttention(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
+        """The attention of this plan over a sequence that its ring and ulysses ranks share.
 
-    def displaced(self) -> DisplacedAttention:
-        """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
-        return DisplacedAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"])
+        Raises `ValueError` for a plan with an axis that neither rows, stages nor attention use: its ranks would each
+        compute all tokens, and no result would show it.
+        """
+        ring, ulysses = self.axes["ring"], self.axes["ulysses"]
+        attention = SequenceParallelAttention(
+            ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks
+        )
+        used = self.plan.data * self.plan.cfg * self.plan.pipefusion * attention.parts
+        if used != self.plan.ranks:
+            raise ValueError(
+                f"{self.plan.describe()} has {self.plan.ranks} ranks, and {used} share the work; the others would "
+                "compute the same again: give Mesh.attention the axis that it lacks"
+            )
+        return attention
 
     def probe(self, device: torch.device) -> ProbeReply:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""

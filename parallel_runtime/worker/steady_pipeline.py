@@ -67,11 +67,6 @@ class SteadyCalls:
         self._places: list[torch.Tensor] = []  # of each part
         self._ran = 0
 
-    @property
-    def passes(self) -> int:
-        """How often the run goes through the blocks' weights."""
-        return self._patches * len(self._share.conds) * self._recurrence.num_calls
-
     def prepare(self) -> None:
         """As `Calls.prepare`; the last stage finds the parts of the latent, and the stages hear of them."""
         self._latent.take_in()

@@ -1,6 +1,6 @@
 """Calls of a hosted model whose blocks a step cache may skip: who decides together, and what is counted.
 
-Does not own how blocks are skipped (models/hosted/first_block.py) nor what is kept of a call (pipelined_step.py).
+Does not own how blocks are skipped (models/hosted/first_block.py) nor what is kept of a call (held_state.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -229,7 +229,7 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     assert comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
     comfy.widget("SPConfig", "ulysses", 2)
     expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
-    expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ on each device"))
+    expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ each"))
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
     comfy.widget("ParallelModelLoader", "unet_name", AUTOENCODER)  # no file of that folder: the plan is of none
     expect(plan).to_have_attribute("data-verdict", "bad")

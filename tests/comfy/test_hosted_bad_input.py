@@ -25,7 +25,7 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.quantised import FORMATS, mark
 from host.server import ComfyServer
 from host.tiny_models import write_layout
-from parallel_runtime.models.flux.reference import to_diffusers
+from parallel_runtime.cli.flux_in_diffusers import to_diffusers
 
 WAN = BY_NAME["wan 2.1 t2v"]
 CLASS = "NaDiT"  # SeedVR2's: ComfyUI knows it and the pack has no plan of it

@@ -28,9 +28,7 @@ def plan_of(module_of_pack) -> Any:
 def made(module_of_pack, pooled_model, plan_of) -> Any:
     """A model on four devices of a kind; nothing is started."""
     device = module_of_pack("parallel_runtime.devices").Device
-    spec = module_of_pack("parallel_runtime.checkpoint").ModelSpec(
-        "/models/flux.safetensors", "bfloat16", "flux", TOTAL, 0
-    )
+    spec = module_of_pack("parallel_runtime.checkpoint").ModelSpec("/models/flux.safetensors", "bfloat16", TOTAL, 0)
 
     def make(kind: str, plan: str) -> Any:
         sizes = pooled_model.WeightSizes(total=TOTAL, biggest_block=BIGGEST)

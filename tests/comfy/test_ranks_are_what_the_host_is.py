@@ -17,9 +17,9 @@ import pytest
 from families.hosted import QWEN
 from families.variants import write_families
 from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from host.tiny_hosted import spec_of, write_tiny
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.models.hosted.options import ALWAYS, REASONS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -111,9 +111,8 @@ def test_a_rank_that_is_told_nothing_differs(each_option: dict[str, Any], tmp_pa
     assert {"attention", "flags", "fp8"} <= {name for name in states if states[name] != their_states[name]}
 
 
-def test_torchs_switches_reach_a_rank_whose_blocks_are_ours(tmp_path: Path) -> None:
-    path = tmp_path / "flux.safetensors"
-    write_sample(path, sample_config(heads=4, depth=1, depth_single=1), seed=1)
+def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.safetensors", num_layers=1)
     usual = read_flags()
     wanted = {**usual, "torch.backends.cudnn.benchmark": True, "torch.deterministic_algorithms": "warn"}
     told = []
@@ -121,7 +120,7 @@ def test_torchs_switches_reach_a_rank_whose_blocks_are_ours(tmp_path: Path) -> N
         with Pool(
             DEVICES, threads_per_rank=1, engine="telling_engine:TellingSwitches", python_path=(str(HERE),)
         ) as pool:
-            pool.load(ModelSpec.of(path, flags=flags), ParallelPlan())
+            pool.load(spec_of(path, flags=flags), ParallelPlan())
         told.append(json.loads(Path(f"{path}.json").read_text()))
     assert told == [usual, wanted]
 
@@ -167,7 +166,7 @@ def rank(
     """The same of a rank that has loaded a model for a ComfyUI with these options, and may find more packages."""
     path = write_families(folder, only=[QWEN.name]) / "diffusion_models" / QWEN.file
     comfyui = ComfyUI(str(comfyui_path()), told)
-    spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=comfyui, flags=flags)
+    spec = ModelSpec.of(path, "float32", comfyui=comfyui, flags=flags)
     engine = "telling_engine:Telling" if packages is None else "installed_engine:Telling"
     path_of_ranks = tuple(map(str, (HERE, *([packages] if packages else []))))
     with Pool(DEVICES, threads_per_rank=1, engine=engine, python_path=path_of_ranks) as pool:

@@ -28,7 +28,7 @@ def new_run(module_of_pack, run_context) -> Any:
     def make(path: str) -> Any:
         model = pooled.PooledModel(
             devices=(device,),
-            spec=module_of_pack("parallel_runtime.checkpoint").ModelSpec(path, "bfloat16", "flux", 1, 0),
+            spec=module_of_pack("parallel_runtime.checkpoint").ModelSpec(path, "bfloat16", 1, 0),
             plan=plan,
             sizes=pooled.WeightSizes(total=1, biggest_block=1),
             num_heads=24,

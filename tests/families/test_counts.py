@@ -19,7 +19,7 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from host.tiny_models import write_layout
 from parallel_runtime.__main__ import main
-from parallel_runtime.checkpoint import HOSTED, ModelSpec
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.count import OperationCounter
 from parallel_runtime.plan import ParallelPlan
@@ -28,7 +28,7 @@ from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory, kept_by_step_cache
 from parallel_runtime.planner.counting import Counted, Counts, usual_counted
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 
 from .files import ModelFile, write_model_files
@@ -118,9 +118,9 @@ def test_bytes_are_those_that_real_ranks_send(plan: str, folder: Path, command: 
 def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -> None:
     """What Wan's first block added, and what its others did, in fp32; it is in the estimate of a plan that has one."""
     found = counted(folder, WAN, **SIZE)
-    spec = ModelSpec.of(folder / WAN, "float32", adapter=HOSTED, comfyui=find_comfyui(str(comfyui_path())))
+    spec = ModelSpec.of(folder / WAN, "float32", comfyui=find_comfyui(str(comfyui_path())))
     asked = call(0, text=TEXT, batch=2, size=(3, 36, 44))
-    kept = {"pipeline": {"run": "kept", "key": "one"}, "step_cache": 0.1}
+    kept = {"place": {"run": "kept", "key": "one"}, "step_cache": 0.1}
     asked = replace(asked, options={**asked.options, **kept})
     work = work_of(found, batch=2, step_cache=True)
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:

@@ -15,7 +15,7 @@ from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
 from host.fetch import comfyui_path
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -109,7 +109,7 @@ def test_fp8_takes_a_byte_a_weight_as_counted_and_as_held(hosted_client: ComfyCl
         for dtype in ("default", *DTYPES):
             kept = {} if dtype == "default" else {"kept": dtype}
             host = ComfyUI(str(comfyui_path()))
-            spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=host, **kept)
+            spec = ModelSpec.of(path, "float32", comfyui=host, **kept)
             held = pool.load(spec, ParallelPlan(ulysses=1, ring=2)).parameter_bytes
             assert sum(held) == counted(dtype), dtype
             assert not kept or sum(held) < 0.3 * counted("default"), "the file is in fp32"

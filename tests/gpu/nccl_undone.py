@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from nccl_engine import NcclEngine
 
-from parallel_runtime.parallel.links import Expected, Inbox, Outbox
+from parallel_runtime.parallel.links import Outbox, receive
 from parallel_runtime.worker import mesh
 from parallel_runtime.worker.mesh import Groups
 
@@ -35,8 +35,7 @@ def all_send_first(previous, following, device):
     """The pattern over the links between stages, by stages that all begin with sending."""
     outbox = Outbox(following, depth=1)
     outbox.send(torch.zeros(8, dtype=torch.uint8))
-    message = Expected(0, (8,), torch.uint8, after=0)
-    Inbox(previous, expected=iter([message]), may_post=lambda _: True, device=device).take()
+    receive(previous, (8,), torch.uint8, device=device)
     outbox.drain()
     return 0
 

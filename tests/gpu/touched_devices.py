@@ -14,7 +14,7 @@ import torch
 import torch._dynamo  # ComfyUI imports it, and on the pretend device it finds less than it asks for
 from pretend_cuda.device import device_index, install
 
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.worker.hosted_weights import HostedWeights
@@ -39,7 +39,7 @@ def main(comfyui: str, model: str, index: int, *, selected: bool) -> list[int]:
         setattr(torch.cuda, name, noted(getattr(torch.cuda, name)))
     if not selected:
         torch.cuda.set_device = lambda device: None
-    spec = ModelSpec.of(model, "float32", adapter=HOSTED, comfyui=ComfyUI(comfyui, ()))
+    spec = ModelSpec.of(model, "float32", comfyui=ComfyUI(comfyui, ()))
     device = torch.device("cuda", index)
     weights = HostedWeights(spec, device=device, group=Axis("shards"), offloaded=ParallelPlan().layout.offloaded)
     weights.load(progress=lambda done, total: None, cancelled=lambda: False)

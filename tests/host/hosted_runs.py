@@ -108,7 +108,7 @@ def asking(pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", **
 
     def asked(side: int, call: ModelCall) -> ModelCall:
         tensors = {name: each if name == "t1" else each.to(dtype) for name, each in call.tensors.items()}
-        told = {**call.options, "pipeline": {"run": run, "key": f"side {side}"}, **options}
+        told = {**call.options, "place": {"run": run, "key": f"side {side}"}, **options}
         return replace(call, tensors=tensors, options=told)
 
     def ask(calls: Sequence[ModelCall]) -> Sequence[torch.Tensor]:

@@ -25,7 +25,7 @@ from families.wan import wan_file
 from host.fetch import comfyui_path
 from host.layouts import Row
 from host.tiny_models import write_layout
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from parallel_runtime.pool.calls import ModelCall
@@ -54,7 +54,7 @@ def write_tiny(path: Path, *, seed: int = 41, dtype: torch.dtype = torch.float32
 
 def spec_of(path: Path | str, dtype: str = "float32", **more: Any) -> ModelSpec:
     """The identity of such a file, which ComfyUI's own module computes."""
-    return ModelSpec.of(path, dtype, adapter=HOSTED, comfyui=ComfyUI(str(comfyui_path())), **more)
+    return ModelSpec.of(path, dtype, comfyui=ComfyUI(str(comfyui_path())), **more)
 
 
 def call(

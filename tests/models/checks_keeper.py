@@ -164,8 +164,8 @@ def proof_of(model: Keeper, group: GlooGroup, *, keeps: bool) -> Proof:
         (asked,) = calls
         told = asked.options
         shared.active, shared.group = not told["whole"], OwnTokensOnly() if told["local_attention"] else group
-        if told["pipeline"]:
-            kept.begin(told["pipeline"]["run"])
+        if told["place"]:
+            kept.begin(told["place"]["run"])
         else:
             kept.end()
         with kept.calling(alike_over(group, CPU)):

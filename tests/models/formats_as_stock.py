@@ -26,7 +26,7 @@ from host.formats import BLOCK
 from host.outcomes import StockFailsError
 from host.quantised import quantised
 from host.weight_traffic import Use, WeightTraffic, matrices_of
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.build import recognise
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.dtypes import loaded_dtypes
@@ -165,7 +165,7 @@ def of_rank(path: Path, comfyui: ComfyUI) -> Loaded:
     dtype, kept = loaded_dtypes("default", recognised.weights, recognised.config, CPU)
     name = str(dtype).removeprefix("torch.")
     weights = OnACard(
-        ModelSpec.of(str(path), name, adapter=HOSTED, comfyui=comfyui, kept=kept),
+        ModelSpec.of(str(path), name, comfyui=comfyui, kept=kept),
         device=CPU,
         group=Axis("one"),
         offloaded=False,

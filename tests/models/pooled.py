@@ -44,7 +44,7 @@ def run_steps(
         calls = []
         for text in texts:
             made = call(step, text=text, batch=batch)
-            told = {**made.options, **(options or {}), "pipeline": {"run": run, "key": f"text of {text}"}}
+            told = {**made.options, **(options or {}), "place": {"run": run, "key": f"text of {text}"}}
             calls.append(replace(made, options=told))
         found.append(torch.cat(pool.run(spec, plan, calls).outs, 1))
     return found

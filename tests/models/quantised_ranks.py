@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from host.outcomes import StockFailsError
 from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.scales import shared as shared_scales
@@ -78,7 +78,7 @@ def write_files(folder: Path, comfyui: ComfyUI, cases: Sequence[str]) -> tuple[d
             continue
         path = folder / f"{number}.safetensors"
         save_file(tensors, path, metadata={"config": json.dumps({"transformer": TOLD})} | said)
-        specs[case] = ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
+        specs[case] = ModelSpec.of(str(path), "float32", comfyui=comfyui)
     return specs, absent
 
 

@@ -16,7 +16,7 @@ import torch
 
 from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
@@ -39,7 +39,7 @@ class Model:
         """Its file, for ranks."""
         models = write_families(folder, only=[self.name])
         path = models / "diffusion_models" / BY_NAME[self.name].file
-        return ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=ComfyUI(str(comfyui_path()), ()))
+        return ModelSpec.of(path, "float32", comfyui=ComfyUI(str(comfyui_path()), ()))
 
     def given(self, text: int, batch: int, *, seed: int) -> dict[str, torch.Tensor]:
         """The conditioning of so many text tokens, by its names in a call of `apply_model`."""
@@ -175,7 +175,7 @@ def module_call(cond: ModelCall, x: torch.Tensor, timestep: float, *, key: str) 
         "batched": list(range(len(tensors))),
         "residuals": [],
         "method": None,
-        "pipeline": {"run": key.partition(" ")[0], "key": key},
+        "place": {"run": key.partition(" ")[0], "key": key},
     }
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
     rows = batch * sides

@@ -122,7 +122,7 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
     _, cold = run(first, math.inf, kept)
     out, warm = run(second, math.inf, kept)
     held: list[int] = []
-    last = list(model.get_submodule(list(names)[-1]).children())[-1]
+    last = [block for path in names for block in model.get_submodule(path).children()][-1]  # a list may be empty
     looking = last.register_forward_pre_hook(lambda *_: held.append(kept.nbytes))
     whole, again = run(third, 0.0, kept)
     looking.remove()

@@ -169,9 +169,9 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
         ("pipefusion=2,patches=2", PRISTINE),
     ):
         for size in (8, 14):
-            told = {"pipeline": {"run": f"{plan} {size}", "key": "text"}}
+            told = {"place": {"run": f"{plan} {size}", "key": "text"}}
             want = run(pool, wan, plan, patches=patches, size=size, **told)
-            told["pipeline"]["run"] += " again"
+            told["place"]["run"] += " again"
             got = run(pool, wan, plan, patches=patches, size=size, compiled=True, **told)
             assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
             assert all(rank.compiled is None for rank in want.ran)
@@ -187,7 +187,7 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
 
 @pytest.mark.full
 def test_a_step_cache_that_comes_later_keeps_the_graphs(pool: Pool, wan: ModelSpec) -> None:
-    told = {"pipeline": {"run": "cached", "key": "text"}, "compiled": True}
+    told = {"place": {"run": "cached", "key": "text"}, "compiled": True}
     before = run(pool, wan, "ulysses=2", **told)
     first, second = (run(pool, wan, "ulysses=2", step_cache=10.0, **told) for _ in range(2))
     assert torch.equal(first.outs[0], before.outs[0])

@@ -17,7 +17,7 @@ from families import qwen21
 from families.qwen21 import FILE
 from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.calls import to_tree
@@ -27,7 +27,7 @@ from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel, counted_cost, counted_memory, kept_by_class, where_kept
 from parallel_runtime.planner.counting import Counts
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import prove
@@ -53,7 +53,7 @@ def call(step: int, text: int, run: str | None, *, stored: str = "", reference: 
         "method": None,
     }
     if run is not None:
-        options["pipeline"] = {"run": run, "key": ""}
+        options["place"] = {"run": run, "key": ""}
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
     return ModelCall(tensors=named, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
 
@@ -70,7 +70,7 @@ if qwen21 in NEWER:
         """The model's file."""
         models = write_families(Path(tmp_path_factory.mktemp("qwen")), only=["qwen-image 2.1"])
         path, comfyui = models / "diffusion_models" / FILE, ComfyUI(str(comfyui_path()), ())
-        return ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=comfyui)
+        return ModelSpec.of(path, "float32", comfyui=comfyui)
 
     @pytest.fixture(scope="module")
     def pool() -> Pool:

@@ -95,7 +95,7 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
 def test_a_cancelled_step_in_the_middle_of_a_run_leaves_nothing(ranks: Pool, wan: ModelSpec, stale: dict) -> None:
     plan = ParallelPlan(pipefusion=2, patches=4)
     many = [
-        replace(made, options={**made.options, "pipeline": {"run": "cancelled", "key": str(number)}})
+        replace(made, options={**made.options, "place": {"run": "cancelled", "key": str(number)}})
         for number, made in enumerate([call(0, text=TEXTS[0])] * 40)
     ]
     ranks.run(wan, plan, many)

@@ -107,7 +107,7 @@ def run(pool: Pool, model: Model, plan: str, patches: WeightPatchSet = PRISTINE,
     """The output of a call, of a pipeline its first, which is exact."""
     made = replace(model.call, options={**model.call.options, **options})
     if "pipefusion" in plan:
-        made = replace(made, options={**made.options, "pipeline": {"run": f"{plan} {patches.name}", "key": "text"}})
+        made = replace(made, options={**made.options, "place": {"run": f"{plan} {patches.name}", "key": "text"}})
     return pool.run(model.spec, ParallelPlan.parse(plan), [made], patches=patches).outs[0]
 
 

@@ -84,7 +84,7 @@ def run(pool: Pool, spec: ModelSpec, plan: str, threshold: float, *, name: str =
         for text in TEXTS:
             made = call(step, text=text, batch=2)
             kept = {
-                "pipeline": {"run": f"{name} {plan} {threshold}", "key": f"text of {text}"},
+                "place": {"run": f"{name} {plan} {threshold}", "key": f"text of {text}"},
                 "step_cache": threshold,
             }
             calls.append(replace(made, options={**made.options, **kept}))
@@ -135,7 +135,7 @@ def rows_apart(pool: Pool, spec: ModelSpec, plan: str) -> list[RunResult]:
     for step in STEPS:
         moved = call(step, text=7, batch=2).tensors["t0"]
         tensors = {**still.tensors, "t0": torch.stack([still.tensors["t0"][0], moved[1]])}
-        kept = {"pipeline": {"run": f"rows {plan}", "key": "both"}, "step_cache": THRESHOLD}
+        kept = {"place": {"run": f"rows {plan}", "key": "both"}, "step_cache": THRESHOLD}
         made = replace(still, tensors=tensors, options={**still.options, **kept})
         found.append(pool.run(spec, ParallelPlan.parse(plan), [made]))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-PARTS = "test_sharded_weights.py::test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements"
+PARTS = "test_unit_layout.py::test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements"
 UNEVEN, EVEN = f"{PARTS}[3]", f"{PARTS}[5]"
 
 MUTANTS = (

@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import machine
 from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
 from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.counted import CountedModel
+from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap, whole_bytes
-from parallel_runtime.planner.shapes import ModelShape, image_tokens
+from parallel_runtime.planner.work import image_tokens
 
+FLUX = usual_counted().model
 H100 = known_calibration("H100")
 
 
@@ -28,10 +30,9 @@ def gpus(count: int) -> list[Device]:
 
 
 def on_gpus(
-    count: int, gib: int, calibration: Calibration | None = H100, *, weight_bytes: int = 2, **settings: str
+    count: int, gib: int, calibration: Calibration | None = H100, *, model: CountedModel = FLUX, **settings: str
 ) -> Decision:
-    work = usual_work(weight_bytes=weight_bytes)
-    return automatic_plan(FLUX, work, gpus(count), [gib * GIB] * count, calibration, **settings)
+    return automatic_plan(model, usual_work(), gpus(count), [gib * GIB] * count, calibration, **settings)
 
 
 def test_the_usual_work_is_one_image_of_1024_pixels_without_cfg() -> None:
@@ -67,7 +68,8 @@ def test_weights_that_do_not_fit_are_shared_out_and_the_reason_names_both_sizes(
     assert any(
         why.startswith("does not fit with replicated weights") and "GiB a rank" in why for why in decision.reasons
     )
-    assert on_gpus(2, 24, rtx, weight_bytes=1).plan.weights == "replicated"  # fp8
+    fp8 = usual_counted().with_weights(FLUX.weight_bytes // 2).model
+    assert on_gpus(2, 24, rtx, model=fp8).plan.weights == "replicated"
 
 
 def test_where_nothing_fits_the_plan_that_needs_least_is_tried_and_said() -> None:
@@ -94,7 +96,7 @@ def test_one_device_cannot_shard() -> None:
 @given(st.integers(1, MAX_RANKS), st.sampled_from([2, 3, 24]), st.sampled_from(["replicated", "offloaded"]))
 def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, weights: str) -> None:
     devices = [Device("cpu", index) for index in range(ranks)]
-    model = replace(FLUX, heads=heads)
+    model = replace(FLUX, key_heads=heads)
     for free in (0, GIB):
         decision = automatic_plan(model, usual_work(), devices, [free] * ranks, None, weights=weights)
         assert decision.plan == replace(auto_plan(ranks, heads), weights=weights)
@@ -104,8 +106,8 @@ def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, w
 def test_cpu_ranks_that_were_calibrated_are_weighed() -> None:
     devices = [Device("cpu", index) for index in range(2)]
     slow = replace(known_calibration("cpu"), link=Interconnect(name="slow", bandwidth=1e5, latency_s=10.0))
-    for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ulysses=2)), (slow, ParallelPlan())):
-        work = usual_work(element_bytes=4, weight_bytes=4)
+    for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ring=2)), (slow, ParallelPlan())):
+        work = usual_work(element_bytes=4)
         decision = automatic_plan(FLUX, work, devices, [8 * GIB] * 2, calibration)  # weights are pages of the file
         assert (decision.plan, decision.work, decision.model) == (plan, work, FLUX)
 
@@ -125,9 +127,9 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         ranks = max(ranks, 2)
     for calibration in (H100, known_calibration("RTX 4090"), None):
         free = [gib * GIB] * ranks
-        model = replace(FLUX, heads=heads)
+        model = replace(FLUX, key_heads=heads)
         plan = automatic_plan(model, usual_work(), gpus(ranks), free, calibration, weights=weights).plan
-        assert plan.ranks <= ranks and heads % plan.ulysses == 0 and plan.pipefusion == 1
+        assert plan.ranks <= ranks and plan.pipefusion == 1
         assert weights in ("replicated", plan.weights)
 
 
@@ -177,7 +179,7 @@ def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int =
     ("asked", "plan"),
     [
         ({"image_tokens": image_tokens(512, 512)}, "ulysses=1"),
-        ({}, "ulysses=2"),
+        ({}, "ring=2"),
         ({"guided": True}, "cfg=2"),
         ({"batch": 4}, "data=2"),
         ({"batch": 3}, "ulysses=2"),
@@ -222,7 +224,7 @@ def test_the_plan_of_a_run_needs_no_weight_anywhere_else(
 ) -> None:
     decision = of_run(held, 8, known_calibration(kind), image_tokens=tokens, guided=guided, batch=batch)
     assert ParallelPlan.parse(held).layout.serves(decision.plan.layout)
-    assert decision.plan.pipefusion == 1 and FLUX.heads % decision.plan.ulysses == 0
+    assert decision.plan.pipefusion == 1
 
 
 def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
@@ -235,7 +237,7 @@ def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
 
 def test_the_shape_given_decides_and_not_the_usual_one() -> None:
     """A model of two heads cannot be split over three ranks by heads."""
-    small: ModelShape = replace(FLUX, heads=2)
+    small = replace(FLUX, key_heads=2)
     devices = [Device("cpu", index) for index in range(3)]
     decision = automatic_plan(small, usual_work(), devices, [GIB] * 3, None)
     assert decision.plan == ParallelPlan(ring=3)

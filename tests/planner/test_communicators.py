@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_runtime.exchange_groups import groups_of
-from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.counted import counted_memory
+from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import (
     COMMUNICATOR_BYTES,
@@ -17,11 +18,11 @@ from parallel_runtime.planner.memory import (
     NCCL_BYTES,
     communicators,
     kept_bytes,
-    memory_of,
 )
-from parallel_runtime.planner.shapes import Work
+from parallel_runtime.planner.work import Work
 from parallel_runtime.worker.mesh import Groups, Mesh
 
+FLUX = usual_counted().model
 PLANS = (
     "ulysses=1",
     "ulysses=4",
@@ -80,7 +81,7 @@ def test_ranks_that_sleep_make_the_same_groups(name: str, world: None) -> None:
 
 def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
-    runtime = [memory_of(FLUX_DEV, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)]
+    runtime = [counted_memory(FLUX, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)]
     assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_bytes(2) - 1
     assert runtime == sorted(runtime)
 
@@ -88,8 +89,25 @@ def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
 def test_each_communicator_is_paid_for() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
     runtime = {
-        name: memory_of(FLUX_DEV, work, ParallelPlan.parse(name), rates).runtime
+        name: counted_memory(FLUX, work, ParallelPlan.parse(name), rates).runtime
         for name in ("ulysses=4", "ulysses=4,weights=sharded", "ring=2,ulysses=2")
     }
     assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES
     assert runtime["ring=2,ulysses=2"] - runtime["ulysses=4"] > 2 * CONNECTION_BYTES
+
+
+class WithAnAxisMore(ParallelPlan):
+    """A plan with an axis of two that nobody has taught to share anything."""
+
+    @property
+    def ranks(self) -> int:
+        return 2 * self.data * self.cfg * self.pipefusion * self.ring * self.ulysses
+
+
+def test_a_plan_with_ranks_that_share_nothing_is_refused_not_computed_twice() -> None:
+    def mesh(plan: ParallelPlan) -> Mesh:
+        return Mesh(plan, device=torch.device("cpu"), groups=Groups(), show_waiting=lambda _: None)
+
+    assert mesh(ParallelPlan()).attention.parts == 1
+    with pytest.raises(ValueError, match=r"has 2 ranks, and 1 share the work; .* give Mesh.attention the axis"):
+        _ = mesh(WithAnAxisMore()).attention

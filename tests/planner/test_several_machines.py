@@ -10,14 +10,15 @@ import pytest
 
 from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.devices import Device, ranks_by_machine
-from parallel_runtime.models.registry import USUAL
 from parallel_runtime.plan import ParallelPlan, auto_plan, refuse_unfit_machines
 from parallel_runtime.planner.automatic import automatic_plan, usual_work
 from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
 
+FLUX = usual_counted().model
 FREE = 80 << 30
 INFINITE = Interconnect(name="no wire at all", bandwidth=math.inf, latency_s=0.0)
 
@@ -28,7 +29,7 @@ def over(link: Interconnect, machines: tuple[int, ...] = (2, 2)) -> Calibration:
 
 
 def chosen(link: Interconnect, machines: tuple[int, ...] = (2, 2), **work: int) -> tuple[ParallelPlan, str]:
-    choice = choose_plan(USUAL.usual, replace(usual_work(), **work), [FREE] * sum(machines), over(link, machines))
+    choice = choose_plan(FLUX, replace(usual_work(), **work), [FREE] * sum(machines), over(link, machines))
     assert choice.plan is not None
     return choice.plan, "; ".join(choice.reasons)
 
@@ -38,7 +39,7 @@ def test_it_says_that_a_second_machine_does_not_pay_for_one_image_and_pays_for_p
     assert plan.ranks <= 2
     assert "a further machine does not pay" in why and "over ethernet1, 0.92 Gbit/s" in why
     plan, why = chosen(known_link("ethernet10"), guided=True)
-    assert (plan.cfg, plan.ulysses, plan.ring) == (2, 2, 1)
+    assert (plan.cfg, plan.parts) == (2, 2)
     assert "a further machine pays" in why
 
 
@@ -50,11 +51,11 @@ def test_images_of_a_batch_cross_any_link() -> None:
 
 @pytest.mark.parametrize("machines", [(1, 1), (2, 2), (3, 2), (4, 4), (2, 3, 3)])
 def test_no_plan_that_is_weighed_has_ulysses_between_machines(machines: tuple[int, ...]) -> None:
-    choice = choose_plan(USUAL.usual, usual_work(), [FREE] * sum(machines), over(INFINITE, machines))
+    choice = choose_plan(FLUX, usual_work(), [FREE] * sum(machines), over(INFINITE, machines))
     assert choice.table
     for row in choice.table:
         refuse_unfit_machines(row.plan, machines)
-    everything = auto_plan(sum(machines), USUAL.usual.heads, ranks_by_machine=machines)
+    everything = auto_plan(sum(machines), FLUX.heads, ranks_by_machine=machines)
     assert everything.ranks == sum(machines)
     refuse_unfit_machines(everything, machines)
 
@@ -62,7 +63,7 @@ def test_no_plan_that_is_weighed_has_ulysses_between_machines(machines: tuple[in
 def test_devices_of_unknown_speed_are_all_used_without_ulysses_between_machines() -> None:
     devices = (Device("cuda", 0), Device("cuda", 1), Device("cuda", 0, "b"), Device("cuda", 1, "b"))
     assert ranks_by_machine(devices) == (2, 2)
-    decision = automatic_plan(USUAL.usual, usual_work(), devices, [FREE] * 4, None)
+    decision = automatic_plan(FLUX, usual_work(), devices, [FREE] * 4, None)
     assert (decision.plan.ulysses, decision.plan.ring) == (2, 2)
 
 

@@ -27,7 +27,7 @@ def make_pool(num_ranks=2, **settings):
 
 def make_spec(name="model"):
     """The identity of a file that these engines do not open."""
-    return ModelSpec(f"/nowhere/{name}", "float32", "flux", 1, 1)
+    return ModelSpec(f"/nowhere/{name}", "float32", 1, 1)
 
 
 class StepResult(NamedTuple):

@@ -17,7 +17,7 @@ PROGRAM = SamplerRecurrence(
     ),
     step_ends=(0,),
 )
-SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", "flux", 7, 8)
+SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", 7, 8)
 LOAD = requests.Load(
     model=1, spec=SPEC, layout=Layout(ranks=2, shards=2), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(3, 2)
 )
@@ -28,7 +28,6 @@ SAMPLE = requests.Sample(
     cfg=2.5,
     batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
     calls=({},),
-    modulation_bytes=1,
     timeline=False,
 )
 CASES = [
@@ -49,7 +48,7 @@ CASES = [
         calls=({"timed": False}, {}),
         batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
-        pipeline=(requests.CachedKeys(epoch=1, slot=None, warm=True),),
+        slots=(requests.CallSlot(epoch=1, slot=None, warm=True),),
     ),
     SAMPLE,
     requests.CheckCopies(mesh=4),

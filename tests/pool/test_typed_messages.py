@@ -59,7 +59,7 @@ def test_a_field_more_or_less_is_refused_by_name(record: object) -> None:
         ({"eviction_order": [1, None]}, r"LOAD.eviction_order\[1\] is None, not of type int"),
         ({"layout": {"ranks": 2, "shard": 2}}, "LOAD.layout: unknown shard"),
         ({"layout": [2]}, "LOAD.layout is .2., not an object"),
-        ({"spec": {"path": "/models/flux.safetensors"}}, "LOAD.spec: missing adapter, dtype, mtime_ns, size_bytes"),
+        ({"spec": {"path": "/models/flux.safetensors"}}, "LOAD.spec: missing dtype, mtime_ns, size_bytes"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(change: dict, message: str) -> None:

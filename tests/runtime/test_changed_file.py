@@ -19,6 +19,7 @@ from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
 pytestmark = pytest.mark.slow
 
 PLAN = ParallelPlan(ulysses=2)
+SHARDED = ParallelPlan(ulysses=2, weights="sharded")
 KEY = "blocks.0.self_attn.o.weight"
 CHANGE = torch.ones(WIDTH, WIDTH)
 PATCHES = WeightPatchSet("one", (WeightPatch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
@@ -124,6 +125,18 @@ def test_a_file_written_over_is_refused_at_the_next_step(pool: Pool, file: Path,
     refusal(pool, spec, lambda: step(pool, spec))
     step(pool, spec_of(file, dtype))
     pool.unload(spec)
+
+
+@pytest.mark.parametrize(("before", "after"), [(PRISTINE, PATCHES), (PATCHES, PRISTINE)], ids=["made", "taken back"])
+@pytest.mark.parametrize("plan", [PLAN, SHARDED], ids=["whole", "sharded"])
+def test_a_patch_of_a_file_written_over_is_refused(
+    pool: Pool, file: Path, plan: ParallelPlan, before: WeightPatchSet, after: WeightPatchSet
+) -> None:
+    """What the file says now would stand beside what it said at the load."""
+    spec = spec_of(file)
+    pool.load(spec, plan, patches=before)
+    write_over(file)
+    refusal(pool, spec, lambda: pool.load(spec, plan, patches=after))
 
 
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:

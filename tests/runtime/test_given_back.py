@@ -38,17 +38,17 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     segment, fd = Segment.create(1 << 16)
     os.close(fd)
     engine = Engine(rank=0, device=torch.device("cuda", 0), segments=SegmentTable(segment))
-    engine.held_keys.slots[0, BatchSlice(0, 0, 1)] = {"block": torch.ones(3)}
+    engine.held_state.slots[0, BatchSlice(0, 0, 1)] = {"block": torch.ones(3)}
     emptying: list[dict] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_keys.slots)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_state.slots)))
     message = Message(Op.TRIM, 0, 1, 1, Trim(ranks=tuple(ranks)))
     engine.handle(message, progress=nothing, cancelled=nothing, beat=nothing)
     assert emptying == [{}] * emptied, "once, and after what the run had kept was let go"
-    assert engine.held_keys.slots == {}
+    assert engine.held_state.slots == {}
 
 
 CHANGE = {"side_branch": False, "first": True, "last": True, "records": ()}
-STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "pipeline": (), "mesh": 1}
+STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "slots": (), "mesh": 1}
 
 
 @pytest.mark.parametrize(

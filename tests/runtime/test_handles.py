@@ -6,39 +6,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, relative_error
+from host.tiny_hosted import call, spec_of, write_tiny
+from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 
 pytestmark = pytest.mark.slow
 
-CONFIG = sample_config(heads=4)
-TENSORS = Workload(width=96, height=64, text_tokens=5).tensors(CONFIG)
+CALL = call(text=5)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
     """Three different models of the same size."""
-    specs = []
-    for seed in range(3):
-        path = tmp_path_factory.mktemp("handles") / f"{seed}.safetensors"
-        write_sample(path, CONFIG, seed=seed)
-        specs.append(ModelSpec.of(path))
-    return specs
+    folder = tmp_path_factory.mktemp("handles")
+    return [spec_of(write_tiny(folder / f"{seed}.safetensors", seed=seed)) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
 def model_bytes(files: list[ModelSpec]) -> int:
-    with Pool(parse_devices("cpu:1").devices) as pool:
-        return pool.load(files[0]).parameter_bytes[0]
+    return sum(tensor.num_bytes for tensor in read_header(files[0].path).tensors.values())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def room_for_two(model_bytes: int) -> Iterator[Pool]:
     budget = 2 * model_bytes + 1000
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
@@ -46,15 +38,17 @@ def room_for_two(model_bytes: int) -> Iterator[Pool]:
 
 
 def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan) -> torch.Tensor:
-    return PlanRunner(pool, spec, plan, options={})(TENSORS)
+    return pool.run(spec, plan, [CALL]).outs[0]
 
 
 def names(pool: Pool) -> list[str]:
     return [model["name"] for model in pool.status()["models"]]
 
 
-def test_models_and_plans_take_turns_in_the_same_processes(room_for_two: Pool, files: list[ModelSpec]) -> None:
-    expected = [ReferenceModel(spec.path)(TENSORS) for spec in files]
+def test_models_and_plans_take_turns_in_the_same_processes(
+    room_for_two: Pool, eight_ranks: Pool, files: list[ModelSpec]
+) -> None:
+    expected = [run(eight_ranks, spec, ParallelPlan()) for spec in files]
     assert relative_error(expected[0], expected[1]) > 0.05
     room_for_two.start()
     pids = room_for_two.status()["pids"]
@@ -78,18 +72,14 @@ def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
     assert names(room_for_two) == [Path(files[2].path).name]
 
 
-def test_evicting_gives_the_memory_back(files: list[ModelSpec], model_bytes: int) -> None:
-    """fp32 weights computed in bf16 are copies of a rank's own, so they show in its resident memory."""
-    in_worker_sampling, room = [], model_bytes + 1000  # for two of them
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=room) as pool:
-        for turn in range(12):
-            half = ModelSpec.of(files[turn % 3].path, "bfloat16")
-            run(pool, half, ParallelPlan(ulysses=2))
-            in_worker_sampling.append(pool.status()["memory"][0]["resident_bytes"])
-        assert names(pool) == [Path(spec.path).name for spec in files[1:]]
-    assert in_worker_sampling[-1] - in_worker_sampling[5] < 6 * 2**20, (
-        in_worker_sampling
-    )  # six models that stayed would be 12 MiB
+def test_evicting_gives_the_memory_back(room_for_two: Pool, files: list[ModelSpec]) -> None:
+    """Shards and the buffers in which blocks become whole are a rank's own, so they show in its resident memory."""
+    resident = []
+    for turn in range(12):
+        run(room_for_two, files[turn % 3], ParallelPlan(ulysses=2, weights="sharded"))
+        resident.append(room_for_two.status()["memory"][0]["resident_bytes"])
+    assert names(room_for_two) == [Path(spec.path).name for spec in files[1:]]
+    assert resident[-1] - resident[5] < 6 * 2**20, resident  # six models that stayed would be 23 MiB
 
 
 def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:

@@ -18,7 +18,7 @@ from noted import FOLDER
 from families.files import write_model_files
 from families.wan import TEXT, wan_file
 from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError, SilentWorkersError
 from parallel_runtime.models.hosted.calls import from_tree, to_tree
@@ -39,7 +39,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     """A tiny Wan of 5 heads."""
     (path,) = write_model_files(tmp_path_factory.mktemp("wan"), [wan_file("t2v", "t2v", heads=5, seed=21)])
     comfyui = ComfyUI(str(comfyui_path()), ("--use-pytorch-cross-attention",))
-    return ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
+    return ModelSpec.of(str(path), "float32", comfyui=comfyui)
 
 
 def a_pool() -> Pool:

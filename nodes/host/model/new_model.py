@@ -19,7 +19,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.counting import Counted, Counts, usual_work_of
-from ....parallel_runtime.planner.shapes import Work
+from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
 from ..contract.comfyui import WrapperExecutor, WrappersMP, comfy

@@ -14,7 +14,7 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.planner.shapes import Work
+from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (

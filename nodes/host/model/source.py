@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
+from ....parallel_runtime.checkpoint import ComfyUI, ModelSpec, read_header
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.build import Recognised, recognise
 from ....parallel_runtime.models.hosted.calls import takes_whole_batches
@@ -94,7 +94,6 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         spec=ModelSpec.of(
             path,
             name,
-            adapter=HOSTED,
             comfyui=this_comfyui(),
             checkpoint=checkpoint,
             flags=read_flags(),

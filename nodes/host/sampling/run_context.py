@@ -146,7 +146,7 @@ class RunContext:
             tensors=tensors,
             out_shape=out_shape,
             out_dtype=out_dtype,
-            options={**options, **self._pipeline(place), **self.engine_options()},
+            options={**options, **self._place(place), **self.engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
@@ -166,16 +166,16 @@ class RunContext:
             self.prover.check(self, call, check_cancelled)
             self.checked.append(kind)
 
-    def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike.
+    def _place(self, place: str | None) -> dict[str, object]:
+        """By what ranks find what the call before this one left there; nothing where calls leave none or look alike.
 
         A class that keeps something itself tells calls apart by what they are given: it needs to know the run alone.
         """
         if self.model.keeps_state:
-            return {"pipeline": {"run": self.run_id, "key": place or ""}}
+            return {"place": {"run": self.run_id, "key": place or ""}}
         if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
             return {}
-        return {"pipeline": {"run": self.run_id, "key": place}}
+        return {"place": {"run": self.run_id, "key": place}}
 
     def note(self, proof: Proof) -> None:
         """Keep what is known of the plan for a kind of call, once."""

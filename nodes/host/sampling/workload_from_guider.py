@@ -13,7 +13,7 @@ import torch
 from ....parallel_runtime.models.specs import find_spec
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
-from ....parallel_runtime.planner.shapes import KEPT_ON, STORED_AS, Work
+from ....parallel_runtime.planner.work import KEPT_ON, STORED_AS, Work
 from ..contract.comfyui import CFGGuider, ModelPatcher, comfy
 from ..contract.order import why_calls_keep_order, why_runs_keep_order
 from ..contract.version import off

@@ -10,7 +10,7 @@ What is compiled is the block's own forward, as the class has it. Attention is o
 and the lengths of tokens are symbols, so one graph serves all blocks of a kind, every plan, size and length of text. A
 block's weights are inputs of its graph, wherever they lie. A kind of block of which no graph can be made runs as usual.
 
-Owns which blocks have a graph and what they are given. Does not own how a graph is made (models/graphs.py).
+Owns which blocks have a graph and what they are given. Does not own how a graph is made (graphs.py).
 """
 
 import inspect
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from ...wire.replies import CompiledBlocks as Report
 from ..block_chain import Entrance
-from ..graphs import Graphs, NoGraphError, Watch
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec
 from .attention import installed
+from .graphs import Graphs, NoGraphError, Watch
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
 from .side_branches import Form

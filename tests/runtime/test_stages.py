@@ -1,14 +1,13 @@
-"""Stages and patches as plain numbers: every block in one stage, every token in one place of the buffer."""
+"""Stages and their schedule as plain numbers: every block in one stage, and what filling and draining cost."""
 
 from itertools import combinations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline_schedule import DIGITS, bubble, even_order, ideal_bubble, picture, schedule
-from parallel_runtime.parallel.pipefusion import PatchedSequence, balanced_stages, patch_lengths
+from parallel_runtime.parallel.pipefusion import balanced_stages
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
@@ -25,47 +24,6 @@ def test_no_other_cut_has_a_cheaper_most_costly_stage(costs: list[int], data: st
 def test_more_stages_than_blocks_cannot_be() -> None:
     with pytest.raises(ValueError, match="4 stages for 3 blocks"):
         balanced_stages([1, 1, 1], 4)
-
-
-@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 9))
-def test_every_token_has_one_place_and_every_chunk_finds_its_own(
-    num_text: int, num_image: int, num_patches: int, parts: int, more_text: int
-) -> None:
-    sequence = PatchedSequence(num_text, num_image, min(num_patches, num_image), parts, num_text + more_text)
-    assert sorted(sequence.order) == list(range(num_text + num_image))
-    places = [
-        place
-        for chunk in sequence.chunks(warm=False)
-        for part in range(parts)
-        for place in range(sequence.slot(part, chunk).start, sequence.slot(part, chunk).stop)
-    ]
-    assert sorted(places) == list(range(num_text + num_image))
-    sizes = [sum(sequence.lengths(chunk)) for chunk in sequence.chunks(warm=False)]
-    assert sum(sizes) == sum(sequence.lengths(sequence.whole)) == num_text + num_image
-    assert max(sizes[1:], default=0) - min(sizes[1:], default=0) <= 1
-    whole = torch.arange(num_image)
-    for part in range(parts):
-        mine = sequence.take(whole, part=part, stream="image", dim=0)
-        for patch, chunk in enumerate(sequence.chunks(warm=False)):
-            own = sequence.shard(part, patch).take(whole, stream="image", dim=0)
-            assert torch.equal(mine[sequence.image_rows(part, chunk)], own)
-
-
-@pytest.mark.parametrize(
-    ("num_text", "num_image", "patches", "expected"),
-    [
-        (512, 4096, 4, (640, 1152, 1152, 1152)),  # Flux.1 at 1024 x 1024: every patch has 1,152 tokens
-        (7, 72, 3, (20, 26, 26)),
-        (0, 7, 3, (3, 2, 2)),
-        (300, 64, 4, (1, 21, 21, 21)),  # the text alone is longer than an even patch
-        (9, 3, 3, (1, 1, 1)),
-        (9, 5, 1, (5,)),
-    ],
-)
-def test_patches_are_as_long_as_each_other_with_the_text_before_the_first(
-    num_text: int, num_image: int, patches: int, expected: tuple[int, ...]
-) -> None:
-    assert patch_lengths(num_image, patches, num_text=num_text) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,26 @@
-"""Which calls find keys and values of a call before them in the ranks of a pipeline, and which go through whole.
+"""Which calls find on the ranks what the call before them left there, and which go through whole.
 
-A call that may says so in its option `pipeline`: {"run": the sampling run it belongs to, "key": its place in a step of
-it, for example the conditioning and the number of the call in the step}. The first `warmup_steps` calls of a key go
-through whole; later ones use what the one before left. Keys are those of the runs of one request, and stay while each
-request is of these runs or some of them: with another run, model or plan, nothing is known, and everything is warm-up.
-A call of another shape, number or batch group is warm-up too. One without the option is warm-up and leaves nothing.
+A call that may says so in its option `place`: {"run": the sampling run it belongs to, "key": its place in a step of it,
+for example the conditioning and the number of the call in the step}. What a call leaves is the ranks' to say: in a
+pipeline keys and values, with a step cache what blocks added, of some classes what the module itself keeps.
 
-A step cache says its calls in the same way, and ranks keep what blocks added (models/hosted/first_block.py).
+The first `warmup_steps` calls of a key go through a pipeline whole; later ones use what the one before left. Keys are
+those of the runs of one request, and stay while each request is of these runs or some of them: with another run, model
+or plan, nothing is known, and everything is warm-up. A call of another shape, number or batch group is warm-up too. One
+without the option is warm-up and leaves nothing.
 
-Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/pipelined_step.py).
+Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/held_state.py).
 """
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from ..plan import BatchSlice, ParallelPlan
-from ..wire.requests import CachedKeys
+from ..wire.requests import CallSlot
 from .calls import ModelCall, shape_of
 
 
-class KvCacheTracker:
+class CallTracker:
     """What the ranks of one generation hold."""
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class KvCacheTracker:
 
     def enter(
         self, calls: Sequence[ModelCall], batch_groups: Sequence[Sequence[BatchSlice]], plan: ParallelPlan, model: int
-    ) -> tuple[CachedKeys, ...]:
+    ) -> tuple[CallSlot, ...]:
         """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
 
         Say `done` when the ranks have done them; else nothing is known of what they hold. Raises `ValueError` for an
@@ -58,10 +59,10 @@ class KvCacheTracker:
             for n, call in enumerate(calls)
         )
 
-    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CachedKeys:
+    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CallSlot:
         asked = _asked_of(call)
         if asked is None:
-            return CachedKeys(epoch=self._epoch, slot=None, warm=True)
+            return CallSlot(epoch=self._epoch, slot=None, warm=True)
         where = tuple(
             (batch_group, piece.call, piece.start, piece.stop)
             for batch_group, own in enumerate(pieces)
@@ -69,7 +70,7 @@ class KvCacheTracker:
         )
         slot = self._slots.setdefault((asked["run"], asked["key"], shape_of([call]), where), len(self._slots))
         self._calls[slot] += 1
-        return CachedKeys(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
+        return CallSlot(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
 
 
 def _run_of(call: ModelCall) -> str | None:
@@ -79,8 +80,8 @@ def _run_of(call: ModelCall) -> str | None:
 
 
 def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
-    """What the option `pipeline` of a call says, None where it has none. Raises `ValueError` for another form."""
-    asked = call.options.get("pipeline")
+    """What the option `place` of a call says, None where it has none. Raises `ValueError` for another form."""
+    asked = call.options.get("place")
     if asked is not None and (not isinstance(asked, dict) or set(asked) != {"run", "key"}):
-        raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
+        raise ValueError(f'option place is {asked!r}; give {{"run": .., "key": ..}}, two strings')
     return asked

@@ -1,0 +1,38 @@
+"""Where the weights of a block lie in the bytes that ranks share out."""
+
+import pytest
+import torch
+
+from parallel_runtime.weights.unit_layout import ALIGNMENT, UnitLayout
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 8])
+def test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements(shards: int) -> None:
+    weights = {
+        "matrix": (torch.bfloat16, (37, 11)),
+        "scalar": (torch.float32, ()),
+        "fp8": (FP8, (129,)),
+        "empty": (torch.float32, (0, 4)),
+        "vector": (torch.float32, (1008,)),  # with it 80 times 64 bytes, which three ranks cannot cut evenly
+    }
+    layout = UnitLayout(weights, shards=shards)
+    whole = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    for name, (dtype, shape) in weights.items():
+        count = torch.Size(shape).numel()
+        values = torch.arange(count, dtype=torch.float32).to(dtype)
+        reached = 0
+        for index in range(shards):
+            part = layout.part(name, index)
+            if part.first < part.stop:
+                assert part.first == reached
+                reached = part.stop
+            shard = whole[index * layout.shard_bytes : (index + 1) * layout.shard_bytes]
+            part.of(shard).copy_(values[part.first : part.stop])
+        assert reached == count
+        view = layout.views(whole)[name]
+        assert view.data_ptr() % ALIGNMENT == whole.data_ptr() % ALIGNMENT
+        assert view.shape == shape
+        assert torch.equal(view.float().flatten(), values.float())
+    assert layout.num_bytes == shards * layout.shard_bytes

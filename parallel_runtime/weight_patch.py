@@ -1,6 +1,6 @@
 """A change of one weight as it travels from whoever made it to the ranks: plain values and named tensors.
 
-Owns the record and its form on the wire. What a change does to a weight is `weights/patches.py`'s.
+Owns the record and its form on the wire. What a change does to a weight is `models/hosted/changes.py`'s.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -148,9 +148,22 @@ class Mesh:
 
     @cached_property
     def attention(self) -> SequenceParallelAttention:
-        """The attention of this plan over a sequence that its ring and ulysses ranks share."""
+        """The attention of this plan over a sequence that its ring and ulysses ranks share.
+
+        Raises `ValueError` for a plan with an axis that neither rows, stages nor attention use: its ranks would each
+        compute all tokens, and no result would show it.
+        """
         ring, ulysses = self.axes["ring"], self.axes["ulysses"]
-        return SequenceParallelAttention(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
+        attention = SequenceParallelAttention(
+            ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks
+        )
+        used = self.plan.data * self.plan.cfg * self.plan.pipefusion * attention.parts
+        if used != self.plan.ranks:
+            raise ValueError(
+                f"{self.plan.describe()} has {self.plan.ranks} ranks, and {used} share the work; the others would "
+                "compute the same again: give Mesh.attention the axis that it lacks"
+            )
+        return attention
 
     def probe(self, device: torch.device) -> ProbeReply:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""

@@ -128,7 +128,7 @@ def test_every_family_and_every_plan_that_exchanges_is_in_the_subset() -> None:
 
 def test_every_class_has_a_plan_whose_lines_are_counted() -> None:
     assert all(0 < plan_lines(FILES[variant.file].class_path) < 40 for variant in FAMILIES)
-    # both are a name in PLANS, so that all of their lines are elsewhere in the file
+    # both are a name in SPECS, so that all of their lines are elsewhere in the file
     assert plan_lines("comfy.ldm.wan.model.CameraWanModel") == plan_lines("comfy.ldm.wan.model.WanModel") > 2
-    with pytest.raises(ValueError, match="no PLANS"):
+    with pytest.raises(ValueError, match="no SPECS"):
         plan_lines("comfy.ldm.wan.model.Head")

@@ -44,8 +44,8 @@ def largest_difference(got: Tensor, want: Tensor) -> float:
 
 def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """A case's row."""
-    from parallel_runtime.models.graphs import Graphs, Watch
     from parallel_runtime.models.hosted.compiled import blocks_of
+    from parallel_runtime.models.hosted.graphs import Graphs, Watch
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.hosted.side_branches import SideBranches
     from parallel_runtime.models.specs import spec_of

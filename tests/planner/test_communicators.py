@@ -95,3 +95,20 @@ def test_each_communicator_is_paid_for() -> None:
     }
     assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES
     assert runtime["ring=2,ulysses=2"] - runtime["ulysses=4"] > 2 * CONNECTION_BYTES
+
+
+class WithAnAxisMore(ParallelPlan):
+    """A plan with an axis of two that nobody has taught to share anything."""
+
+    @property
+    def ranks(self) -> int:
+        return 2 * self.data * self.cfg * self.pipefusion * self.ring * self.ulysses
+
+
+def test_a_plan_with_ranks_that_share_nothing_is_refused_not_computed_twice() -> None:
+    def mesh(plan: ParallelPlan) -> Mesh:
+        return Mesh(plan, device=torch.device("cpu"), groups=Groups(), show_waiting=lambda _: None)
+
+    assert mesh(ParallelPlan()).attention.parts == 1
+    with pytest.raises(ValueError, match=r"has 2 ranks, and 1 share the work; .* give Mesh.attention the axis"):
+        _ = mesh(WithAnAxisMore()).attention

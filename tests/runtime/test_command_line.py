@@ -68,7 +68,7 @@ def test_the_negative_control_exits_1(tiny_hosted: ModelSpec, plan: str, dtype: 
     done = verify(tiny_hosted.path, plan, "--dtype", dtype, "--negative-control", "--json")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
-    assert report["max_rel_err"] > 0.02 > 2 * report["tolerance"]
+    assert report["max_rel_err"] > max(0.02, 2 * report["tolerance"]), report
     assert report["negative_control"] is True
 
 
@@ -215,9 +215,9 @@ def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(
 ) -> None:
     assert main(["verify", "--model", tiny_hosted.path, *arguments]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
+    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))  # what goes on is said before
     for word in words:
-        assert word in said
+        assert word in sentence
 
 
 def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

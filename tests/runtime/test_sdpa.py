@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from parallel_runtime.models.hosted import attention, sdpa
+from parallel_runtime.models.hosted import sdpa, stock_attention
 from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first, try_first
 
@@ -17,7 +17,7 @@ STOCK = ["FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((sdpa, "_MOVED", []), (sdpa, "_FAILED", []), (attention, "ATTENDED", set())):
+    for module, name, value in ((sdpa, "_MOVED", []), (sdpa, "_FAILED", []), (stock_attention, "ATTENDED", set())):
         monkeypatch.setattr(module, name, value)
 
 
@@ -124,7 +124,7 @@ def test_where_cudnn_raises_comfyuis_own_order_attends_and_stays(
         "cuDNN's attention failed; this worker keeps ComfyUI's own order of kernels: "
         "No execution plans support the graph."
     ]
-    assert attention.ATTENDED == {"pytorch: flash attention (cuDNN's attention failed)"}
+    assert stock_attention.ATTENDED == {"pytorch: flash attention (cuDNN's attention failed)"}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("sizes"), TypeError("a keyword")])

@@ -10,7 +10,7 @@ What is compiled is the block's own forward, as the class has it. Attention is o
 and the lengths of tokens are symbols, so one graph serves all blocks of a kind, every plan, size and length of text. A
 block's weights are inputs of its graph, wherever they lie. A kind of block of which no graph can be made runs as usual.
 
-Owns which blocks have a graph and what they are given. Does not own how a graph is made (models/graphs.py).
+Owns which blocks have a graph and what they are given. Does not own how a graph is made (graphs.py).
 """
 
 import inspect

@@ -112,7 +112,7 @@ def extra_bytes(groups: Iterable[ExchangeGroup], num_ranks: int) -> int:
 def kept_bytes(num_ranks: int) -> int:
     """What groups of plans used before may take beside those of the plan that runs: as much as any one plan's.
 
-    So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/meshes.py`).
+    So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/worker_group.py`).
     """
     return max(extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in _plans(num_ranks))
 

@@ -23,10 +23,10 @@ from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.memory import memory_of
 from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.weight_patch import WeightPatchSet
-from ....parallel_runtime.wire.replies import MeasureReply
+from ....parallel_runtime.wire.messages import MeasureReply
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 

@@ -50,7 +50,7 @@ from parallel_runtime.models.specs import SPECS  # noqa: E402
 from parallel_runtime.models.stages import stage_run  # noqa: E402
 from parallel_runtime.parallel.attention import SequenceParallelAttention  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
-from parallel_runtime.pool.in_worker_sampling import InWorkerRun  # noqa: E402
+from parallel_runtime.pool.calls import InWorkerRun  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 TARGET = Path(__file__).with_name("pipefusion.md")

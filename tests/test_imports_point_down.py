@@ -24,12 +24,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/cli",),
     ("runtime/pool", "runtime/worker"),
     ("runtime/machines",),
-    ("runtime/rank_environment",),
     ("runtime/models/hosted", "runtime/weights"),
     ("runtime/report",),
     ("runtime/models",),
     ("runtime/planner",),
     ("runtime/wire", "runtime/parallel"),
+    ("runtime/rank_environment",),
     (
         "runtime/checkpoint",
         "runtime/choices",

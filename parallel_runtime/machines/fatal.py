@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import torch
 
-from ..wire import lifeline
+from ..wire import processes
 
 
 def run_process(serve: Callable[[], None], *, lifeline_fd: int, parent_pid: int) -> NoReturn:
     """Run `serve` to its end, and then end this process, which does not outlive its parent."""
-    lifeline.arm(lifeline_fd, parent_pid)
+    processes.arm(lifeline_fd, parent_pid)
     torch.set_num_threads(1)
     fatal(serve)
     os._exit(0)

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import DefaultLogsSpecs, LaunchConfig, elast
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
 from ..wire.channel import Channel
-from ..wire.output import Output
+from ..wire.processes import Output
 from ..wire.records import from_body
 from .connection import join_address
 from .fatal import run_process, thread

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .choose import HEADROOM, WORTHWHILE, Choice, Prediction, choose_plan
-from .counted import CountedModel, counted_memory
+from .counted import CountedModel
 from .hardware import GIB, Calibration
 from .known import known_rates
+from .memory import memory_of
 from .work import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
@@ -53,13 +54,12 @@ class Decision:
         return "" if self.work is None else describe_work(self.work)
 
 
-def usual_work(*, element_bytes: int = 2, weight_bytes: int = 2) -> Work:
+def usual_work(*, element_bytes: int = 2) -> Work:
     """What a plan is chosen for before anybody knows the image: 1024 x 1024, 512 text tokens, cfg 1, batch 1."""
     return Work(
         image_tokens=image_tokens(PIXELS, PIXELS),
         text_tokens=TEXT_TOKENS,
         element_bytes=element_bytes,
-        weight_bytes=weight_bytes,
     )
 
 
@@ -168,7 +168,7 @@ def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: in
     """All devices, with the first kind of weights that fits, the last of them where none does."""
     rates = known_rates(ANY_GPU)
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
-    needs = {kind: counted_memory(model, work, replace(everything, weights=kind), rates).total for kind in usable}
+    needs = {kind: memory_of(model, work, replace(everything, weights=kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
     reasons = [
         f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"

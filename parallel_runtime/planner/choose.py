@@ -6,14 +6,15 @@ is measured here.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
-from .cost import Cost
-from .counted import CountedModel, counted_cost, counted_memory, where_kept
+from .cost import Cost, step_cost
+from .counted import CountedModel
 from .hardware import GIB, Calibration
-from .memory import Memory
+from .memory import Memory, memory_of, where_kept
 from .work import Work
 
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
@@ -102,7 +103,7 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
     """
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in product(divisors, repeat=len(AXES)):
-        data, cfg, stages, _, _ = degrees
+        data, cfg, stages, *_ = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
         if stages > 1 and not stale:
@@ -118,10 +119,9 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
 def _predict(
     model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
 ) -> Prediction:
-    on_device = counted_memory(model, work, plan, calibration.rates, num_ranks=num_ranks)
-    work = where_kept(model, work, plan, on_device, free=round(HEADROOM * free))
-    cost = counted_cost(model, work, plan, calibration)
-    memory = counted_memory(model, work, plan, calibration.rates, num_ranks=num_ranks)
+    needed = partial(memory_of, model, plan=plan, rates=calibration.rates, num_ranks=num_ranks)
+    work = where_kept(model, work, plan, needed(work), free=round(HEADROOM * free))
+    cost, memory = step_cost(model, work, plan, calibration), needed(work)
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free

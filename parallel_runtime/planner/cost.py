@@ -1,8 +1,34 @@
-"""What a step is predicted to take, and what all predictions share. The formulas are counted.py's."""
+"""How long a step takes: roofline, communication and launch overhead, of what was counted of the model.
 
-from dataclasses import dataclass
+Owns the formulas. Amounts are counted.py's, what constants mean is hardware.py's. Letters: `U`, `R` ulysses and ring
+degree, `N = U R` ranks that share the tokens, `H` heads of keys, `S` stages, `M` patches of PipeFusion.
 
+The device's time of a row of a call, on the slowest rank, is
+
+    matmul FLOPs / matmul rate + attention FLOPs / attention rate + bytes of what is between / memory bandwidth
+
+where of what is counted outside of shared attention a part is every rank's and the rest 1 / N of it; shared attention
+is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / R of the rows. Ranks send
+
+    (q, k, v and output) / N (U - 1) / U in all-to-alls (arXiv 2309.14509), (R - 1) times (k, v) / N around the ring
+    (arXiv 2310.01889), and what is gathered
+
+of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
+the host takes its time to start each operation: beside the device where that runs ahead, after it on a CPU. Weights are
+read once a call. What lies in host memory comes to the device in every step, behind what is computed.
+
+In a pipeline (PipeFusion, arXiv 2405.14430) that stays full between steps, M patches pass a stage in M turns, each with
+blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
+of the width of the queries. What is outside of the blocks counts as part of them. The first step is synchronous.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
 from ..plan import ParallelPlan
+from .counted import Amounts, CountedModel, amounts_of, kept_bytes_of
 from .hardware import Calibration
 from .work import Work
 
@@ -32,14 +58,142 @@ class Cost:
         return warmup * self.warmup_step_s + (steps - warmup) * self.step_s
 
 
-def relayed_s(plan: ParallelPlan, calibration: Calibration, num_bytes: float) -> float:
-    """Seconds for the tensors of a step, there and back, where ranks of further machines have a part in it."""
+def step_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
+    """The time of one step of this plan."""
+    first = model.in_first_step
+    model = first if work.kept_on == "off" else model
+    parts = _pass_s(model, work, plan, calibration, patches=1)
+    warmup_step_s = sum(parts if model is first else _pass_s(first, work, plan, calibration, patches=1))
+    if plan.pipefusion > 1:
+        handed = partial(_handed_s, model, work, plan, calibration)
+        warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
+        compute, communication, launch = _pass_s(model, work, plan, calibration, patches=plan.num_patches)
+        turns = plan.num_patches  # of a pipeline that stays full between steps
+        factor = turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks
+        hand_over = handed(patches=plan.num_patches)
+        turn = (compute + communication + launch) * factor / turns
+        waited = turns * max(0.0, hand_over - turn)
+        parts = (compute * factor, communication * factor + waited, launch * factor)
+    compute, communication, launch = parts
+    relayed = relayed_s(plan, calibration)
+    return Cost(
+        step_s=compute + communication + launch + relayed,
+        compute_s=compute,
+        communication_s=communication + relayed,
+        launch_s=launch,
+        warmup_step_s=warmup_step_s + relayed,
+    )
+
+
+def relayed_s(plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds of the messages of a step, there and back, where ranks of further machines have a part in it."""
     between = calibration.between
     if between is None or plan.ranks <= calibration.machines[0]:
         return 0.0
-    return num_bytes / between.bandwidth + RELAYED_MESSAGES * between.latency_s
+    return RELAYED_MESSAGES * between.latency_s
 
 
 def rows_per_group(work: Work, plan: ParallelPlan) -> int:
     """Rows of the batch one batch group runs a step, the longest batch group's."""
     return -(-work.rows // plan.batch_groups)
+
+
+def _pass_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int
+) -> tuple[float, float, float]:
+    """Seconds of compute, communication and launch of a patch of every call of a step through all blocks."""
+    rates, software = calibration.rates, calibration.software
+    amounts = amounts_of(model, work, plan, merge_passes=software.merge_passes, patches=patches)
+    rows = rows_per_group(work, plan)
+    compute = amounts.matmul_flops / rates.matmul_flops
+    compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
+    calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
+    compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
+    around = calibration.link_of(plan.parts, plan.ranks)
+    communication = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
+    communication += _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
+    fetched = _weights_s(model, plan, calibration)
+    if work.kept_on == "cpu" and rates.asynchronous:
+        fetched += rows * kept_bytes_of(model, work) / rates.host_bandwidth
+    communication += max(0.0, fetched - compute - communication)
+    launch = calls * amounts.operations * software.operation_s
+    if rates.asynchronous:  # the step ends when the device has done the last operation that the host starts
+        device = compute + communication
+        launch = max(0.0, launch - device) + min(launch, device) / max(1.0, calls * amounts.operations)
+    return compute, communication, launch
+
+
+def _exchanges_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, amounts: Amounts, *, calls: int
+) -> float:
+    """Seconds of a step for which ranks wait for heads and for hops, beside the attention that they share.
+
+    A pipeline's stages send all heads at once, and gather what others have around the ring: nothing hides.
+    """
+    times = calls * amounts.exchanges
+    if not times:
+        return 0.0
+    rates, link, around = calibration.rates, calibration.link, calibration.link_of(plan.parts, plan.ranks)
+    rows = rows_per_group(work, plan) / times  # a row's amounts are of all attentions: what one of them has of these
+    attend_s = rows * rates.attention_s(amounts.attended_flops, amounts.attended_scores)
+    waited = 0.0
+    if plan.ring > 1:
+        hop_s = rows * amounts.hop_bytes / around.bandwidth + around.latency_s
+        sent = (plan.ring - 1) * hop_s
+        both = sent + attend_s if plan.pipefusion > 1 else ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    if plan.ulysses > 1:
+        bandwidth = link.all_to_all_bandwidth(plan.ulysses)
+        there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
+        chunks = 1
+        if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
+            shared = SharedHeads(
+                groups=model.heads,
+                ranks=plan.ulysses,
+                keys=work.tokens,
+                head_dim=model.head_dim(work),
+                flops=rows * amounts.attended_flops,
+                arriving_bytes=there,
+                returning_bytes=back,
+            )
+            given = OverlapRates(
+                attention_flops=rates.attention_flops,
+                bandwidth=bandwidth,
+                latency_s=link.latency_s,
+                most_chunks=rates.most_chunks,
+            )
+            chunks = choose_chunks(shared, given)
+        both = chunked_s(
+            attend_s=attend_s,
+            arriving_s=there / bandwidth,
+            returning_s=back / bandwidth,
+            latency_s=link.latency_s,
+            chunks=chunks,
+        )
+        sent = (there + back) / bandwidth + 2 * chunks * link.latency_s
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    return times * waited
+
+
+def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int) -> float:
+    """Seconds until the next stage has a patch of every call of a step."""
+    patch = replace(work, image_tokens=math.ceil(work.image_tokens / patches))
+    handed = model.count("query_bytes", patch) / 2 / max(1.0, model.count("exchanges", patch)) / plan.parts
+    calls = 2 if work.guided and plan.cfg == 1 else 1
+    link = calibration.link_of(plan.pipefusion * plan.parts, plan.ranks)
+    return rows_per_group(work, plan) * handed / link.bandwidth + calls * link.latency_s
+
+
+def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
+    shards, num_bytes = plan.replica_ranks // plan.pipefusion, sum(model.block_bytes) / plan.pipefusion
+    link = calibration.link_of(plan.replica_ranks, plan.ranks)
+    seconds = 0.0
+    if plan.weights == "offloaded":
+        seconds += num_bytes / shards / calibration.rates.host_bandwidth
+    if plan.weights != "replicated" and shards > 1:
+        seconds += (
+            num_bytes * (shards - 1) / shards / link.bandwidth
+            + len(model.block_bytes) / plan.pipefusion * link.latency_s
+        )
+    return seconds

@@ -19,7 +19,7 @@ class Rates:
     """One device. `asynchronous` devices run kernels while the host prepares the next ones.
 
     Rates are in operations and bytes a second; `memory_bytes` is what a rank may use, `host_bandwidth` its way to host
-    memory. Of models that are counted operation by operation: `elementwise_bandwidth` is what is reached between
+    memory. `elementwise_bandwidth` is what is reached between
     matrices, 0 where it is the memory's; `score_s` what an exponential of the softmax takes, beside the FLOPs that
     `attention_flops` reaches with heads of `WIDE`. `most_chunks`: into how many chunks ranks send heads of attention at
     most, 0 where no figure of the device limits them.
@@ -73,21 +73,12 @@ class Interconnect:
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """How a block runs. Host seconds: `block_s` to start one block, `exchange_s` more where its sequence is shared out,
-    `hop_s` more for each hop of the ring.
-
-    `passes` is how often one activation (tokens x width) crosses memory in a block besides the matrices and the
-    attention, `merge_passes` the same of one fp32 output at each hop. `swap_calls` is how many all-to-alls a block of
-    ulysses takes. `operation_s` is the host's time to start one operation, of models that are counted by these.
+    """How ranks run operations. `operation_s` is the host's time to start one; `merge_passes` how often one fp32 output
+    crosses memory at each hop of the ring.
     """
 
     name: str
-    passes: float
     merge_passes: float
-    block_s: float
-    exchange_s: float
-    hop_s: float
-    swap_calls: int = 2
     operation_s: float = 10e-6
 
 

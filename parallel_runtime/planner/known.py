@@ -1,8 +1,8 @@
 """The table of known devices and links: the constants of a machine that nobody has calibrated.
 
 Owns the figures, which device a name means, and which link a machine of such devices usually has. Spec-sheet figures
-are the vendors' (dense, no sparsity). What is reached of them, PCIe links and the host's seconds were fitted to
-published runs of other engines (benchmarks/planner.md); `doctor --calibrate` measures ours. Of a device that this
+are the vendors' (dense, no sparsity). What is reached of them and PCIe links were fitted to published runs of other
+engines (benchmarks/planner.md); `doctor --calibrate` measures ours. Of a device that this
 project has measured, measured.json has what stands in their place.
 """
 
@@ -39,18 +39,18 @@ DEVICES = {
     "H100 NVL": KnownDevice(835.0, 3900.0, 94, 0.59, 0.31),
     "H100 PCIe": KnownDevice(756.0, 2000.0, 80, 0.59, 0.31),
     "H20": KnownDevice(148.0, 4000.0, 96, 0.90, 0.60, "nvlink4"),
-    "A100": KnownDevice(312.0, 2039.0, 80, 0.60, 0.70, "nvlink3"),
-    "A100 40GB": KnownDevice(312.0, 1555.0, 40, 0.60, 0.70, "nvlink3"),
-    "A100 PCIe": KnownDevice(312.0, 1935.0, 80, 0.60, 0.70),
-    "A100 PCIe 40GB": KnownDevice(312.0, 1555.0, 40, 0.60, 0.70),
+    "A100": KnownDevice(312.0, 2039.0, 80, 0.61, 0.70, "nvlink3"),
+    "A100 40GB": KnownDevice(312.0, 1555.0, 40, 0.61, 0.70, "nvlink3"),
+    "A100 PCIe": KnownDevice(312.0, 1935.0, 80, 0.61, 0.70),
+    "A100 PCIe 40GB": KnownDevice(312.0, 1555.0, 40, 0.61, 0.70),
     "L40S": KnownDevice(362.0, 864.0, 48, 0.60, 0.55),
-    "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.73),
+    "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
     "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
     "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
     "RTX 3090": KnownDevice(
         71.0, 936.0, 24, 0.85, 0.85, "pcie3"
     ),  # copies cross host memory: half of PCIe 4.0, a guess
-    "RTX 2000 Ada": KnownDevice(48.0, 224.0, 16, 0.99, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
+    "RTX 2000 Ada": KnownDevice(48.0, 224.0, 16, 1.00, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
 }
 # Words of a driver's names that change nothing. Any other makes it another device: Laptop, MIG, D, Ti, SUPER, a
 # vGPU's 40C, and a size of memory that is not the table's.
@@ -71,14 +71,13 @@ _LINKS = {
     "ethernet1": Interconnect(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
     "ethernet10": Interconnect(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
-# The host's seconds are those of the engines in the published tables, not of ours.
-EAGER = Software(name="eager", passes=93.5, merge_passes=17.9, block_s=1.02e-03, exchange_s=1.54e-03, hop_s=1.95e-04)
-COMPILED = Software(name="compiled", passes=22.0, merge_passes=8.0, block_s=0.5e-3, exchange_s=0.2e-3, hop_s=0.1e-3)
-ON_CPU = Software(name="cpu", passes=30.0, merge_passes=4.0, block_s=3.40e-04, exchange_s=7.63e-04, hop_s=0.1e-3)
+# What merges parts was fitted to other engines' rows, which tell nothing of ranks on a CPU.
+EAGER = Software(name="eager", merge_passes=17.5)
+ON_CPU = Software(name="cpu", merge_passes=4.0)
 MEASURED = Path(__file__).with_name("measured.json")
-# What a measured device may have there: of its rates, and of the host that starts its blocks one by one.
+# What a measured device may have there: of its rates, and of the host that starts its operations one by one.
 OF_RATES = ("matmul_flops", "attention_flops", "memory_bandwidth")
-OF_SOFTWARE = ("passes", "block_s", "exchange_s", "hop_s", "operation_s")
+OF_SOFTWARE = ("operation_s",)
 MEASURES = (*OF_RATES, *OF_SOFTWARE)
 CPU_THREAD = Rates(
     name="cpu",
@@ -117,9 +116,7 @@ def usual_link(name: str, devices: int) -> Interconnect:
     return known_link(f"{link}-shared" if shared else link)
 
 
-def known_calibration(
-    device: str, link: str | None = None, *, devices: int = 2, compiled: bool = False, measured: bool = True
-) -> Calibration:
+def known_calibration(device: str, link: str | None = None, *, devices: int = 2, measured: bool = True) -> Calibration:
     """Constants from the table, with the link that a machine with so many such devices usually has.
 
     `cpu` is one thread of a CPU a rank. `measured`: of a device that this project has measured, its own constants in
@@ -135,12 +132,10 @@ def known_calibration(
         )
     rates = known_rates(device)
     reaching = known_link(link) if link else usual_link(device, devices)
-    software = COMPILED if compiled else EAGER
-    source = f"a table of known devices ({rates.name}, {reaching.name}, {software.name}), not measured here"
+    source = f"a table of known devices ({rates.name}, {reaching.name}, {EAGER.name}), not measured here"
     own = _measured().get(rates.name, {}) if measured else {}
     rates = replace(rates, **{name: own[name] for name in OF_RATES if name in own})
-    if own and not compiled:
-        software = replace(software, **{name: own[name] for name in OF_SOFTWARE if name in own})
+    software = replace(EAGER, **{name: own[name] for name in OF_SOFTWARE if name in own})
     return Calibration(rates=rates, link=reaching, software=software, source=source)
 
 

@@ -17,7 +17,7 @@ from ..devices import Device, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
 from .hardware import Calibration
-from .known import COMPILED, known_calibration, known_link
+from .known import known_calibration, known_link
 from .store import CalibrationStore, default_path
 
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
@@ -51,17 +51,15 @@ def _kind(devices: Sequence[Device]) -> str:
     return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
 
 
-def look(
-    devices: Sequence[Device], *, link: str | None = None, compiled: bool = False
-) -> tuple[Calibration, list[int]]:
+def look(devices: Sequence[Device], *, link: str | None = None) -> tuple[Calibration, list[int]]:
     """(constants, free bytes of each device). Raises `ValueError` for a device neither known nor calibrated."""
-    return constants(devices, link=link, compiled=compiled), free_bytes(devices)
+    return constants(devices, link=link), free_bytes(devices)
 
 
-def constants(devices: Sequence[Device], *, link: str | None = None, compiled: bool = False) -> Calibration:
+def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibration:
     """The devices' constants, measured or known. Raises `ValueError` for a device that is neither.
 
-    `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
+    `link`, from the table, takes the place of what was measured of the link.
     """
     found = measured(devices)
     machines = ranks_by_machine(devices)
@@ -69,16 +67,16 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
         return (
             _with_choices(found, devices[0])
             if found
-            else _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
+            else _unmeasured(constants(devices[: machines[0]], link=link), machines)
         )
     if devices[0].kind == "cpu":
         name, present = "cpu", len(devices)
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
-        found = known_calibration(name, link, devices=present, compiled=compiled)
+        found = known_calibration(name, link, devices=present)
     else:
-        found = as_told(found, link=link, compiled=compiled)
+        found = as_told(found, link=link)
     return _with_choices(found, devices[0])
 
 
@@ -107,20 +105,12 @@ def measured(devices: Sequence[Device]) -> Calibration | None:
     return store.load_for(_kind(devices), len(devices))
 
 
-def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Calibration:
-    """Measured constants with a link that the user names, and with compiled blocks, of which only the table knows.
-
-    On ranks of a CPU nothing is known of compiled blocks, and `compiled` changes nothing. Raises `ValueError` for a
-    link that is not in the table.
-    """
-    if link is not None:
-        source = f"{calibration.source}; the link is the table's {link}, as told"
-        calibration = replace(calibration, link=known_link(link), source=source)
-    if compiled and calibration.rates.asynchronous:
-        software = replace(COMPILED, swap_calls=calibration.software.swap_calls)
-        source = f"{calibration.source}; compiled blocks are the table's"
-        calibration = replace(calibration, software=software, source=source)
-    return calibration
+def as_told(calibration: Calibration, *, link: str | None) -> Calibration:
+    """Measured constants with a link that the user names. Raises `ValueError` for one that is not in the table."""
+    if link is None:
+        return calibration
+    source = f"{calibration.source}; the link is the table's {link}, as told"
+    return replace(calibration, link=known_link(link), source=source)
 
 
 def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | None:

@@ -1,6 +1,6 @@
 """How much memory a plan takes on one rank: weights, activations, exchange buffers, and what torch itself takes.
 
-Owns the formulas. Letters: `s` tokens of this rank, `d` hidden width, `m` width of the MLP, `e` bytes an element.
+Owns the formulas, and where a class that keeps something from call to call has it.
 """
 
 import functools
@@ -11,8 +11,12 @@ from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
 from ..plan import AXES, ParallelPlan
+from .cost import rows_per_group
+from .counted import CountedModel, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
+from .work import Work
 
+ROOM = 4  # times what a call keeps has to be free on the device, or it lies in host memory
 BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead
 CUDA_CONTEXT_BYTES = 700 * 2**20
 # Of NCCL, estimated and not yet measured on our own: what it takes once, a communicator besides its connections, and a
@@ -38,6 +42,46 @@ class Memory:
     def total(self) -> int:
         """All on the device."""
         return self.weights + self.activations + self.buffers + self.runtime
+
+
+def memory_of(
+    model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
+) -> Memory:
+    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
+    rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
+    weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
+    if plan.weights != "replicated":
+        at_hand = min(blocks / plan.pipefusion, BLOCKS_AT_HAND * model.largest_block)
+        kept = blocks / (plan.ranks // plan.data)
+        weights = model.weight_bytes - blocks + at_hand + (kept if plan.weights == "sharded" else 0.0)
+        host = kept if plan.weights == "offloaded" else 0.0
+    buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
+    exchanges = max(1.0, model.count("exchanges", work))
+    an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
+    held = max(each.count("held_bytes", work, plan.parts) for each in (model, model.in_first_step))
+    on_device, on_host = kept_by_class(model, work, rates)
+    held += kept_by_step_cache(model, work, plan) + on_device
+    host += rows * on_host
+    return Memory(
+        weights=round(weights),
+        activations=round(rows * held),
+        buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
+        runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
+        host_bytes=round(host),
+    )
+
+
+def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: Memory, *, free: int) -> Work:
+    """The work with the place where its class keeps things, `memory` being what the plan needs with them on the device.
+
+    As Qwen-Image 2.1: on the device, where what is free is more than `ROOM` times what one call keeps.
+    """
+    if work.kept_on != "auto" or not model.kept_bytes:
+        return work
+    rows = rows_per_group(work, plan)
+    of_call = kept_bytes_of(model, work) * (rows // 2 if work.guided and plan.cfg == 1 else rows)
+    spare = free - memory.weights - memory.runtime
+    return replace(work, kept_on="gpu" if spare > ROOM * of_call else "cpu")
 
 
 def runtime_bytes(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:
@@ -68,7 +112,7 @@ def extra_bytes(groups: Iterable[ExchangeGroup], num_ranks: int) -> int:
 def kept_bytes(num_ranks: int) -> int:
     """What groups of plans used before may take beside those of the plan that runs: as much as any one plan's.
 
-    So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/meshes.py`).
+    So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/worker_group.py`).
     """
     return max(extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in _plans(num_ranks))
 

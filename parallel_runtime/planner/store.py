@@ -21,9 +21,9 @@ from .hardware import Calibration, Interconnect, Rates, Software
 
 VERSION = 1
 FOLDER, FILE = "parallel-dit", "calibration.json"
-NO_LONGER_READ = {"ring_overlap"}  # of the software, in files of versions up to 0.2
+NO_LONGER_READ = {"ring_overlap", "passes", "block_s", "exchange_s", "hop_s", "swap_calls"}  # of the software
 MAY_BE_ZERO = (
-    *("latency_s", "contention", "block_s", "exchange_s", "hop_s", "passes", "merge_passes"),
+    *("latency_s", "contention", "merge_passes"),
     *("score_s", "elementwise_bandwidth", "most_chunks"),
 )
 

@@ -11,7 +11,7 @@ STORED_AS = "default"  # in the dtype that is computed in
 class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
-    `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks
+    `element_bytes` is of activations. `step_cache`: what blocks
     added is kept from call to call. `kept_on`, `kept_as`: where and how a class keeps what it finds again in the steps
     behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as text,
     `reference_tokens` of them of references.
@@ -23,14 +23,13 @@ class Work:
     batch: int = 1
     steps: int = 20
     element_bytes: int = 2
-    weight_bytes: int = 2
     step_cache: bool = False
     kept_on: str = KEPT_ON[0]
     kept_as: str = STORED_AS
     reference_tokens: int = 0
 
     def __post_init__(self) -> None:
-        lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1, "weight_bytes": 1}
+        lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1}
         for name, low in lowest.items():
             value = getattr(self, name)
             if value < low:

@@ -1,12 +1,6 @@
-"""Where a request's tensors lie: one after another in the generation's segment, in a further one when they do not fit.
+"""Where the tensors of a request lie: one after another in the segment of the generation, or in a further one.
 
-A tensor that lies where the last request left the very same bytes stays there: it is compared and not copied, and keeps
-the number of its content. A number stands for one copy's bytes for ever, so a rank that knows it has those bytes, and
-one that does not reads them where they lie. Nothing is ever taken for the same by name, address or `id()`.
-
-Owns the layout of shared memory on the parent's side and what lies there. Does not own the memory itself
-(wire/channel.py), how inputs of a CUDA device come here (device_inputs.py), what ranks keep (worker/inputs.py), nor who
-may write it when: a request's area is written again only after all ranks have answered it (worker_group.py).
+Inputs on a CUDA device are compared there with what was sent last, and brought to the host.
 """
 
 import ctypes
@@ -18,11 +12,75 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..pinned import SideStream
+from ..pinned import ArrivedCopy, SideStream
 from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec
-from .device_inputs import INTEGERS, DeviceInput, arrived_of
-from .failure import system_error
+from .failures import system_error
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bits compare, where NaNs would not
+
+
+@dataclass(frozen=True)
+class DeviceInput:
+    """An input, what was sent last in its place if that is kept, and whether it is expected to be another one."""
+
+    source: torch.Tensor
+    last_sent: torch.Tensor | None
+    changes: bool
+
+
+def arrived_of(side: SideStream, inputs: Sequence[DeviceInput]) -> list[torch.Tensor | None]:
+    """The inputs of one device in memory of the host, None for those whose bytes were sent last."""
+    others = [_differs(each) for each in inputs]
+    asked = [other for other in others if other is not None]
+    copies = _Copies(side)
+    answers = copies.start(torch.stack(asked)) if asked else torch.empty(0, dtype=torch.bool)
+    early = {
+        number: copies.start(each.source)
+        for number, each in enumerate(inputs)
+        if others[number] is None or each.changes
+    }
+    copies.wait()
+    answered = iter(answers.tolist())
+    sent = [other is None or next(answered) for other in others]
+    late = {
+        number: copies.start(each.source) for number, each in enumerate(inputs) if sent[number] and number not in early
+    }
+    copies.wait()
+    found = early | late
+    return [found[number] if sent[number] else None for number in range(len(inputs))]
+
+
+class _Copies:
+    """Copies on one side stream, which end in the order in which they began."""
+
+    def __init__(self, side: SideStream) -> None:
+        self._side = side
+        self._last: ArrivedCopy | None = None
+        self._under_way: list[torch.Tensor] = []  # their memory must not serve others before it has been read
+
+    def start(self, source: torch.Tensor) -> torch.Tensor:
+        """Begin a copy; it may be read after `wait`."""
+        pinned = self._side.pinned(source.shape, source.dtype)
+        self._last = self._side.start(pinned, source)
+        self._under_way.append(source)
+        return pinned
+
+    def wait(self) -> None:
+        """Return when all have arrived."""
+        if self._last is not None:
+            self._last.synchronize()
+        self._last = None
+        self._under_way.clear()
+
+
+def _differs(given: DeviceInput) -> torch.Tensor | None:
+    """One bool on the device, whether a bit is another than was sent; None where what was sent is not kept."""
+    before, bits = given.last_sent, INTEGERS[given.source.element_size()]
+    if before is None or before.device != given.source.device:
+        return None
+    return (before.view(bits) != given.source.resolve_neg().view(bits)).any()
+
 
 OUT = "out"
 # A further segment is a multiple of this, so that sizes that creep up do not each need a new one.

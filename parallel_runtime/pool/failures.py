@@ -1,12 +1,141 @@
-"""The failures of one pool's workers: the last one, and whether there were too many to start others by itself.
+"""What failed: which rank is to blame, the one error that the caller sees, and what a pool remembers of it."""
 
-Owns the count. The wording of a failure is failure.py's; what ends and starts workers is generations.py's.
-"""
-
+import errno
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ..errors import PoolError
+from .. import VERSION, installed_version
+from ..checkpoint import LOAD_AGAIN, ModelSpec
+from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
+from ..wire.messages import RankError
+from .known_errors import recognise
+from .process import RankProcess
+from .remote_ranks import RemoteRank
+
+FRESH = "the next prompt starts fresh workers"
+AGAIN = "the next prompt tries again"
+BUS_ERROR = "killed by SIGBUS"
+ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
+# Exceptions of the machine, its devices and the exchange between ranks. Any other one is of code that met something
+# else than it was written for: ComfyUI and the packages that it uses raise `Exception` and types of their own.
+NOT_RAISED_BY_CODE = {"MemoryError", "OutOfMemoryError", "OSError", "ProtocolError"}
+NOT_RAISED_BY_CODE |= {"DistError", "AcceleratorError", "CudaError"}
+SYSTEM_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the system has no open file left; close other programs",
+    errno.ENOMEM: "free some memory",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text.
+
+    `silent`: no rank showed life. `by_code`: Python code raised, for no reason that lies in the machine.
+    """
+
+    rank: int
+    cause: str
+    said: str = ""
+    detail: str = ""
+    remedy: str = FRESH
+    weak: bool = False
+    silent: bool = False
+    by_code: bool = False
+
+
+def failure_of_error(rank: int, error: RankError) -> Failure:
+    """The failure that an ERROR message tells of."""
+    lines = error.text.strip().splitlines()
+    said = f"{error.kind}: {error.text}"
+    found = recognise(said)
+    return Failure(
+        rank,
+        f"{error.kind}: {lines[0]}" if lines else error.kind,
+        said=said,
+        detail=error.traceback.strip(),
+        weak=error.kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,
+        by_code="Exception" in error.bases and NOT_RAISED_BY_CODE.isdisjoint(error.bases),
+    )
+
+
+def other_version(rank: int, found: str) -> Failure | None:
+    """The failure of a rank whose code is of version `found`; None when that is ours."""
+    if found == VERSION:
+        return None
+    cause = f"the pack was updated: ComfyUI runs its version {VERSION}, {found} is installed"
+    return Failure(rank, cause, remedy="restart ComfyUI")
+
+
+def silence(rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, deadline_s: float) -> Failure:
+    """The failure of a rank that has shown no life for `silent_s`."""
+    held = " and its process is held by a signal" if rank.is_stopped() else ""
+    return Failure(
+        rank.rank,
+        f"no answer to {asked} and no heartbeat for {silent_s:.1f} s{held}",
+        remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
+        silent=True,
+    )
+
+
+def choose(signs: Sequence[Failure]) -> Failure:
+    """The earliest failure that is nobody else's consequence, the earliest of all when each may be one."""
+    return next((sign for sign in signs if not sign.weak), signs[0])
+
+
+def explain(failure: Failure, *, files: Iterable[ModelSpec], starting: bool) -> Failure:
+    """`failure` with what lies behind it, where that is known. `files` are those that ranks have mapped.
+
+    A rank of another version may fail while it starts in any way, before it can say which one it is. Reading past the
+    end of a mapped file is a SIGBUS.
+    """
+    if starting:
+        return other_version(failure.rank, installed_version()) or failure
+    return _blame_files(failure, list(files)) if failure.cause == BUS_ERROR else failure
+
+
+def _blame_files(failure: Failure, files: Sequence[ModelSpec]) -> Failure:
+    for spec in files:
+        try:
+            spec.refuse_changed()
+        except ValueError as error:
+            return replace(failure, cause=f"{failure.cause}: {error}")
+    names = " or ".join(sorted({Path(spec.path).name for spec in files}))
+    if not names:
+        return failure
+    reason = f"{names} could not be read where it is mapped"
+    return replace(failure, cause=f"{failure.cause}: {reason}; see that the disk is well, then {LOAD_AGAIN}")
+
+
+def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -> PoolError:
+    """The error for the caller: one line that says all, then the traceback and what the rank `printed` last.
+
+    An error that the table of known ones has is told in its words; the rank's own are in the traceback.
+    """
+    cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
+    aborted = cause == ABORTED
+    kind = SilentWorkersError if failure.silent else PoolError
+    if found := recognise(failure.said, printed) if failure.said or aborted else None:
+        cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
+        remedy = f"{found.known.remedy}; {remedy}"
+        kind = OutOfMemoryInRankError if found.known.out_of_memory else kind
+    elif failure.by_code:
+        kind = RaisedInRankError
+    detail = "\n".join(
+        part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
+    )
+    return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
+
+
+def system_error(what: str, error: OSError) -> PoolError:
+    """The error for something that the system refused us."""
+    reason = error.strerror or str(error)
+    return PoolError(f"{what}: {reason}", remedy=SYSTEM_REMEDIES.get(error.errno or 0, AGAIN))
+
 
 MAX_FAILURES = 3
 WINDOW_S = 60.0

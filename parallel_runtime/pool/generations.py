@@ -1,8 +1,6 @@
-"""When one pool has new workers: where there are none, and where those that there are do not hear each other.
+"""When a pool has new ranks, with other machines or without them, and what an interface is told of those it has.
 
-Owns the living generation, the settings that the next one starts with, and what becomes of one that failed. Does not
-own who may ask and when (pool.py), what a generation holds and is asked (worker_group.py), how its ranks are watched
-and ended (supervisor.py), nor when failures are too many (failures.py).
+Owns the start of a generation. Names of files are told, never a folder; figures, never a secret.
 """
 
 import itertools
@@ -10,20 +8,106 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from ..devices import STOCK_NODES, missing_system
+from ..devices import STOCK_NODES, Device, missing_system
 from ..errors import PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
-from ..plan import ParallelPlan
+from ..plan import ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
-from . import nccl_files
-from .deadlines import PEER_CHECK_S
+from ..redact_paths import redact_paths
+from ..wire import nccl
 from .failures import Failures
+from .generation import PEER_CHECK_S, Generation
 from .held_weights import Check
-from .status import first_line
-from .supervisor import Generation
 from .worker_group import WorkerGroup
+
+
+def too_few(
+    workers: WorkerGroup, plan: ParallelPlan | None, machines: Callable[[Check], Sequence[Machine]], check: Check
+) -> bool:
+    """Whether the plan, or anything without one, needs a machine that was left out, or one that has joined since.
+
+    All ranks make a plan's groups together, so once a machine was left out only plans that have theirs run on.
+    `machines` as `Pool` has it.
+    """
+    reach, all_ranks = workers.generation.reach(), len(workers.generation.ranks)
+    if reach < all_ranks:
+        held = [model.layout for model in workers.models]
+        return plan is None or plan.ranks > reach or workers.meshes.change_for(plan, held, new_handle=int) is not None
+    if plan is None or plan.ranks <= all_ranks:
+        return False
+    return any(machine not in workers.generation.machines for machine in machines(check))
+
+
+def refuse_without(plan: ParallelPlan, devices: Sequence[Device], machines: Sequence[Machine], died: PoolError) -> None:
+    """Raise PoolError, what ranks have died of since the last request, where the plan cannot run on who is left.
+
+    `devices` as `Pool` has it, of this machine first; `machines` are those that are there.
+    """
+    here = sum(not device.machine for device in devices)
+    try:
+        refuse_unfit_machines(plan, [here, *(len(machine.devices) for machine in machines)])
+    except ValueError:
+        raise PoolError(  # a copy, so that what is remembered of the failure keeps no frame alive
+            died.cause, rank=died.rank, device=died.device, remedy=died.remedy, detail=died.detail
+        ) from None
+
+
+State = Literal["stopped", "starting", "idle", "loading", "compiling", "busy", "failed"]
+
+
+def describe(
+    *,
+    state: State,
+    generation: int,
+    devices: Sequence[Device],
+    workers: WorkerGroup | None,
+    failure: PoolError | None,
+    peer_access: bool,
+) -> dict[str, Any]:
+    """Plain values for JSON. `plans` are those whose process groups the workers have, the one used last last."""
+    models = [] if workers is None else list(workers.models)
+    plans = [] if workers is None else list(workers.meshes)
+    return {
+        "state": state,
+        "generation": generation,
+        "devices": [str(device) for device in devices],
+        "pids": [] if workers is None else [rank.pid for rank in workers.generation.ranks],
+        "models": [
+            {
+                "name": Path(model.spec.path).name,
+                "dtype": model.spec.dtype,
+                "weights": model.layout.name,
+                "held_by": model.layout.ranks,
+            }
+            for model in models
+        ],
+        "meshes": [plan.name for plan in plans],
+        "plans": [plan.to_dict() for plan in plans],
+        "spent": _spent(workers),
+        "memory": [] if workers is None else [memory.known() for memory in workers.memory],
+        "peer_access": peer_access,
+        "last_failure": None if failure is None else first_line(failure),
+        "failed_rank": None if failure is None else failure.rank,
+    }
+
+
+def _spent(workers: WorkerGroup | None) -> list[dict[str, float] | None]:
+    """What each rank did so far in the run in the workers that is under way, as far as they say so; [] without one."""
+    request = None if workers is None else workers.generation.in_flight
+    if workers is None or request is None:
+        return []
+    said = [request.progress.get(rank.rank) for rank in workers.generation.ranks]
+    return [None if each is None or each.spent is None else dict(vars(each.spent)) for each in said]
+
+
+def first_line(error: PoolError) -> str:
+    """Rank, cause and remedy, without the detail on further lines and without the folders of files."""
+    return redact_paths(str(error).partition("\n")[0])
+
 
 FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
@@ -76,8 +160,8 @@ class Generations:
         missing = missing_system()
         if missing is not None:
             raise PoolError(missing, remedy=STOCK_NODES)
-        if self._ranks.backend == "nccl" and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
-            raise PoolError(refused, remedy=nccl_files.REMEDY)
+        if self._ranks.backend == "nccl" and (refused := nccl.refusal(nccl.present_files())) is not None:
+            raise PoolError(refused, remedy=nccl.REMEDY)
         check()
         self.number += 1
         settings = self._settings

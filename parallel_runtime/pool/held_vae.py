@@ -12,12 +12,10 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
-from ..wire.replies import MemoryReply
-from ..wire.requests import Unload
-from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
+from ..wire.messages import DecodeReply, DecodeTiles, HoldVae, MemoryReply, Unload
 from .arena import Arena, Extent, dtype_name
+from .generation import Request
 from .held_weights import Ask, Check
-from .supervisor import Request
 
 ENOUGH_BYTES = 64 << 20  # of weights in one message
 MAX_NAMES = 500  # of weights in one message, whose text is limited

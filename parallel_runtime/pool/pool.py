@@ -25,19 +25,24 @@ from ..machines.machine import Machine
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet
+from ..wire.messages import MeasureReply, ProbeReply
 from ..wire.protocol import Op
-from ..wire.replies import MeasureReply, ProbeReply
-from .calls import ModelCall, RunResult, StepHistory, shape_of, split_rows
-from .deadlines import LOAD_S, REQUEST_S, START_S, checked
-from .generations import Generations, WorkerSettings
+from .calls import (
+    InWorkerResult,
+    InWorkerRun,
+    ModelCall,
+    RunResult,
+    StepDone,
+    StepHistory,
+    refuse_unfit,
+    shape_of,
+    split_rows,
+)
+from .generation import LOAD_S, REQUEST_S, START_S, Answer, checked
+from .generations import Generations, State, WorkerSettings, describe, first_line, refuse_without, too_few
 from .held_vae import HeldVae
-from .held_weights import Check, OnProgress
-from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
-from .models import LoadResult
-from .other_machines import refuse_without, too_few
+from .held_weights import Check, LoadResult, OnProgress
 from .process import available_cpus
-from .status import State, describe, first_line
-from .supervisor import Answer
 from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"

@@ -16,8 +16,7 @@ from contextlib import ExitStack, suppress
 
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
-from ..wire.output import Output
-from ..wire.pulse import is_stopped
+from ..wire.processes import Output, is_stopped
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long

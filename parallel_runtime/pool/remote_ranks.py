@@ -26,7 +26,7 @@ from ..machines.messages import FoundFile, StartGeneration
 from ..plan import MAX_RANKS
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
 from ..wire.channel import Channel
-from ..wire.output import Output
+from ..wire.processes import Output
 from ..wire.protocol import Op
 from ..wire.records import to_body
 from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned

@@ -1,38 +1,185 @@
-"""One generation of ranks with what it holds: weights, meshes, and calls whose keys later ones use.
+"""One generation of ranks with what it holds: weights, process groups of plans, and calls whose keys later ones use.
 
-Owns which request answers what the pool is asked, and that a request given up is taken in before the next. Does not own
-which weights are held (held_weights.py), how ranks are watched and ended (supervisor.py), nor when there is a new
-generation (generations.py).
-
-A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
-is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD,
-a PATCH and a DECODE, which are no collectives, and a RUN, which stops where its credit ends, are told to stop early, by
-the cancel word of the control page.
+Owns what a request needs before it is sent. Weights are held_weights.py's, the ranks generation.py's.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import ModelSpec
-from ..exchange_groups import OverlapRates
+from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
+from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_patch import WeightPatchSet
+from ..wire.messages import (
+    Asked,
+    CallSlot,
+    CheckCopies,
+    EmptyReply,
+    MakeMesh,
+    MeasureDevice,
+    MeasureReply,
+    Memory,
+    MemoryReply,
+    Probe,
+    ProbeReply,
+    Step,
+    Trim,
+)
 from ..wire.protocol import Op, TensorSpec
 from ..wire.records import to_body
-from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
-from ..wire.requests import Asked, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT, Arena
-from .call_tracker import CallTracker
-from .calls import ModelCall, RunResult, inputs_of, results_of, traces_of, whole_trace
+from .calls import (
+    InWorkerResult,
+    InWorkerRun,
+    ModelCall,
+    RunResult,
+    StepDone,
+    Steps,
+    inputs_of,
+    results_of,
+    shape_of,
+    traces_of,
+    whole_trace,
+    writers,
+)
+from .generation import Answer, Generation, Request
 from .held_vae import HeldVae
-from .held_weights import Check, HeldWeights, OnProgress
-from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, Steps, writers
-from .meshes import Meshes
-from .models import Model
-from .supervisor import Answer, Generation, Request
+from .held_weights import Check, HeldWeights, Model, OnProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What becomes of the meshes where a plan is used: it has the mesh of `handle`, those of `dropped` plans go.
+
+    `freed` are the groups that nothing uses any more then, in the order in which they were made.
+    """
+
+    plan: ParallelPlan
+    handle: int
+    dropped: dict[ParallelPlan, int]
+    freed: tuple[ExchangeGroup, ...]
+
+
+class Meshes:
+    """The plans whose groups `num_ranks` ranks have, the one used last last. Reading is safe from any thread."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._handles: dict[ParallelPlan, int] = {}  # replaced, never changed, for readers in other threads
+        self._made: dict[ExchangeGroup, None] = {}
+
+    def __iter__(self) -> Iterator[ParallelPlan]:
+        return iter(self._handles)
+
+    @property
+    def newest(self) -> ParallelPlan | None:
+        """The plan used last."""
+        return next(reversed(self._handles), None)
+
+    def use(self, plan: ParallelPlan) -> int | None:
+        """The handle of the plan's mesh, None when there is none."""
+        if plan in self._handles and self.newest != plan:
+            others = {other: handle for other, handle in self._handles.items() if other != plan}
+            self._handles = {**others, plan: self._handles[plan]}
+        return self._handles.get(plan)
+
+    def change_for(self, plan: ParallelPlan, held: Iterable[Layout], new_handle: Callable[[], int]) -> Change | None:
+        """What the ranks must do before the plan is used, where weights are held in such layouts; None for nothing."""
+        handle = self._handles.get(plan)
+        if self.newest == plan:
+            return None
+        kept = {group for layout in held for group in weight_groups(layout)}
+        own, dropped = set(groups_of(plan, self._num_ranks)), {}
+        for other, its_handle in reversed(self._handles.items()):
+            more = kept | set(groups_of(other, self._num_ranks))
+            if other == plan or extra_bytes(more - own, self._num_ranks) <= kept_bytes(self._num_ranks):
+                kept = more
+            else:
+                dropped[other] = its_handle
+        if handle is not None and not dropped:
+            return None
+        freed = tuple(group for group in self._made if group not in kept | own)
+        return Change(plan=plan, handle=new_handle() if handle is None else handle, dropped=dropped, freed=freed)
+
+    def apply(self, change: Change) -> None:
+        """Note that the ranks have done it."""
+        left = {plan: handle for plan, handle in self._handles.items() if plan not in change.dropped}
+        self._handles = {**left, change.plan: change.handle}
+        made = (*self._made, *groups_of(change.plan, self._num_ranks))
+        self._made = dict.fromkeys(group for group in made if group not in change.freed)
+
+
+class CallTracker:
+    """What the ranks of one generation hold."""
+
+    def __init__(self) -> None:
+        self._place: Hashable = None
+        self._runs: frozenset[str] = frozenset()
+        self._epoch = 0  # what ranks hold of another epoch they drop
+        self._slots: dict[Hashable, int] = {}
+        self._calls: Counter[int] = Counter()
+        self._under_way = False
+
+    def done(self) -> None:
+        """The ranks have done what was entered last."""
+        self._under_way = False
+
+    def forget(self) -> None:
+        """Nothing is held any more, or may not be used."""
+        self._place = None
+
+    def enter(
+        self, calls: Sequence[ModelCall], batch_groups: Sequence[Sequence[BatchSlice]], plan: ParallelPlan, model: int
+    ) -> tuple[CallSlot, ...]:
+        """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
+
+        Say `done` when the ranks have done them; else nothing is known of what they hold. Raises `ValueError` for an
+        option that is not as it should be.
+        """
+        if self._under_way:
+            self.forget()
+        self._under_way = True
+        runs = frozenset(run for call in calls if (run := _run_of(call)) is not None)
+        if runs and ((plan, model) != self._place or not runs <= self._runs):
+            self._place, self._runs, self._epoch = (plan, model), runs, self._epoch + 1
+            self._slots, self._calls = {}, Counter()
+        return tuple(
+            self._entered(call, [[p for p in batch_group if p.call == n] for batch_group in batch_groups], plan)
+            for n, call in enumerate(calls)
+        )
+
+    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CallSlot:
+        asked = _asked_of(call)
+        if asked is None:
+            return CallSlot(epoch=self._epoch, slot=None, warm=True)
+        where = tuple(
+            (batch_group, piece.call, piece.start, piece.stop)
+            for batch_group, own in enumerate(pieces)
+            for piece in own
+        )
+        slot = self._slots.setdefault((asked["run"], asked["key"], shape_of([call]), where), len(self._slots))
+        self._calls[slot] += 1
+        return CallSlot(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
+
+
+def _run_of(call: ModelCall) -> str | None:
+    """The sampling run that a call is of, None for one that leaves nothing."""
+    asked = _asked_of(call)
+    return None if asked is None else str(asked["run"])
+
+
+def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
+    """What the option `place` of a call says, None where it has none. Raises `ValueError` for another form."""
+    asked = call.options.get("place")
+    if asked is not None and (not isinstance(asked, dict) or set(asked) != {"run", "key"}):
+        raise ValueError(f'option place is {asked!r}; give {{"run": .., "key": ..}}, two strings')
+    return asked
+
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN, Op.DECODE)
 

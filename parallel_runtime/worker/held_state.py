@@ -1,6 +1,6 @@
 """What calls leave on a rank for those that follow them: keys and values of a pipeline, a step cache's residuals.
 
-Which call may use them is the parent's to say (pool/call_tracker.py).
+Which call may use them is the parent's to say (pool/worker_group.py).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models.hosted.first_block import Residuals
 from ..plan import BatchSlice
-from ..wire.requests import CallSlot
+from ..wire.messages import CallSlot
 
 
 @dataclass

@@ -6,7 +6,7 @@
 Every pass is a call of ComfyUI's forward, of which the stage's blocks alone run (models/hosted/stage.py); what stands
 before the blocks every stage computes for itself. The last stage writes the result. Source: PipeFusion
 (arXiv 2405.14430). Owns the order of passes and what crosses a link. Which call may use the keys of the one before is
-the parent's to say (pool/call_tracker.py).
+the parent's to say (pool/worker_group.py).
 
 The dtypes of what crosses are the sender's to know: they go ahead in a call that is warm-up, and are kept with its
 keys.
@@ -25,8 +25,8 @@ from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
+from ..wire.messages import Step
 from ..wire.protocol import DTYPE_BYTES
-from ..wire.requests import Step
 from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..timing import LaunchThrottle
-from ..wire.replies import Compiling, Progress
-from ..wire.requests import Sample
+from ..wire.messages import Compiling, Progress, Sample
 from .host_copies import HostCopies
 from .hosted import HostedForward
 from .hosted_sampling import HostedCalls

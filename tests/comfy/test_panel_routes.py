@@ -297,7 +297,7 @@ def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: 
     status, body = asked(comfy_server, "POST", "/parallel_dit/doctor")
     assert (status, body["error"]) == (409, "doctor is under way; wait until it has ended")
     found = settled(client, lambda state: state["action"] is None)["doctor"]
-    assert (found["state"], found["can_run"]) == ("done", True)
+    assert (found["state"], found.get("can_run")) == ("done", True), found
     assert {"workers", "loopback"} <= {check["name"] for check in found["checks"] if check["ok"]}
 
 

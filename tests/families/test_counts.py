@@ -25,9 +25,11 @@ from parallel_runtime.models.hosted.count import OperationCounter
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.comfyui_process import find_comfyui
-from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory, kept_by_step_cache
+from parallel_runtime.planner.cost import step_cost
+from parallel_runtime.planner.counted import CountedModel, amounts_of, kept_by_step_cache
 from parallel_runtime.planner.counting import Counted, Counts, usual_counted
 from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 
@@ -129,8 +131,8 @@ def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -
             estimated = 2 * kept_by_step_cache(found.model, work, plan)
             assert ran.kept_bytes == pytest.approx(estimated, rel=1e-6), plan
             assert ran.kept_bytes == 2 * 2 * 4 * WIDTH * work.image_tokens / plan.parts
-            without = counted_memory(found.model, replace(work, step_cache=False), plan, CPU.rates)
-            told = counted_memory(found.model, work, plan, CPU.rates)
+            without = memory_of(found.model, replace(work, step_cache=False), plan, CPU.rates)
+            told = memory_of(found.model, work, plan, CPU.rates)
             assert told.activations - without.activations == pytest.approx(ran.kept_bytes, abs=1)
 
 
@@ -145,10 +147,10 @@ def test_more_tokens_never_take_less_and_heads_are_as_uneven_as_they_are(folder:
     assert alone.scores - ring.scores == pytest.approx(alone.scores / 2, rel=1e-3)
     larger = replace(work, image_tokens=2 * work.image_tokens)
     for plan in useful_plans(2, model=found.model, work=replace(work, guided=True), stale=False):
-        times = [counted_cost(found.model, each, plan, CPU).step_s for each in (work, larger)]
-        needs = [counted_memory(found.model, each, plan, CPU.rates).total for each in (work, larger)]
+        times = [step_cost(found.model, each, plan, CPU).step_s for each in (work, larger)]
+        needs = [memory_of(found.model, each, plan, CPU.rates).total for each in (work, larger)]
         assert 0 < times[0] < times[1] and 0 < needs[0] < needs[1], plan
-    assert counted_memory(found.model, work, ParallelPlan(), CPU.rates).weights == found.model.weight_bytes
+    assert memory_of(found.model, work, ParallelPlan(), CPU.rates).weights == found.model.weight_bytes
 
 
 @pytest.mark.slow
@@ -158,18 +160,18 @@ def test_a_step_of_a_full_pipeline_is_shared_out_over_its_stages(folder: Path) -
     quick = replace(CPU, software=replace(CPU.software, operation_s=0.0), link=replace(CPU.link, latency_s=0.0))
     assert model.staged_blocks == LAYERS
     # the text's own work goes with every patch, and the weights are read with each
-    alone, sent = (counted_cost(model, work, ParallelPlan(), quick), 2 * 3 * 22 * 18 * WIDTH * found.element_bytes)
+    alone, sent = (step_cost(model, work, ParallelPlan(), quick), 2 * 3 * 22 * 18 * WIDTH * found.element_bytes)
     times = {}
     for patches in (3, 9):
-        cost = counted_cost(model, work, ParallelPlan(pipefusion=3, patches=patches), quick)
+        cost = step_cost(model, work, ParallelPlan(pipefusion=3, patches=patches), quick)
         times[patches] = cost.compute_s
     assert alone.compute_s / 3 < times[3] < times[9] < alone.compute_s / 2
-    warmup = counted_cost(model, work, ParallelPlan(pipefusion=3), quick).warmup_step_s
+    warmup = step_cost(model, work, ParallelPlan(pipefusion=3), quick).warmup_step_s
     assert warmup - alone.step_s == pytest.approx(2 * sent / quick.link.bandwidth, rel=1e-6)
     plans = {stale: list(useful_plans(2, model=model, work=work, stale=stale)) for stale in (False, True)}
     assert {plan.pipefusion for plan in plans[True] if plan not in plans[False]} == {2}
     assert not model.may_run(ParallelPlan(pipefusion=4))
-    one, two = (counted_memory(model, work, plan, CPU.rates) for plan in (ParallelPlan(), ParallelPlan(pipefusion=3)))
+    one, two = (memory_of(model, work, plan, CPU.rates) for plan in (ParallelPlan(), ParallelPlan(pipefusion=3)))
     assert one.weights - two.weights == pytest.approx(2 / 3 * sum(model.block_bytes), abs=1)
     keys = 2 * 2 * work.image_tokens * WIDTH * found.element_bytes  # of both calls, keys and values, of one block
     assert two.buffers - one.buffers == pytest.approx(keys * LAYERS / 3, rel=1e-6)

@@ -21,8 +21,7 @@ from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.pool.in_worker_sampling import InWorkerRun
+from parallel_runtime.pool.calls import InWorkerRun, ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 

@@ -15,8 +15,7 @@ from host.tiny_hosted import CHANNELS, CLASS, SIZE, TEXT_DIM, call_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun
+from parallel_runtime.pool.calls import Inpaint, InWorkerRun, ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import Prediction, RecurrenceStep, SamplerRecurrence
 

@@ -25,7 +25,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.worker_group import WorkerGroup
-from parallel_runtime.wire.pulse import PASSED_ON_S
+from parallel_runtime.wire.processes import PASSED_ON_S
 
 TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)

@@ -24,9 +24,11 @@ from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.comfyui_process import find_comfyui
-from parallel_runtime.planner.counted import CountedModel, counted_cost, counted_memory, kept_by_class, where_kept
+from parallel_runtime.planner.cost import step_cost
+from parallel_runtime.planner.counted import CountedModel, kept_by_class
 from parallel_runtime.planner.counting import Counts
 from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.memory import memory_of, where_kept
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
@@ -148,7 +150,7 @@ if qwen21 in NEWER:
             said = sum(longer) if plan.cfg == 1 else longer[0]
             assert first[0].kept.kept_bytes == pytest.approx(said, rel=0.05)
             work = replace(guided, text_tokens=max(TEXTS))
-            told, off = (counted_memory(model, each, plan, rates) for each in (work, replace(work, kept_on="off")))
+            told, off = (memory_of(model, each, plan, rates) for each in (work, replace(work, kept_on="off")))
             sides = 2 // plan.cfg
             assert told.activations - off.activations == pytest.approx(sides * of_sides[1], abs=1)
 
@@ -158,7 +160,7 @@ if qwen21 in NEWER:
         off, table = replace(there, kept_on="off"), known_calibration("cpu")
         quick = replace(table, link=replace(table.link, latency_s=0.0, bandwidth=1e15))
         one, two = (
-            [counted_cost(model, each, plan, quick) for each in (there, off)]
+            [step_cost(model, each, plan, quick) for each in (there, off)]
             for plan in (ParallelPlan(), ParallelPlan(ulysses=2))
         )
         assert two[0].step_s < 0.7 * one[0].step_s < one[0].warmup_step_s
@@ -171,17 +173,17 @@ if qwen21 in NEWER:
     def test_what_is_kept_lies_where_there_is_room_or_where_the_node_says(model: CountedModel) -> None:
         table, plan = known_calibration("H100"), ParallelPlan(ulysses=2)
         work = Work(image_tokens=1024, text_tokens=4096, guided=True, element_bytes=4)
-        memory = counted_memory(model, work, plan, table.rates)
+        memory = memory_of(model, work, plan, table.rates)
         of_call, none = kept_by_class(model, work, table.rates)
         assert none == 0
         for room, place in ((4.1, "gpu"), (3.9, "cpu")):
             free = round(memory.weights + memory.runtime + room * of_call)
             placed = where_kept(model, work, plan, memory, free=free)
             assert placed.kept_on == place
-            found = counted_memory(model, placed, plan, table.rates)
+            found = memory_of(model, placed, plan, table.rates)
             assert (found.host_bytes > 0) == (place == "cpu")
             assert found.total + found.host_bytes == pytest.approx(memory.total, abs=2)
         cpu = replace(work, kept_on="cpu")
-        costs = [counted_cost(model, each, plan, table) for each in (work, cpu)]
+        costs = [step_cost(model, each, plan, table) for each in (work, cpu)]
         assert costs[0].communication_s < costs[1].communication_s, "it comes to the device in every step"
         assert where_kept(model, cpu, plan, memory, free=10**12) == cpu

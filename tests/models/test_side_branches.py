@@ -24,8 +24,8 @@ from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.supervisor import Generation
 from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
 from parallel_runtime.wire.protocol import Op
 

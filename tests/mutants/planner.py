@@ -6,6 +6,18 @@ from .mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "attention around the ring has all rows on every rank",
+        "if heads >= ulysses else 1 / ulysses) / ring\n",
+        "if heads >= ulysses else 1 / ulysses)\n",
+        ("test_cost.py::test_attention_costs_four_operations_a_query_key_and_channel_shared_by_all_ranks",),
+    ),
+    Mutant(
+        "a hop of the ring costs the host nothing",
+        "+ HOP_OPERATIONS * (ring - 1) * count(",
+        "+ 0 * (ring - 1) * count(",
+        ("test_cost.py::test_the_host_starts_an_exchanges_operations_once_and_those_of_each_hop",),
+    ),
+    Mutant(
         "all that could hide behind attention hides",
         "(HIDDEN * (sent_s + attend_s - both_s) if self.asynchronous else 0.0)",
         "(sent_s + attend_s - both_s if self.asynchronous else 0.0)",
@@ -19,14 +31,14 @@ MUTANTS = (
     ),
     Mutant(
         "the host always runs ahead",
-        "    if rates.asynchronous:\n        launch = max(",
-        "    if launch:\n        launch = max(",
+        "    if rates.asynchronous:  # the step ends",
+        "    if launch:  # the step ends",
         ("test_cost.py::test_a_host_that_runs_ahead_hides_behind_the_device_and_one_that_does_not_adds",),
     ),
     Mutant(
         "uneven stages cost what even ones do",
-        "factor = turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks",
-        "factor = turns / plan.pipefusion",
+        "turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks",
+        "turns / plan.pipefusion",
         ("test_cost.py::test_pipefusion_waits_for_the_stage_with_the_most_blocks",),
     ),
     Mutant(
@@ -39,12 +51,12 @@ MUTANTS = (
         "weights of other ranks travel whole",
         "            num_bytes * (shards - 1) / shards / link.bandwidth\n",
         "            num_bytes / link.bandwidth\n",
-        ("test_cost.py::test_sharded_weights_travel_and_hide_behind_the_rest",),
+        ("test_cost.py::test_sharded_weights_travel_and_hide_behind_all_else",),
     ),
     Mutant(
         "sharded weights take no room for the block that visits",
-        "weights = model.weight_bytes - blocks + at_hand +",
-        "weights = model.weight_bytes - blocks +",
+        "weights = model.weight_bytes - blocks + at_hand + (kept",
+        "weights = model.weight_bytes - blocks + (kept",
         ("test_cost.py::test_memory_follows_the_degrees",),
     ),
     Mutant(
@@ -52,6 +64,12 @@ MUTANTS = (
         "return -(-work.rows // plan.batch_groups)",
         "return max(1, work.rows // plan.batch_groups)",
         ("test_cost.py::test_the_longest_batch_group_decides",),
+    ),
+    Mutant(
+        "a class that shares no tokens is given plans that do",
+        " or (plan.parts > 1 and not self.shares_tokens):",
+        ":",
+        ("test_choose.py::test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be",),
     ),
     Mutant(
         "the auto plan takes the smallest ulysses degree",

@@ -57,7 +57,7 @@ def test_a_slow_link_leaves_the_second_gpu_asleep_and_says_that_one_is_better() 
     assert any(why.startswith("one device is better here") for why in decision.reasons)
     assert any("mode=manual forces" in why for why in decision.reasons)
     quick = replace(slow, link=replace(slow.link, bandwidth=400e9, latency_s=1e-6))
-    quick = replace(quick, software=replace(quick.software, exchange_s=0.0))
+    quick = replace(quick, software=replace(quick.software, operation_s=0.0))
     assert on_gpus(2, 80, quick).plan == ParallelPlan(ulysses=2)  # or the link would decide nothing
 
 
@@ -180,6 +180,7 @@ def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int =
     [
         ({"image_tokens": image_tokens(512, 512)}, "ulysses=1"),
         ({}, "ring=2"),
+        ({"image_tokens": image_tokens(2048, 2048)}, "ulysses=2"),
         ({"guided": True}, "cfg=2"),
         ({"batch": 4}, "data=2"),
         ({"batch": 3}, "ulysses=2"),

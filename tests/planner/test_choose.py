@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.planner_errors import kept_constants
+from benchmarks.planner_model import Shape
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.counting import usual_counted
@@ -17,7 +19,7 @@ LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)
 
 
 def test_a_large_image_on_nvlink_is_shared_by_all_devices() -> None:
-    choice = choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100", compiled=True))
+    choice = choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100"))
     assert choice.plan == ParallelPlan(ulysses=8)
     assert choice.seconds_per_step == choice.chosen.cost.step_s
     single = next(row for row in choice.table if row.plan == ParallelPlan())
@@ -31,12 +33,14 @@ def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
     crowded = replace(calibration, link=replace(calibration.link, contention=2.4))
     choice = choose_plan(FLUX, LARGE, [48 * GIB] * 8, crowded)
     assert choice.plan.ring > choice.plan.ulysses
-    assert choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100", compiled=True)).plan.ring == 1
+    assert choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100")).plan.ring == 1
 
 
 def test_one_device_is_taken_where_more_hardly_help_and_the_reason_says_so() -> None:
-    work = Work(image_tokens=64, text_tokens=16)
-    choice = choose_plan(FLUX, work, [80 * GIB] * 2, known_calibration("H100"))
+    work = Work(image_tokens=64, text_tokens=16, element_bytes=4)
+    engine = kept_constants()["software"]["cpu"]
+    tiny = Shape(name="tiny", blocks=(19, 38), width=128, heads=2).counted(work, engine, weight_bytes=4)
+    choice = choose_plan(tiny, work, [8 * GIB] * 2, known_calibration("cpu"))
     assert choice.plan == ParallelPlan()
     assert any(reason.startswith("one device is better here") for reason in choice.reasons)
 
@@ -80,8 +84,8 @@ def test_pipefusion_is_weighed_only_where_it_is_asked_for() -> None:
     assert {row.plan for row in usual.table} < {row.plan for row in stale.table}
 
 
-def test_useful_plans_divide_the_rows_and_the_blocks() -> None:
-    model = replace(FLUX, key_heads=6, staged_blocks=3)
+def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> None:
+    model = replace(FLUX, staged_blocks=3)
     work = Work(image_tokens=64, text_tokens=8, guided=True, batch=4)
     for ranks in range(1, 9):
         found = list(useful_plans(ranks, model=model, work=work, stale=True))
@@ -92,6 +96,8 @@ def test_useful_plans_divide_the_rows_and_the_blocks() -> None:
             assert 4 % plan.data == 0
     unguided = replace(work, guided=False)
     assert not any(plan.cfg > 1 for plan in useful_plans(2, model=model, work=unguided, stale=True))
+    apart = replace(model, key_heads=0)  # of which no rank can have a part of the tokens
+    assert {plan.parts for plan in useful_plans(8, model=apart, work=work, stale=True)} == {1}
 
 
 def test_choosing_among_eight_devices_takes_less_than_50_ms() -> None:

@@ -9,7 +9,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_runtime.exchange_groups import groups_of
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.counted import counted_memory
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import (
@@ -18,11 +17,11 @@ from parallel_runtime.planner.memory import (
     NCCL_BYTES,
     communicators,
     kept_bytes,
+    memory_of,
 )
 from parallel_runtime.planner.work import Work
 from parallel_runtime.worker.mesh import Groups, Mesh
 
-FLUX = usual_counted().model
 PLANS = (
     "ulysses=1",
     "ulysses=4",
@@ -81,7 +80,9 @@ def test_ranks_that_sleep_make_the_same_groups(name: str, world: None) -> None:
 
 def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
-    runtime = [counted_memory(FLUX, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)]
+    runtime = [
+        memory_of(usual_counted().model, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)
+    ]
     assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_bytes(2) - 1
     assert runtime == sorted(runtime)
 
@@ -89,7 +90,7 @@ def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
 def test_each_communicator_is_paid_for() -> None:
     work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
     runtime = {
-        name: counted_memory(FLUX, work, ParallelPlan.parse(name), rates).runtime
+        name: memory_of(usual_counted().model, work, ParallelPlan.parse(name), rates).runtime
         for name in ("ulysses=4", "ulysses=4,weights=sharded", "ring=2,ulysses=2")
     }
     assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES

@@ -1,41 +1,32 @@
-"""The cost model: each term counts what it says, and no prediction moves the wrong way."""
+"""The formulas of the cost model against numbers worked out by hand, and what must hold for all numbers."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planner_errors import kept_constants
+from benchmarks.planner_model import SHAPES, Shape
+from parallel_runtime.models.hosted.count import OperationCounter
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
-from parallel_runtime.planner.counted import CountedModel, counted_cost, counted_memory
+from parallel_runtime.planner.cost import step_cost
+from parallel_runtime.planner.counted import HOP_OPERATIONS, CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES
+from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, Memory, memory_of
 from parallel_runtime.planner.work import Work
 
+# One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
+TINY = Shape(name="tiny", blocks=(0, 1), width=4, heads=2, modulation=(0, 0), channels=1)
+IDLE = {"passes": 0.0, "block_operations": 0.0, "exchange_operations": 0.0}
 FLUX = usual_counted().model
-# One block, 4 wide, 2 heads of 2, whose tokens each meet 192 weights; all numbers are of 2 bytes.
-TINY = CountedModel(
-    name="tiny",
-    whole={
-        "module.operations": (1.0,),
-        "attended.attention_flops": (0.0, 0.0, 16.0, 0.0, 32.0, 16.0),  # 4 operations a query, key and channel
-        "query_bytes": (0.0, 16.0, 0.0, 16.0),  # queries and outputs
-        "key_bytes": (0.0, 16.0, 0.0, 16.0),
-        "gathered_bytes": (0.0, 2.0),
-        "exchanges": (1.0,),
-        "gathers": (1.0,),
-    },
-    shared={"module.matmul_flops": (0.0, 384.0, 0.0, 384.0)},
-    numbers_per_token=1.0,
-    key_heads=2,
-    weight_bytes=384,
-    block_bytes=(384,),
-    staged_blocks=1,
-)
 WORK = Work(image_tokens=6, text_tokens=2, steps=4)
 NEVER = 1e30  # a rate at which nothing takes time
 UNIT = Calibration(
@@ -48,7 +39,7 @@ UNIT = Calibration(
         host_bandwidth=NEVER,
     ),
     link=Interconnect(name="unit", bandwidth=NEVER, latency_s=0.0),
-    software=Software(name="unit", passes=0, merge_passes=0, block_s=0, exchange_s=0, hop_s=0, operation_s=0.0),
+    software=Software(name="unit", merge_passes=0, operation_s=0),
     source="the test",
 )
 
@@ -59,34 +50,43 @@ def only(part: str, **values: float) -> Calibration:
     return replace(UNIT, **{part: changed})
 
 
-def seconds(calibration: Calibration, work: Work = WORK, model: CountedModel = TINY, **degrees: int | str) -> float:
-    return counted_cost(model, work, ParallelPlan(**degrees), calibration).step_s
+def seconds(calibration: Calibration, work: Work = WORK, engine: dict | None = None, **degrees: int | str) -> float:
+    """Of a step of the tiny model, whose blocks take what the engine says."""
+    model = TINY.counted(work, IDLE if engine is None else {**IDLE, **engine})
+    return step_cost(model, work, ParallelPlan(**degrees), calibration).step_s
 
 
-def test_matrices_cost_the_operations_of_this_ranks_tokens() -> None:
-    rate = only("rates", matmul_flops=1.0)
-    assert seconds(rate) == pytest.approx(8 * 384)
-    assert seconds(rate, ulysses=2) == seconds(rate, ring=2) == pytest.approx(4 * 384)
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [
+        # 2 * tokens * 192 for the block, and 2 * 2 * tokens of the picture * 1 * 4 for the patches in and out.
+        ({}, 2 * 8 * 192 + 2 * 6 * 2 * 4),
+        ({"ulysses": 2}, 2 * 4 * 192 + 2 * 3 * 2 * 4),
+        ({"ring": 2}, 2 * 4 * 192 + 2 * 3 * 2 * 4),
+    ],
+)
+def test_matrices_cost_two_operations_a_weight_and_token_of_this_rank(degrees, expected) -> None:
+    assert seconds(only("rates", matmul_flops=1.0), **degrees) == pytest.approx(expected)
 
 
-def test_attention_is_shared_by_all_ranks_and_rows_by_the_batch_groups() -> None:
-    rate, guided = only("rates", attention_flops=1.0), replace(WORK, guided=True)
-    assert seconds(rate) == pytest.approx(4 * 8 * 8 * 4)
-    assert seconds(rate, ring=2) == seconds(rate, ulysses=2) == pytest.approx(4 * 4 * 8 * 4)
-    assert seconds(rate, guided) == pytest.approx(2 * 4 * 8 * 8 * 4)
-    assert seconds(rate, guided, cfg=2) == pytest.approx(4 * 8 * 8 * 4)
+def test_attention_costs_four_operations_a_query_key_and_channel_shared_by_all_ranks() -> None:
+    calibration = only("rates", attention_flops=1.0)
+    assert seconds(calibration) == pytest.approx(4 * 8 * 8 * 4)
+    assert seconds(calibration, ring=2) == pytest.approx(4 * 4 * 8 * 4)
+    assert seconds(calibration, replace(WORK, guided=True)) == pytest.approx(2 * 4 * 8 * 8 * 4)
+    assert seconds(calibration, replace(WORK, guided=True), cfg=2) == pytest.approx(4 * 8 * 8 * 4)
 
 
-def test_memory_traffic_is_the_weights_once_a_call_and_what_a_ring_merges() -> None:
+def test_memory_traffic_is_the_weights_once_and_the_activations_as_often_as_they_pass() -> None:
     calibration = only("rates", memory_bandwidth=1.0)
-    assert seconds(calibration) == pytest.approx(384)
-    assert seconds(calibration, replace(WORK, guided=True)) == pytest.approx(2 * 384)
+    assert seconds(calibration) == pytest.approx(192 * 2)
+    assert seconds(calibration, engine={"passes": 3.0}) == pytest.approx(192 * 2 + 3 * 8 * 4 * 2)
     merging = replace(calibration, software=replace(UNIT.software, merge_passes=5))
-    assert seconds(merging, ring=2) == pytest.approx(384 + 5 * 1 * 4 * 4 * 4)
+    assert seconds(merging, ring=2) == pytest.approx(192 * 2 + 5 * 1 * 4 * 4 * 4)
 
 
 def test_exchanges_cost_their_bytes_and_a_latency_a_call() -> None:
-    gathered = 6 * 2 / 2  # the result, half of it, once a step
+    gathered = 6 * 1 * 2 / 2  # the result, half of it, once a step
     # Ulysses: 3 * 4 tokens * 1 head * 2 * 2 bytes there, 4 * 1 * 2 * 2 back. Ring: k and v of 4 tokens, 2 heads.
     assert seconds(only("link", bandwidth=1.0), ulysses=2) == pytest.approx(48 + 16 + gathered)
     assert seconds(only("link", bandwidth=1.0), ring=2) == pytest.approx(2 * 4 * 2 * 2 * 2 + gathered)
@@ -141,23 +141,27 @@ def test_heads_in_chunks_hide_as_ranks_send_them() -> None:
     both = chunked_s(attend_s=attend, arriving_s=0.75 * whole, returning_s=0.25 * whole, latency_s=40e-6, chunks=chunks)
     waiting = whole + 2 * chunks * 40e-6
     expected = 3 * (attend + waiting - HIDDEN * (waiting + attend - both))
-    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s == pytest.approx(expected)
+    assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s == pytest.approx(expected)
     at_once = 3 * (attend + whole + 2 * 40e-6)
-    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s < at_once
+    assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s < at_once
     limited = replace(calibration, rates=replace(calibration.rates, most_chunks=1))
-    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), limited).step_s == pytest.approx(at_once)
+    assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), limited).step_s == pytest.approx(at_once)
     limited = replace(calibration, rates=replace(calibration.rates, most_chunks=1))
     in_one = whole + 2 * 40e-6
-    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), limited).step_s == pytest.approx(3 * (attend + in_one))
+    assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), limited).step_s == pytest.approx(3 * (attend + in_one))
     on_cpu = replace(calibration, rates=replace(calibration.rates, asynchronous=False))
-    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), on_cpu).step_s == pytest.approx(at_once)
+    assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), on_cpu).step_s == pytest.approx(at_once)
 
 
 def test_a_shared_bridge_slows_an_all_to_all_of_many_ranks_and_no_ring() -> None:
     free, shared = only("link", bandwidth=1.0), only("link", bandwidth=1.0, contention=1.0)
-    model, work = replace(TINY, key_heads=4), Work(image_tokens=8, text_tokens=0)
+    work = Work(image_tokens=8, text_tokens=0)
+    four = replace(TINY, heads=4).counted(work, IDLE)
     for degrees, slower in (({"ulysses": 2}, 1.0), ({"ulysses": 4}, 2.0), ({"ring": 4}, 1.0)):
-        alone, together = (seconds(calibration, work, model, **degrees) for calibration in (free, shared))
+        alone, together = (
+            step_cost(four, work, ParallelPlan(**degrees), calibration).communication_s
+            for calibration in (free, shared)
+        )
         gathered = 8 * 2 * (max(degrees.values()) - 1) / max(degrees.values())
         assert together - gathered == pytest.approx(slower * (alone - gathered))
 
@@ -174,57 +178,92 @@ def test_the_longest_batch_group_decides() -> None:
 
 
 def test_a_host_that_runs_ahead_hides_behind_the_device_and_one_that_does_not_adds() -> None:
+    """The block and what is outside: ten operations. What hides is all but the last one's part, or the first one's."""
     device = only("rates", attention_flops=512.0)  # 2 s of attention
-    for launch, ahead, beside in ((1.0, 2.0, 3.0), (5.0, 5.0, 7.0)):
-        calibration = replace(device, software=replace(UNIT.software, operation_s=launch))
-        assert seconds(calibration) == pytest.approx(ahead)
+    ten = {"block_operations": 5.0}
+    for launch, ahead, beside in ((1.0, 2.0 + 0.1, 3.0), (5.0, 5.0 + 0.2, 7.0)):
+        calibration = replace(device, software=replace(UNIT.software, operation_s=launch / 10))
+        assert seconds(calibration, engine=ten) == pytest.approx(ahead)
         on_cpu = replace(calibration, rates=replace(calibration.rates, asynchronous=False))
-        assert seconds(on_cpu) == pytest.approx(beside)
+        assert seconds(on_cpu, engine=ten) == pytest.approx(beside)
+
+
+def test_the_host_starts_an_exchanges_operations_once_and_those_of_each_hop() -> None:
+    calibration, more = only("software", operation_s=1.0), {"block_operations": 5.0, "exchange_operations": 3.0}
+    for degrees, operations in (({}, 10), ({"ulysses": 2}, 13), ({"ring": 4}, 13 + 3 * HOP_OPERATIONS)):
+        assert seconds(calibration, engine=more, **degrees) == pytest.approx(operations)
+
+
+class SilentShift:
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class SilentRing(Axis):
+    def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> SilentShift:
+        return SilentShift()
+
+
+def test_a_hop_has_as_many_operations_as_ranks_start_for_it() -> None:
+    def started(ring: int) -> float:
+        qkv = list(torch.zeros(3, 1, 4, 16, 32, dtype=torch.bfloat16))
+        attention, counter = SequenceParallelAttention(ring=SilentRing("ring", size=ring)), OperationCounter()
+        with torch.no_grad(), counter:
+            attention.attend(lambda *_: None, qkv, query_lengths=[16] * ring, key_lengths=[16] * ring)
+        return counter.counts["module.operations"]
+
+    assert started(4) - started(3) == HOP_OPERATIONS
 
 
 def test_pipefusion_repeats_the_text_and_starts_with_a_synchronous_step() -> None:
-    model, rate = replace(TINY, staged_blocks=4, block_bytes=(96,) * 4), only("rates", attention_flops=1.0)
-    cost, whole = counted_cost(model, WORK, ParallelPlan(pipefusion=2), rate), 4 * 8 * 8 * 4
+    model = replace(TINY, blocks=(0, 4)).counted(WORK, IDLE)
+    cost = step_cost(model, WORK, ParallelPlan(pipefusion=2), only("rates", attention_flops=1.0))
+    whole = 4 * (4 * 8 * 8 * 4)
     assert cost.step_s == pytest.approx(whole * (2 + 6 / 2) / 8)
     assert cost.warmup_step_s == pytest.approx(whole)
     assert cost.image_s(4) == pytest.approx(whole + 3 * cost.step_s)
 
 
 def test_pipefusion_waits_for_the_stage_with_the_most_blocks() -> None:
-    model, work = replace(TINY, staged_blocks=3, block_bytes=(128,) * 3), Work(image_tokens=8, text_tokens=0)
-    uneven = seconds(only("rates", attention_flops=1.0), work, model, pipefusion=2)
-    assert uneven == pytest.approx(2 * 2 / 3 * (4 * 4 * 8 * 4))  # two patches, each through two of the three blocks
+    work = Work(image_tokens=8, text_tokens=0)
+    model = replace(TINY, blocks=(0, 3)).counted(work, IDLE)
+    uneven = step_cost(model, work, ParallelPlan(pipefusion=2), only("rates", attention_flops=1.0)).step_s
+    assert uneven == pytest.approx(2 * 2 * (4 * 4 * 8 * 4))  # two patches, each through two of the three blocks
 
 
-def test_sharded_weights_travel_and_hide_behind_the_rest() -> None:
+def test_sharded_weights_travel_and_hide_behind_all_else() -> None:
     slow = only("link", bandwidth=1.0)
-    assert seconds(slow, ulysses=2) < seconds(slow, ulysses=2, weights="sharded") == pytest.approx(384 / 2)
+    gather, exchanged = 192 * 2 / 2, 64 + 6
+    assert seconds(slow, ulysses=2) == pytest.approx(exchanged)
+    assert seconds(slow, ulysses=2, weights="sharded") == pytest.approx(gather)
     hidden = replace(slow, rates=replace(UNIT.rates, attention_flops=1.0))
     assert seconds(hidden, ulysses=2, weights="sharded") == pytest.approx(seconds(hidden, ulysses=2))
 
 
-def test_the_usual_model_has_the_weights_that_are_published() -> None:
-    assert FLUX.weight_bytes / 2 == pytest.approx(11.90e9, rel=0.003)
+def test_weights_are_counted_as_flux_has_them() -> None:
+    assert FLUX.weight_bytes / 2 == pytest.approx(11.90e9, rel=0.003)  # as published
 
 
 def test_memory_follows_the_degrees() -> None:
-    work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
-    blocks, at_hand = sum(FLUX.block_bytes), BLOCKS_AT_HAND * FLUX.largest_block
+    rates, work = known_calibration("A100").rates, Work(image_tokens=4096, text_tokens=512)
+    blocks = sum(FLUX.block_bytes)
+    other, at_hand = FLUX.weight_bytes - blocks, BLOCKS_AT_HAND * FLUX.largest_block
 
-    def of(**plan: int | str) -> object:
-        return counted_memory(FLUX, work, ParallelPlan(**plan), rates)
+    def needed(**degrees: int | str) -> Memory:
+        return memory_of(FLUX, work, ParallelPlan(**degrees), rates)
 
-    whole = of()
-    assert (whole.weights, whole.buffers, whole.runtime, whole.host_bytes) == (
-        FLUX.weight_bytes, 0, CUDA_CONTEXT_BYTES, 0,
-    )  # fmt: skip
-    assert of(ulysses=4).weights == whole.weights and of(ulysses=4).activations < whole.activations / 2
-    assert of(ulysses=4, weights="sharded").weights == FLUX.weight_bytes - blocks + at_hand + blocks // 4
-    offloaded = of(weights="offloaded")
-    assert (offloaded.host_bytes, offloaded.weights) == (blocks, FLUX.weight_bytes - blocks + at_hand)
-    piped = of(pipefusion=3)
+    whole = needed()
+    assert whole.weights == FLUX.weight_bytes
+    assert whole.activations == round(FLUX.count("held_bytes", work))
+    assert (whole.buffers, whole.runtime, whole.host_bytes) == (0, CUDA_CONTEXT_BYTES, 0)
+    shared = needed(ulysses=4)
+    assert shared.weights == whole.weights and shared.activations < whole.activations / 2 < 2 * shared.activations
+    assert needed(ulysses=4, weights="sharded").weights == blocks // 4 + at_hand + other
+    offloaded = needed(weights="offloaded")
+    assert (offloaded.host_bytes, offloaded.weights) == (blocks, at_hand + other)
+    piped = needed(pipefusion=3)
     assert piped.weights < whole.weights / 2 < piped.weights * 2
-    assert piped.buffers == 2 * 4608 * 3072 * 2 * 57 // 3
+    assert piped.buffers == round(FLUX.count("key_bytes", work) / 3)
 
 
 TWO_GUIDED = Work(image_tokens=4096, text_tokens=512, guided=True, batch=2)
@@ -235,13 +274,14 @@ FACTOR = st.floats(1.0, 1000.0)
 SPEEDS = ("matmul_flops", "attention_flops", "memory_bandwidth", "host_bandwidth")
 BURDENS = ("merge_passes", "operation_s")
 A_LITTLE = 1 + 1e-9  # sums in another order
-UNEVEN = 1 + 8 / 1000  # a token more may be shared out more evenly
+OUTSIDE = 1 + 1e-4  # a token of the picture takes more than one of the text, outside of the blocks
+PUBLISHED = SHAPES["flux1-dev"].counted(TWO_GUIDED, kept_constants()["software"]["eager"])
 
 
 @st.composite
 def works(draw) -> Work:
     return Work(
-        image_tokens=draw(st.integers(1000, 20_000)),
+        image_tokens=draw(st.integers(1, 20_000)),
         text_tokens=draw(st.integers(0, 600)),
         guided=True,
         batch=2,
@@ -251,41 +291,43 @@ def works(draw) -> Work:
 
 @st.composite
 def machines(draw) -> Calibration:
-    return known_calibration(draw(st.sampled_from(["H100", "L40", "RTX 4090", "cpu"])))
+    """With all heads sent at once: of how many chunks ranks make, a faster link makes fewer."""
+    known = known_calibration(draw(st.sampled_from(["H100", "L40", "RTX 4090", "cpu"])))
+    return replace(known, rates=replace(known.rates, most_chunks=1))
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines(), factor=FACTOR)
 def test_a_faster_device_or_link_is_never_slower(work, plan, machine, factor) -> None:
-    before = counted_cost(FLUX, work, plan, machine).step_s * A_LITTLE
+    before = step_cost(PUBLISHED, work, plan, machine).step_s * A_LITTLE
     for name in SPEEDS:
         rates = replace(machine.rates, **{name: getattr(machine.rates, name) * factor})
-        assert counted_cost(FLUX, work, plan, replace(machine, rates=rates)).step_s <= before
+        assert step_cost(PUBLISHED, work, plan, replace(machine, rates=rates)).step_s <= before
     faster = replace(machine.link, bandwidth=machine.link.bandwidth * factor)
-    assert counted_cost(FLUX, work, plan, replace(machine, link=faster)).step_s <= before
+    assert step_cost(PUBLISHED, work, plan, replace(machine, link=faster)).step_s <= before
     nearer = replace(machine.link, latency_s=machine.link.latency_s / factor)
-    assert counted_cost(FLUX, work, plan, replace(machine, link=nearer)).step_s <= before
+    assert step_cost(PUBLISHED, work, plan, replace(machine, link=nearer)).step_s <= before
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines(), factor=FACTOR)
 def test_more_overhead_is_never_faster(work, plan, machine, factor) -> None:
-    before = counted_cost(FLUX, work, plan, machine).step_s
+    before = step_cost(PUBLISHED, work, plan, machine).step_s
     for name in BURDENS:
         software = replace(machine.software, **{name: getattr(machine.software, name) * factor})
-        assert counted_cost(FLUX, work, plan, replace(machine, software=software)).step_s * A_LITTLE >= before
+        assert step_cost(PUBLISHED, work, plan, replace(machine, software=software)).step_s * A_LITTLE >= before
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines(), image=st.integers(0, 5000), text=st.integers(0, 500))
 def test_more_tokens_are_never_faster_and_never_smaller(work, plan, machine, image, text) -> None:
     more = replace(work, image_tokens=work.image_tokens + image, text_tokens=work.text_tokens + text)
-    before, after = (counted_cost(FLUX, each, plan, machine).step_s for each in (work, more))
-    assert after * UNEVEN >= before
-    small, large = (counted_memory(FLUX, each, plan, machine.rates).total for each in (work, more))
-    assert large * UNEVEN >= small
+    before, after = (step_cost(PUBLISHED, each, plan, machine).step_s for each in (work, more))
+    assert after * OUTSIDE >= before
+    small, large = (memory_of(FLUX, each, plan, machine.rates).total for each in (work, more))
+    assert large >= small
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines())
 def test_the_parts_of_a_step_add_up_and_none_is_negative(work, plan, machine) -> None:
-    cost = counted_cost(FLUX, work, plan, machine)
+    cost = step_cost(PUBLISHED, work, plan, machine)
     parts = (cost.compute_s, cost.communication_s, cost.launch_s)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(cost.step_s)

@@ -3,7 +3,7 @@
 import pytest
 
 from parallel_runtime.planner.hardware import GIB
-from parallel_runtime.planner.known import COMPILED, EAGER, SHARED_ABOVE, known_calibration, known_rates, usual_link
+from parallel_runtime.planner.known import SHARED_ABOVE, known_calibration, known_rates, usual_link
 
 KNOWN = {
     "NVIDIA H100 80GB HBM3": ("H100", "nvlink4"),
@@ -88,8 +88,3 @@ def test_a_machine_of_many_cards_on_pcie_has_the_link_that_they_share_and_nvlink
     assert usual_link("NVIDIA H100 80GB HBM3", 8) == usual_link("NVIDIA H100 80GB HBM3", 2)
     assert known_calibration("NVIDIA L40", devices=8).link.name == "pcie4-shared"
     assert known_calibration("NVIDIA L40", "pcie4", devices=8).link.name == "pcie4"  # the user knows better
-
-
-def test_compiled_blocks_have_constants_of_their_own() -> None:
-    assert known_calibration("L20").software == EAGER
-    assert known_calibration("L20", compiled=True).software == COMPILED

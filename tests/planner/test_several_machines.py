@@ -39,7 +39,7 @@ def test_it_says_that_a_second_machine_does_not_pay_for_one_image_and_pays_for_p
     assert plan.ranks <= 2
     assert "a further machine does not pay" in why and "over ethernet1, 0.92 Gbit/s" in why
     plan, why = chosen(known_link("ethernet10"), guided=True)
-    assert (plan.cfg, plan.parts) == (2, 2)
+    assert (plan.cfg, plan.parts, plan.ranks) == (2, 2, 4)
     assert "a further machine pays" in why
 
 

@@ -43,7 +43,12 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
     store.save("2 x A100", MEASURED)
     content = json.loads(store.path.read_text())
     content["devices"]["2 x A100"] |= {"network": None, "node_ranks": 8}
-    content["devices"]["2 x A100"]["software"]["ring_overlap"] = 0.0
+    content["devices"]["2 x A100"]["software"] |= {
+        "ring_overlap": 0.0,
+        "passes": 93.5,
+        "block_s": 1e-3,
+        "swap_calls": 2,
+    }
     store.path.write_text(json.dumps(content))
     assert store.load("2 x A100") == MEASURED
 
@@ -83,7 +88,7 @@ def test_a_damaged_file_is_empty_and_the_next_write_mends_it(tmp_path, content) 
         ("link", "bandwidth", float("nan")),
         ("link", "bandwidth", float("inf")),
         ("link", "latency_s", None),
-        ("software", "block_s", -1e-3),
+        ("software", "operation_s", -1e-3),
         ("software", "surprise", 1.0),
     ],
 )

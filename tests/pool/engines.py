@@ -20,9 +20,7 @@ import torch.distributed as dist
 
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.wire.channel import Channel
-from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.records import to_body
-from parallel_runtime.wire.replies import (
+from parallel_runtime.wire.messages import (
     CheckReply,
     Compiling,
     EmptyReply,
@@ -33,6 +31,8 @@ from parallel_runtime.wire.replies import (
     RankStep,
     StepReply,
 )
+from parallel_runtime.wire.protocol import Message, Op
+from parallel_runtime.wire.records import to_body
 
 mapped = []  # held until the process ends
 

@@ -7,8 +7,8 @@ import torch
 
 from parallel_runtime.parallel.batch_groups import BatchSlice
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.call_tracker import CallTracker
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.worker_group import CallTracker
 
 PLAN = ParallelPlan(pipefusion=2, warmup_steps=2)
 ONE_LANE = ((BatchSlice(0, 0, 1),),)

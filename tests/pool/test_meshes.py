@@ -8,7 +8,7 @@ import pytest
 from parallel_runtime.exchange_groups import groups_of, weight_groups
 from parallel_runtime.plan import Layout, ParallelPlan
 from parallel_runtime.planner.memory import extra_bytes, kept_bytes
-from parallel_runtime.pool.meshes import Change, Meshes
+from parallel_runtime.pool.worker_group import Change, Meshes
 
 
 class Ranks:

@@ -3,9 +3,8 @@
 import torch
 
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.in_worker_sampling import Steps, shares
-from parallel_runtime.wire.replies import Progress
-from parallel_runtime.wire.requests import GroupWork
+from parallel_runtime.pool.calls import Steps, shares
+from parallel_runtime.wire.messages import GroupWork, Progress
 
 
 def share(start: int, stop: int, *conds: int, exchange: bool = False) -> GroupWork:

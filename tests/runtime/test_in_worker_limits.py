@@ -5,8 +5,7 @@ import torch
 from made_replies import run_reply
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.pool.in_worker_sampling import MAX_GIVEN, Inpaint, InWorkerRun
+from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, InWorkerRun, ModelCall
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.wire.channel import Segment, SegmentTable

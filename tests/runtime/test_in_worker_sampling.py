@@ -23,7 +23,7 @@ from host.hosted_runs import (
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.in_worker_sampling import InWorkerRun
+from parallel_runtime.pool.calls import InWorkerRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 

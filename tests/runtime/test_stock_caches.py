@@ -14,7 +14,7 @@ import torch
 from host.hosted_runs import AskModel, asking, euler, make_run, outputs
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.in_worker_sampling import InWorkerRun
+from parallel_runtime.pool.calls import InWorkerRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 from parallel_runtime.sampler_recurrence import Prediction

@@ -18,14 +18,15 @@ from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import ANY_GPU
-from ....parallel_runtime.planner.counted import CountedModel, counted_memory
+from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
+from ....parallel_runtime.planner.memory import memory_of
 from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.weight_patch import WeightPatchSet
-from ....parallel_runtime.wire.replies import MeasureReply
+from ....parallel_runtime.wire.messages import MeasureReply
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 
@@ -66,7 +67,7 @@ def needed_memory(
         here, host = (visiting, part) if layout.offloaded else (part + visiting, 0)
         return DeviceMemory(device_bytes=here, total_bytes=total, host_bytes=host, weights_alone=True)
     rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates
-    memory = counted_memory(model, work, plan, rates, num_ranks=len(devices))
+    memory = memory_of(model, work, plan, rates, num_ranks=len(devices))
     return DeviceMemory(device_bytes=memory.total, total_bytes=total, host_bytes=memory.host_bytes)
 
 

@@ -18,9 +18,9 @@ from ....parallel_runtime.devices import Device
 from ....parallel_runtime.machines.machine import Machine
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.machine import overlap
-from ....parallel_runtime.pool.deadlines import deadline_from
+from ....parallel_runtime.pool.generation import deadline_from
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.wire.replies import MeasureReply
+from ....parallel_runtime.wire.messages import MeasureReply
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .... import parallel_runtime
 from ....parallel_runtime.errors import PoolError
-from ....parallel_runtime.pool.status import first_line
+from ....parallel_runtime.pool.generations import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
 from ..model.pools import ALIVE, POOLS
 from .machines import MACHINES
 from .state import PanelState
 
-PACK = Path(__file__).resolve().parents[2]
+PACK = Path(parallel_runtime.__file__).resolve().parents[1]
 DOCTOR = ("-m", "parallel_runtime", "doctor", "--json")
 DOCTOR_LIMIT_S = 300.0
 CANCEL_LIMIT_S = 30.0  # a step may take that long; what hangs longer is ended with its workers

@@ -18,11 +18,10 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.pool.calls import ModelCall
-from ....parallel_runtime.pool.in_worker_sampling import InWorkerResult, InWorkerRun, StepDone
+from ....parallel_runtime.pool.calls import InWorkerResult, InWorkerRun, ModelCall, StepDone
 from ....parallel_runtime.proof import Proof
 from ....parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
-from ....parallel_runtime.wire.replies import SampleReply, StepReply
+from ....parallel_runtime.wire.messages import SampleReply, StepReply
 from ..model.pooled_model import PooledModel
 from ..tasks.cooperative_tasks import TASK, Handed, hand_over
 from .step_listener import StepListener

@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan
-from ....parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
+from ....parallel_runtime.pool.calls import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ..contract.comfyui import CFGGuider, WrappersMP, comfy, is_absent

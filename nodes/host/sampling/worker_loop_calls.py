@@ -19,8 +19,7 @@ from ....parallel_runtime.models.hosted.formats import coarse_inputs
 from ....parallel_runtime.models.hosted.other_calls import apply_call
 from ....parallel_runtime.models.specs import find_spec
 from ....parallel_runtime.models.specs.whole import find_whole
-from ....parallel_runtime.pool.calls import ModelCall, shape_of
-from ....parallel_runtime.pool.in_worker_sampling import shares
+from ....parallel_runtime.pool.calls import ModelCall, shape_of, shares
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from ..contract.refusals import INSIDE_BLOCKS

@@ -1,15 +1,18 @@
-"""What a rank says to the parent, one dataclass a kind of message, and what it counted and timed.
+"""What the parent asks of its ranks and what they answer: one dataclass a kind of message.
 
-Both ends import these, as those of requests.py, whose classes name the reply that each is answered with. Imports no
-torch: a rank says `Hello` before it does. Owns the fields. Does not own their form in a message (records.py) nor what
-is made of them (pool/ and report/).
+Each request names the dataclass that every rank answers it with; both ends import them. Owns the messages, VAE tiles
+included; how a dataclass becomes JSON is records.py's, how JSON travels protocol.py's.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
+from ..checkpoint import ComfyUI, ModelSpec
+from ..exchange_groups import ExchangeGroup, OverlapRates
 from ..packages import Package
-from ..plan import BatchSlice
+from ..plan import BatchSlice, Layout, ParallelPlan
+from ..sampler_recurrence import SamplerRecurrence
+from ..stock_caches import StockCache
 from .protocol import Op
 
 
@@ -305,3 +308,230 @@ OPS: dict[type, Op] = {
     Compiling: Op.COMPILING,
     Cancelled: Op.CANCELLED,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeReply(MemoryReply):
+    """Tiles that the rank decoded, and seconds for them; `refused`: why it did not, "" where it did."""
+
+    num_tiles: int
+    decode_s: float
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldVae:
+    """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
+
+    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them;
+    `flags` as `ModelSpec`'s.
+    """
+
+    op: ClassVar = Op.VAE
+    reply: ClassVar = MemoryReply
+    vae: int
+    comfyui: ComfyUI
+    dtype: str
+    metadata: dict[str, str]
+    names: tuple[str, ...]
+    first: bool
+    last: bool
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTiles:
+    """Decode tiles `in0` on to `out0` on by the VAE's method of that name; `tiles` has the numbers of each rank's.
+
+    With `last`, the VAE's weights then leave the rank's device for host memory.
+    """
+
+    op: ClassVar = Op.DECODE
+    reply: ClassVar = DecodeReply
+    vae: int
+    method: str
+    tiles: tuple[tuple[int, ...], ...]
+    last: bool
+
+
+OfVae: TypeAlias = HoldVae | DecodeTiles
+
+
+Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine takes them
+Reply = TypeVar("Reply", covariant=True)
+
+
+class Asked(Protocol[Reply]):
+    """A request: its op, and the kind of reply that every rank answers it with."""
+
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def reply(self) -> type[Reply]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Have a model on ranks `first_rank` to `layout.ranks`; those before hold theirs already.
+
+    `mesh` has the ranks that put sharded weights together. Ranks without room first free models in `eviction_order`.
+    """
+
+    op: ClassVar = Op.LOAD
+    reply: ClassVar = LoadReply
+    model: int
+    spec: ModelSpec
+    layout: Layout
+    first_rank: int
+    mesh: int | None
+    budget_bytes: int | None
+    eviction_order: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unload:
+    """Free a model or a VAE; nothing on a rank that does not hold it."""
+
+    op: ClassVar = Op.UNLOAD
+    reply: ClassVar = MemoryReply
+    model: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeWeights:
+    """One message of a model's weight patches, as `patch.pack` writes them; the last takes back what none has named.
+
+    With `side_branch`, plain LoRAs run beside the weights.
+    """
+
+    op: ClassVar = Op.PATCH
+    reply: ClassVar = MemoryReply
+    model: int
+    records: tuple[Options, ...]
+    side_branch: bool
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetStrengths:
+    """Other strengths for the LoRAs that run beside a model's weights, in the order in which they came."""
+
+    op: ClassVar = Op.STRENGTHS
+    reply: ClassVar = StrengthsReply
+    model: int
+    strengths: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeMesh:
+    """Forget the meshes `dropped`, free the groups `freed` in their order, then make those of a plan.
+
+    What is freed is in no mesh that is left, and no weights that are held use it. `overlap`: by what ranks choose into
+    how many chunks they send heads; None: one.
+    """
+
+    op: ClassVar = Op.MESH
+    reply: ClassVar = EmptyReply
+    mesh: int
+    plan: ParallelPlan
+    dropped: tuple[int, ...]
+    freed: tuple[ExchangeGroup, ...]
+    overlap: OverlapRates | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSlot:
+    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `pool/worker_group.py`."""
+
+    epoch: int
+    slot: int | None
+    warm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Calls of a model. `batch_groups` has the pieces of each batch group.
+
+    `repeated` has the content's number of each input that lies where the last request left it.
+    """
+
+    op: ClassVar = Op.STEP
+    reply: ClassVar = StepReply
+    model: int
+    mesh: int
+    calls: tuple[Options, ...]
+    batch_groups: tuple[tuple[BatchSlice, ...], ...]
+    repeated: dict[str, int]
+    slots: tuple[CallSlot, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWork:
+    """What of a whole run one batch group does: images `start` to `stop`, for the conditionings named.
+
+    With `exchange`, the others of the cfg axis do the same images for the other conditionings.
+    """
+
+    start: int
+    stop: int
+    conds: tuple[int, ...]
+    exchange: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A whole sampling run; fields as those of `pool/calls.py`'s `InWorkerRun`."""
+
+    op: ClassVar = Op.RUN
+    reply: ClassVar = SampleReply
+    model: int
+    mesh: int
+    recurrence: SamplerRecurrence
+    cfg: float
+    batch_groups: tuple[GroupWork, ...]
+    calls: tuple[Options, ...]
+    timeline: bool
+    cache: StockCache | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckCopies:
+    """Exchange a known pattern over a mesh, and count the bytes that arrive wrong."""
+
+    op: ClassVar = Op.CHECK
+    reply: ClassVar = CheckReply
+    mesh: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureDevice:
+    """Say what the device is: memory and speed."""
+
+    op: ClassVar = Op.MEASURE
+    reply: ClassVar = MeasureReply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Measure the device, and the exchanges over a mesh's ulysses axis."""
+
+    op: ClassVar = Op.PROBE
+    reply: ClassVar = ProbeReply
+    mesh: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trim:
+    """Keep nothing of sampling runs that ended; `ranks` give back what torch caches on their device, too."""
+
+    op: ClassVar = Op.TRIM
+    reply: ClassVar = MemoryReply
+    ranks: tuple[int, ...]
+
+
+OfWeights: TypeAlias = Load | Unload | ChangeWeights | SetStrengths
+OfRun: TypeAlias = MakeMesh | Step | Sample | CheckCopies | Trim
+AnyRequest: TypeAlias = OfWeights | OfRun | OfVae | MeasureDevice | Probe
+KINDS: dict[Op, type[AnyRequest]] = {kind.op: kind for kind in get_args(AnyRequest)}

@@ -1,12 +1,12 @@
-"""The ranks of one generation as processes: started together with what they share, and ended together.
+"""The ranks of one generation: started together with what they share, watched while nobody asks, and ended together.
 
-Owns the memory that they share, what polls them, and that none is left. Does not own what ranks are asked, nor when
-they have failed (supervisor.py), nor one rank's process (process.py).
+Owns the set and the thread that looks after it. One rank is process.py's, or remote_ranks.py's.
 """
 
 import logging
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -14,12 +14,69 @@ from typing import TypeAlias
 
 from ..machines.machine import Machine
 from ..rank_environment import RankSettings
-from ..wire import nccl_segments
+from ..wire import nccl
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op
 from .process import REAP_TIMEOUT_S, RankProcess, spawn
 from .remote_ranks import RemoteRank, RemoteRanks
-from .watcher import Watcher
+
+
+class Watcher:
+    """Watches `ranks` from now until `stop`; calls `on_death` once, in its own thread, when one of them ends.
+
+    Raises OSError when there is no descriptor left.
+    """
+
+    def __init__(self, ranks: Sequence[RankProcess | RemoteRank], *, on_death: Callable[[], None]) -> None:
+        self._outputs = {rank.output.fileno(): rank.output for rank in ranks}
+        self._pidfds = {rank.pidfd for rank in ranks}
+        self._on_death = on_death
+        with ExitStack() as undo:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+            undo.callback(os.close, self._wake)
+            # An epoll forgets descriptors that are closed: none is mistaken for a later one of the same number.
+            self._epoll = undo.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
+            for fd in (self._wake, *self._pidfds, *self._outputs):
+                self._epoll.register(fd, select.EPOLLIN)
+            self._held = undo.pop_all()
+        self._thread = threading.Thread(target=self._run, name="parallel-dit-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the thread to end; call once, from any thread."""
+        self._on_death = _nothing  # whom it calls may hold us, and all of it its segments' memory
+        os.eventfd_write(self._wake, 1)
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Do not hold what `on_death` waits for."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._held:
+            died = False
+            while True:
+                ready = {fd for fd, _ in self._epoll.poll()}
+                if self._wake in ready:
+                    return
+                for fd in ready & self._outputs.keys():
+                    if not self._outputs[fd].drain():
+                        self._forget(fd)
+                if not died and ready & self._pidfds:
+                    died = True
+                    for fd in self._pidfds:
+                        self._forget(fd)
+                    self._on_death()
+
+    def _forget(self, fd: int) -> None:
+        try:
+            self._epoll.unregister(fd)
+        except OSError:
+            return  # closed meanwhile, so the epoll has forgotten it already
+
+
+def _nothing() -> None:
+    """What a death means to a watcher that has been stopped."""
+
 
 AnyRank: TypeAlias = RankProcess | RemoteRank
 STOP_S = 2.0  # how long idle ranks get to end by themselves
@@ -109,7 +166,7 @@ class RankSet:
         if self.ended:
             return
         self.ended = True
-        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
+        segments = nccl.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
         if self.remote is not None:
             self.remote.kill()
         for rank in self.ranks:
@@ -121,5 +178,5 @@ class RankSet:
             _log.warning(
                 "%s has not said in %g s that its ranks have ended; it starts no others before", machine, REAP_TIMEOUT_S
             )
-        nccl_segments.remove(segments)
+        nccl.remove(segments)
         self._held.close()

@@ -1,27 +1,12 @@
-"""One generation of ranks: asked, heard and watched.
+"""One generation of ranks: asked, heard, and watched for silence.
 
-Owns asking ranks at once, waiting for their answers, and ending all ranks when one fails. Does not own how processes
-start and end (rank_set.py), what a request means, which models are loaded, when to start anew (generations.py), which
-machines a request does without (remote_ranks.py), when silence is too long (silence.py), nor the wording of a failure
-(failure.py).
-
-What a rank can do wrong, and how and when it is seen::
-
-    dies                 its pidfd                     at once
-    raises               its ERROR message             at once
-    breaks the protocol  its message                   at once
-    does not run         it owes an answer, and shows  after the pool's deadline, whatever was asked
-                         no pulse
-    stops answering      nobody's heart beats, and     after the request's deadline
-                         nobody says anything
-
-Any of these ends the generation: the other ranks may wait for the failed one in a collective that never ends, and an
-exception in the middle of one leaves sends in flight that would spoil the next.
+Owns how long a rank may show no sign of life, and which rank is the silent one.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -30,13 +15,104 @@ from ..errors import PoolError
 from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
-from ..wire.channel import Attach
+from ..wire.channel import Attach, SegmentTable
+from ..wire.messages import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
+from ..wire.processes import LEAST_S
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
-from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
-from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, system_error
-from .rank_set import AnyRank, RankSet
-from .silence import find_silence, least_s, listen_anew
+from .failures import (
+    FRESH,
+    Failure,
+    choose,
+    explain,
+    failure_of_error,
+    other_version,
+    pool_error,
+    silence,
+    system_error,
+)
+from .ranks import AnyRank, RankSet
+
+START_S = 600.0
+LOAD_S = 600.0
+REQUEST_S = 120.0
+PEER_CHECK_S = 20.0  # a few MB between devices; where those cannot reach each other, copies may hang and not be damaged
+VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
+
+
+def deadline_from(environment: Mapping[str, str]) -> float:
+    """The deadline of a request that `environment` asks for, in seconds; 120 when it does not.
+
+    Raises `ValueError` for anything but a positive number.
+    """
+    text = environment.get(VARIABLE, "")
+    if not text.strip():
+        return REQUEST_S
+    try:
+        return checked(float(text))
+    except ValueError:
+        raise ValueError(f"{VARIABLE}={text!r} is no positive number of seconds; use for example 300") from None
+
+
+def checked(deadline_s: float) -> float:
+    """The deadline itself. Raises `ValueError` unless it is a positive, finite number of seconds."""
+    if not (deadline_s > 0 and math.isfinite(deadline_s)):
+        raise ValueError(f"a deadline of {deadline_s} s; use a positive number of seconds")
+    return deadline_s
+
+
+def listen_anew(ranks: Sequence[AnyRank]) -> None:
+    """From now on silence counts: these ranks are asked something."""
+    now_s = time.monotonic()
+    for rank in ranks:
+        rank.last_heard_s = rank.last_pulse_s = now_s
+
+
+def least_s(deadline_s: float) -> float:
+    """How long a rank may show no pulse, where a request may show no sign of life for `deadline_s`."""
+    return max(deadline_s, LEAST_S)
+
+
+def find_silence(
+    asked: Sequence[AnyRank],
+    answered: Collection[int],
+    segments: SegmentTable,
+    request: str,
+    *,
+    since_s: float,
+    deadline_s: float,
+    pulse_deadline_s: float,
+) -> Failure | None:
+    """The failure of a rank of those asked, which owes an answer to `request` and is silent; None while all are well.
+
+    Silence counts from `since_s` on (monotonic clock) at the earliest.
+    """
+    now_s = time.monotonic()
+    for rank in asked:
+        _look_at(rank, segments, now_s)
+    owing = [rank for rank in asked if rank.rank not in answered]
+    if not owing:
+        return None
+    longest = min(owing, key=lambda rank: rank.last_pulse_s)
+    without_s = now_s - max(since_s, longest.last_pulse_s)
+    if without_s > pulse_deadline_s:
+        return silence(longest, request, silent_s=without_s, deadline_s=pulse_deadline_s)
+    if now_s - max(since_s, *(rank.last_heard_s for rank in asked)) <= deadline_s:
+        return None
+    # The one that the others most likely wait for: one that a signal holds, else one that does not wait itself, else
+    # the longest silent.
+    awaited = min(owing, key=lambda rank: (not rank.is_stopped(), segments.waits(rank.rank), rank.last_heard_s))
+    return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s)
+
+
+def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
+    """Note what a rank has shown since the last look. Before its first pulse its process tells whether it runs."""
+    beats, pulses = segments.beats(rank.rank), segments.pulses(rank.rank)
+    if beats != rank.last_beats:
+        rank.last_beats, rank.last_heard_s = beats, now_s
+    if pulses != rank.last_pulses or (pulses == 0 and not rank.is_stopped()):
+        rank.last_pulses, rank.last_pulse_s = pulses, now_s
+
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew

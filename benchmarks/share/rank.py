@@ -179,7 +179,7 @@ class OneRank:
         clock, beats = timed_runs(run, steps)
         traffic = sequence.ulysses.traffic
         sent = traffic.num_bytes, traffic.calls
-        tokens = self.model.tokens
+        tokens = sequence.most_keys
         cuda = self.device.type == "cuda"
         busy = busy_in(run, self.device) if cuda else Busy(clock)
         with noting(sequence, self.device) as attended:

@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "what a stage receives is not waited for",
         "links.py",
-        "            with self._link.traffic.waiting():\n                work.wait()\n        return tensor",
-        "            pass\n        return tensor",
+        "        with link.traffic.waiting():\n            work.wait()\n    return tensor",
+        "        pass\n    return tensor",
         STAGES,
     ),
     Mutant(
@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "a stage receives on the first device",
         "links.py",
-        'device = torch.device("cpu") if self._link.staged else self._device',
-        'device = torch.device("cpu") if self._link.staged else torch.device("cuda", 0)',
+        'device="cpu" if link.staged else device)',
+        'device="cpu" if link.staged else torch.device("cuda", 0))',
         STAGES,
     ),
     Mutant(

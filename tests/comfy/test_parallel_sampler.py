@@ -108,4 +108,3 @@ def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: t
 def test_flux_keeps_its_loop_in_the_workers(client: ComfyClient, tiny_models: TinyModels) -> None:
     report = report_of(client.queue(to_latent(ours(workflows.text_to_image(tiny_models, steps=STEPS)))))
     assert report["loop"] == {"kind": "resident"}
-    assert report["sizes"]["image_tokens"] == 64

@@ -38,7 +38,7 @@ def main() -> None:
     """For each kind, the classes of those of its parts that outlive its last clone."""
     comfyui, *arguments = sys.argv[1:]  # which ComfyUI would read
     load(comfyui)
-    choice, new_model = (importlib.import_module(f"{NAME}.nodes.{name}") for name in ("choice", "host.new_model"))
+    choice, new_model = (importlib.import_module(f"{NAME}.nodes.{name}") for name in ("choice", "host.model.new_model"))
     devices = importlib.import_module(f"{NAME}.parallel_runtime.devices")
     plan = importlib.import_module(f"{NAME}.parallel_runtime.plan").ParallelPlan.parse("cfg=2")
     chosen = choice.ParallelChoice(devices_text="cpu:2", selection=devices.parse_devices("cpu:2"), plan=plan)

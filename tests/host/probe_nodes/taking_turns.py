@@ -37,15 +37,13 @@ class SampleInTurn(io.ComfyNode):
     def execute(
         cls, model: Any, model_2: Any, positive: Any, latent: Any, seed: int, steps: int, cancel_after: int
     ) -> io.NodeOutput:
-        host = type(model).__module__.rpartition(".")[0]
-        turns, thread_state, lists = (
-            import_module(f"{host}.{name}") for name in ("cooperative_tasks", "thread_state", "list_sampling")
-        )
+        host = type(model).__module__.rsplit(".", 2)[0]  # it is of model/patcher.py there
+        turns, lists = (import_module(f"{host}.tasks.{name}") for name in ("cooperative_tasks", "list_sampling"))
         settings = (seed, steps, 1.0, "euler", "simple", positive, positive, latent)
         second = partial(nodes.common_ksampler, model_2, *settings)
         if cancel_after:
             second = partial(_cancelled, model_2, settings, cancel_after)
-        kept = [thread_state.RandomNumbers(), lists.CurrentPatcher(model.model)]
+        kept = [turns.RandomNumbers(), lists.CurrentPatcher(model.model)]
         tasks = [partial(nodes.common_ksampler, model, *settings), second]
         (one,), (other,) = turns.run_in_turns(tasks, at_once=2, kept=kept)
         return io.NodeOutput(one, other or one)

@@ -1,6 +1,6 @@
 """What CUDA, NCCL, cuDNN and the NVIDIA driver say when they fail, and what it means: a table and a look-up.
 
-Owns: the table. Does not own: which rank is to blame (failure.py). An entry matches by its pattern, in the table's
+Owns: the table. Does not own: which rank is to blame (failures.py). An entry matches by its pattern, in the table's
 order; a text that nothing matches stays as it is. What a pattern matches is quoted to the user, so it spans what people
 search for. Each entry is tested with recorded texts (tests/pool/recorded_errors.json).
 """

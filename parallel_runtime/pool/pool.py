@@ -2,7 +2,7 @@
 
 Owns what callers see: starting, loading, running, closing; and that one asks at a time. Does not own when there is a
 new generation of workers (generations.py), what one holds and is asked (worker_group.py), nor how its ranks are watched
-and ended (supervisor.py).
+and ended (generation.py).
 
 States: `stopped` -> `starting` -> `idle` <-> `loading`, `compiling`, `busy`. Any failure leads to `failed`, from which
 the next call starts a fresh generation, until three have failed within a minute. Nothing that failed is ever asked
@@ -96,7 +96,7 @@ class Pool:
     """Workers on `devices`, one a rank, in rank order. Usable from any thread; one request at a time, others wait.
 
     `threads_per_rank`: CPU threads of each rank, by default the CPUs this process may use, shared out over the ranks.
-    `deadline_s`: how long a request may show no sign of life, at least (deadlines.py); `start_deadline_s` and
+    `deadline_s`: how long a request may show no sign of life, at least (generation.py); `start_deadline_s` and
     `load_deadline_s`: the same for starting, and for loading a model.
     `engine`: "module:Class" of what answers the requests, found in the pack or in the folders of `python_path`.
     `segment_bytes`: address space for the tensors of one request; bigger requests get further segments.

@@ -1,7 +1,7 @@
 """One rank as the parent sees it: a process, its channel, its lifeline and the last of what it printed.
 
 Owns spawning and reaping. Does not own the environment a rank gets (rank_environment.py), what is said to a rank, nor
-when it has failed (supervisor.py).
+when it has failed (generation.py).
 
 A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again.
 """

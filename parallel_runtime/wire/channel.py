@@ -17,7 +17,7 @@ Segment 0 of a generation starts with the control page, which ranks and parent r
 
 `cancel` is the id of the request that the parent wants given up (0: none); `credit` is how many steps of a run ranks
 may start. A rank's signs are how often its heart beat, whether it waits for others (1) or not (0), and how often its
-pulse was shown (pulse.py). Each cache line has one writer.
+pulse was shown (processes.py). Each cache line has one writer.
 """
 
 from __future__ import annotations

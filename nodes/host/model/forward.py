@@ -1,4 +1,4 @@
-"""What stands for a transformer's `forward` and methods where the workers have its weights (remote_hosted.py).
+"""What stands for a transformer's `forward` and methods where the workers have its weights (stand_in.py).
 
 Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor what the workers do with it
 (worker/hosted.py).

@@ -1,6 +1,6 @@
 """A file of a model of any family, as ComfyUI recognises it; which plans it has, and how this ComfyUI computes it.
 
-Does not own the MODEL that is made of it (hosted_model.py).
+Does not own the MODEL that is made of it (stand_in.py).
 """
 
 import os

@@ -1,8 +1,8 @@
 """A ComfyUI MODEL of any family whose transformer computes elsewhere: ComfyUI's own classes without weights.
 
 The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
-instance is `forward`, and those methods that ComfyUI calls and that need weights (hosted_model.py). Does not own how a
-file is recognised (hosted_source.py).
+instance is `forward`, and those methods that ComfyUI calls and that need weights (forward.py). Does not own how a
+file is recognised (source.py).
 """
 
 import math

@@ -1,6 +1,6 @@
 """The panel's routes on ComfyUI's server, and who may use them.
 
-    GET  /parallel_dit/state             everything the panel shows (panel_state.py)
+    GET  /parallel_dit/state             everything the panel shows (state.py)
     GET  /parallel_dit/reports/{number}  one of the reports that the state lists
     GET  /parallel_dit/plan?...          what SP Config with these values would do, with a file too; nothing is started
     POST /parallel_dit/{action}          release, restart, doctor, stop_listening: no arguments; 202, or 409 in one

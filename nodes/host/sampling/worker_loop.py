@@ -1,7 +1,7 @@
 """A whole sampling run inside the pool: whether it can live there, what it is given, and what comes back each step.
 
 ComfyUI prepares everything as it always does: conditionings, sigmas, noise, masks, guidance. One stock call of the
-model, answered with nothing, shows what each conditioning becomes on its way to the model (in_worker_calls.py); that
+model, answered with nothing, shows what each conditioning becomes on its way to the model (worker_loop_calls.py); that
 and the sampler's recurrence go to the workers, which then need the host no more. What this file cannot vouch for stays
 in ComfyUI's own loop, and the reason is said.
 """

@@ -37,7 +37,7 @@ PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
 # Of those, what makes NCCL listen, or meet others, where somebody else says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
 # Both backends listen where these say: nobody outside this machine can connect. No file of NCCL's changes what is set
-# here (wire/nccl.py). The address of its RAS subsystem is the default one.
+# here (pool/nccl_files.py). The address of its RAS subsystem is the default one.
 LISTEN_HERE = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "=lo",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallel_runtime.wire.messages import Memory, RankRun, RankStep, SampleReply, StepReply
+from parallel_runtime.wire.replies import Memory, RankRun, RankStep, SampleReply, StepReply
 
 WORK = {"batch_group": 0, "pieces": (), "collectives": 0, "sent_bytes": 0, "weight_collectives": 0, "weight_bytes": 0}
 MEMORY = Memory(resident_bytes=1000)

@@ -55,7 +55,7 @@ FILES = (
     "parallel_runtime/packages.py",
     *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/generation.py"),
     *("parallel_runtime/pool/failures.py", "parallel_runtime/pool/known_errors.py"),
-    *("parallel_runtime/wire/nccl.py", "parallel_runtime/pool/generation.py", "parallel_runtime/proof.py"),
+    *("parallel_runtime/pool/nccl_files.py", "parallel_runtime/pool/generation.py", "parallel_runtime/proof.py"),
 )
 # Arguments that are not said here: words of the schema have files of their own (locales), patterns are searched for.
 OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category"}

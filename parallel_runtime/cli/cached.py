@@ -12,7 +12,7 @@ import torch
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..report.build import cached_calls
-from ..wire.messages import CachedCalls
+from ..wire.replies import CachedCalls
 from .terminal import Progress
 from .trial import Results, Trial
 from .workload import relative_error, worst

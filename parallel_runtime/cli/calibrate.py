@@ -19,7 +19,7 @@ from ..planner.machine import calibration_path, device_set, free_bytes
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..redact_paths import with_short_home
-from ..wire.messages import ProbeReply
+from ..wire.replies import ProbeReply
 
 Point: TypeAlias = tuple[float, float]  # an amount, and the seconds that it took
 Probes = Mapping[int, Sequence[ProbeReply]]  # by the ranks of the axis that was probed

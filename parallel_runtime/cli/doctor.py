@@ -29,9 +29,10 @@ from ..models.hosted.contract_check import newer_than_tested
 from ..plan import ParallelPlan, auto_plan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
+from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..proof import ProofStore, default_path
-from ..wire.nccl import leftovers, present_files
+from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
 from .doctor_model import describe as describe_the_file

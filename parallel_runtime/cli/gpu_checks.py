@@ -6,9 +6,9 @@ Owns the verdicts. Asks nobody: everything is in the `GpuFacts` it gets, so reco
 import re
 from collections.abc import Sequence
 
+from ..pool import nccl_files
 from ..pool.known_errors import NEW_DRIVER, recognise
-from ..wire import nccl
-from ..wire.nccl import NcclFile
+from ..pool.nccl_files import NcclFile
 from .check import Check
 from .gpu_facts import Gpu, GpuFacts
 
@@ -57,9 +57,9 @@ def _check_nccl(facts: GpuFacts) -> Check:
 
 def check_nccl_files(files: Sequence[NcclFile]) -> Check:
     """What NCCL's configuration files set. Ranks are not started where they would meet elsewhere."""
-    name, refused = "NCCL files", nccl.refusal(files)
+    name, refused = "NCCL files", nccl_files.refusal(files)
     if refused is not None:
-        return Check(name=name, ok=False, seen=refused, remedy=nccl.REMEDY)
+        return Check(name=name, ok=False, seen=refused, remedy=nccl_files.REMEDY)
     told = [f"{file.name} sets {', '.join(file.settings)}" for file in files if file.settings]
     lost = sorted({setting for file in files for setting in file.without_effect})
     return Check(

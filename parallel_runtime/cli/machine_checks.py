@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ..wire.nccl import FOLDER, Leftover
+from ..wire.nccl_segments import FOLDER, Leftover
 from .check import Check
 
 PACKAGES = ("torch", "safetensors", "psutil")

@@ -34,7 +34,7 @@ from ..planner.machine import overlap
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
-from ..wire.messages import RankStep, StepReply
+from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Results, Trial

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import torch
 
-from ..wire import processes
+from ..wire import lifeline
 
 
 def run_process(serve: Callable[[], None], *, lifeline_fd: int, parent_pid: int) -> NoReturn:
     """Run `serve` to its end, and then end this process, which does not outlive its parent."""
-    processes.arm(lifeline_fd, parent_pid)
+    lifeline.arm(lifeline_fd, parent_pid)
     torch.set_num_threads(1)
     fatal(serve)
     os._exit(0)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from ..wire import nccl
+from ..wire import nccl_segments
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
 from .connection import GREETING, VERDICT, MachineChallenge, Session
@@ -325,20 +325,20 @@ class _Process:
         until = time.monotonic() + END_S
         mine = psutil.Process(self.pid).children(recursive=True)
         # Looked for while they are mapped: NCCL removes none of a killed rank's.
-        segments = nccl.segments_of(process.pid for process in mine)
+        segments = nccl_segments.segments_of(process.pid for process in mine)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.code = self._process.wait()
         while left := [each for each in (*mine, *_orphans(others)) if each.is_running()]:
-            segments |= nccl.segments_of(process.pid for process in left)
+            segments |= nccl_segments.segments_of(process.pid for process in left)
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
             if alive and time.monotonic() > until:
-                nccl.remove(segments)
+                nccl_segments.remove(segments)
                 return [process.pid for process in alive]
-        nccl.remove(segments)
+        nccl_segments.remove(segments)
         self.drain()
         return []
 

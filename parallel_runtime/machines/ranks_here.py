@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.messages import Hello, RankError
 from ..wire.processes import PASSED_ON_S, Output, is_stopped
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
+from ..wire.replies import Hello, RankError
 from .link import BEAT, CLOCK, CONTROL, PULSE, WAITS, FrameKind, RelayLink, as_bytes
 from .results import WrittenResults
 

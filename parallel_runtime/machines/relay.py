@@ -9,7 +9,7 @@ has the far end of a channel like any other, and it maps the shared segments. To
 Owns the store at which all ranks meet, and passing on: each message to its rank; before the first of a request, the
 data of its inputs, once a machine, without what lies there since the last one; the cancel and credit words; back, the
 messages, the parts of results that the machine's ranks wrote, and their signs of life. Decides nothing, and ends with
-the pool (wire/processes.py) or when every machine's launcher has ended.
+the pool (wire/lifeline.py) or when every machine's launcher has ended.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.messages import ChunkSpan, RankError
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, decode, encode
 from ..wire.records import from_body, to_body
+from ..wire.replies import ChunkSpan, RankError
 from .connection import split_address
 from .fatal import run_process, thread
 from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, RelayLink, as_bytes, join_relays

@@ -3,7 +3,7 @@
 Letters: `B` batch, `S` query tokens of this rank, `T` key tokens that it holds, `H` heads of queries, `D` head size.
 Source: Ring Attention (arXiv 2310.01889, section 3).
 
-Owns the hops. Whose queries and keys go around is said by who calls it: attention.py and attention.py.
+Owns the hops. Whose queries and keys go around is said by attention.py.
 """
 
 from collections.abc import Sequence

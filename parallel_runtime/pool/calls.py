@@ -12,9 +12,10 @@ from ..parallel.shard import split_lengths
 from ..plan import BatchSlice, ParallelPlan
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
 from ..stock_caches import LOOKED_AT, StockCache
-from ..wire.messages import GroupWork, Progress, RankRun, RankStep, Sample, SampleReply, StepReply
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
+from ..wire.replies import Progress, RankRun, RankStep, SampleReply, StepReply
+from ..wire.requests import GroupWork, Sample
 from .arena import OUT, Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB

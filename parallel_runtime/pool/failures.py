@@ -10,7 +10,7 @@ from pathlib import Path
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
-from ..wire.messages import RankError
+from ..wire.replies import RankError
 from .known_errors import recognise
 from .process import RankProcess
 from .remote_ranks import RemoteRank

@@ -16,10 +16,10 @@ from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
 from ..wire.channel import Attach, SegmentTable
-from ..wire.messages import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from ..wire.processes import LEAST_S
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failures import (
     FRESH,
     Failure,

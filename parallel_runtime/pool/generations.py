@@ -18,7 +18,7 @@ from ..machines.machine import Machine
 from ..plan import ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
 from ..redact_paths import redact_paths
-from ..wire import nccl
+from . import nccl_files
 from .failures import Failures
 from .generation import PEER_CHECK_S, Generation
 from .held_weights import Check
@@ -160,8 +160,8 @@ class Generations:
         missing = missing_system()
         if missing is not None:
             raise PoolError(missing, remedy=STOCK_NODES)
-        if self._ranks.backend == "nccl" and (refused := nccl.refusal(nccl.present_files())) is not None:
-            raise PoolError(refused, remedy=nccl.REMEDY)
+        if self._ranks.backend == "nccl" and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
+            raise PoolError(refused, remedy=nccl_files.REMEDY)
         check()
         self.number += 1
         settings = self._settings

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
-from ..wire.messages import DecodeReply, DecodeTiles, HoldVae, MemoryReply, Unload
+from ..wire.replies import MemoryReply
+from ..wire.requests import Unload
+from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
 from .arena import Arena, Extent, dtype_name
 from .generation import Request
 from .held_weights import Ask, Check

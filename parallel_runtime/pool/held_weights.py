@@ -12,18 +12,9 @@ from typing import Protocol, TypeAlias
 from ..checkpoint import ModelSpec
 from ..plan import MAX_RANKS, Layout
 from ..weight_patch import PRISTINE, PatchBatch, WeightPatchSet, pack
-from ..wire.messages import (
-    Asked,
-    Cancelled,
-    ChangeWeights,
-    Load,
-    LoadReply,
-    MemoryReply,
-    Progress,
-    SetStrengths,
-    Unload,
-)
 from ..wire.protocol import TensorSpec
+from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
+from ..wire.requests import Asked, ChangeWeights, Load, SetStrengths, Unload
 from .arena import Arena
 from .generation import Answer, Request
 

@@ -25,8 +25,8 @@ from ..machines.machine import Machine
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet
-from ..wire.messages import MeasureReply, ProbeReply
 from ..wire.protocol import Op
+from ..wire.replies import MeasureReply, ProbeReply
 from .calls import (
     InWorkerResult,
     InWorkerRun,

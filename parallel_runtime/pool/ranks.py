@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ..machines.machine import Machine
 from ..rank_environment import RankSettings
-from ..wire import nccl
+from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op
 from .process import REAP_TIMEOUT_S, RankProcess, spawn
@@ -166,7 +166,7 @@ class RankSet:
         if self.ended:
             return
         self.ended = True
-        segments = nccl.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
+        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
         if self.remote is not None:
             self.remote.kill()
         for rank in self.ranks:
@@ -178,5 +178,5 @@ class RankSet:
             _log.warning(
                 "%s has not said in %g s that its ranks have ended; it starts no others before", machine, REAP_TIMEOUT_S
             )
-        nccl.remove(segments)
+        nccl_segments.remove(segments)
         self._held.close()

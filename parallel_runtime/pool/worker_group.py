@@ -15,23 +15,10 @@ from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_gro
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_patch import WeightPatchSet
-from ..wire.messages import (
-    Asked,
-    CallSlot,
-    CheckCopies,
-    EmptyReply,
-    MakeMesh,
-    MeasureDevice,
-    MeasureReply,
-    Memory,
-    MemoryReply,
-    Probe,
-    ProbeReply,
-    Step,
-    Trim,
-)
 from ..wire.protocol import Op, TensorSpec
 from ..wire.records import to_body
+from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
+from ..wire.requests import Asked, CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT, Arena
 from .calls import (
     InWorkerResult,

@@ -1,6 +1,6 @@
 """Makes a report of what was measured. Owns which measurement becomes which field; measures and prints nothing.
 
-What a rank says of a step, or of a whole run, is a reply of wire/messages.py.
+What a rank says of a step, or of a whole run, is a reply of wire/replies.py.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
-from ..wire.messages import WAITING, CachedCalls, RankRun, RankStep, SampleReply, StepReply
+from ..wire.replies import WAITING, CachedCalls, RankRun, RankStep, SampleReply, StepReply
 from .compare import name_works
 from .environment import describe_devices, versions
 from .schema import PROOFS, SCHEMA, validate

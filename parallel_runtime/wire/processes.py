@@ -1,48 +1,14 @@
-"""A process beside its parent: it ends with it, shows that it runs, and what it prints is read.
+"""Signs of a process: its pulse shows that it runs, and what it prints is read.
 
-Owns the lifeline, the pulse and the last lines of output. Knows no message.
+Owns the pulse and the last lines of output. That it ends with its parent is lifeline.py's.
 """
 
-import fcntl
 import os
-import select
-import signal
 import threading
 import time
 from pathlib import Path
 
 from .channel import SegmentTable
-
-
-def arm(pipe_fd: int, parent_pid: int) -> None:
-    """Tie this process, and what it starts, to `parent_pid` and to the pipe's read end `pipe_fd`, which stays open.
-
-    To be called in a process that leads its process group, as the pool starts it. Returns only while the parent lives.
-    """
-    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, -os.getpid())  # negative: the group
-    fcntl.fcntl(pipe_fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    try:
-        parent_fd = os.pidfd_open(parent_pid)
-    except ProcessLookupError:
-        _die()
-    watch = select.poll()
-    watch.register(parent_fd, select.POLLIN)
-    watch.register(pipe_fd, 0)  # a hang-up is always reported
-    # The parent may have gone before its going could signal us, and its number may be another's by now.
-    if watch.poll(0) or os.getppid() != parent_pid:
-        _die()
-    threading.Thread(target=_wait, args=(watch,), name="lifeline", daemon=True).start()
-
-
-def _wait(watch: select.poll) -> None:
-    watch.poll()
-    _die()
-
-
-def _die() -> None:
-    os.killpg(os.getpid(), signal.SIGKILL)
-
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel

@@ -76,7 +76,7 @@ class ProtocolError(ValueError):
 
 
 class Op(IntEnum):
-    """What a message says. A rank sends what messages.py has, and DONE; the parent sends the others."""
+    """What a message says. A rank sends what replies.py has, and DONE; the parent sends the others."""
 
     HELLO = 1  # a rank's process runs, before it imports torch
     READY = 2  # its process group stands
@@ -151,7 +151,7 @@ class Message:
     """One message. `rank` is whom it is for or from.
 
     On its way `body` is a dict of what JSON can carry, without NaN and infinities, as records.py makes it; an engine
-    finds a dataclass of messages.py there.
+    finds a dataclass of replies.py there.
     """
 
     op: Op

@@ -5,7 +5,7 @@ name of these, or one of them beside None. A field that has its default is left 
 field's name: one that is unknown, missing or of another type.
 
 Each class is looked at once, when it is first asked for: a step waits for its replies, so a record may cost some
-microseconds and no more. Owns the form of a record. Does not own which records there are (messages.py) nor
+microseconds and no more. Owns the form of a record. Does not own which records there are (requests.py, replies.py) nor
 the bytes of a message (protocol.py).
 """
 

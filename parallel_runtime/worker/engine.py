@@ -20,33 +20,35 @@ from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
 from ..timing import LaunchThrottle, RegionTimer, wait_for_all
 from ..wire.channel import SegmentTable
-from ..wire.messages import (
-    AnyRequest,
-    ChangeWeights,
-    CheckCopies,
+from ..wire.protocol import Message, TensorSpec
+from ..wire.replies import (
     CheckReply,
     Compiling,
     EmptyReply,
-    Load,
-    MakeMesh,
-    MeasureDevice,
     Memory,
     MemoryReply,
-    OfVae,
-    Options,
-    Probe,
     ProbeReply,
     Progress,
     RankStep,
-    Sample,
     SampleReply,
+    StepReply,
+)
+from ..wire.requests import (
+    AnyRequest,
+    ChangeWeights,
+    CheckCopies,
+    Load,
+    MakeMesh,
+    MeasureDevice,
+    Options,
+    Probe,
+    Sample,
     SetStrengths,
     Step,
-    StepReply,
     Trim,
     Unload,
 )
-from ..wire.protocol import Message, TensorSpec
+from ..wire.vae_messages import OfVae
 from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
@@ -142,7 +144,7 @@ class Engine:
             return self._trim(request)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
-        raise ValueError(f"a rank cannot do {request.op.name}; wire/messages.py has what it can be asked")
+        raise ValueError(f"a rank cannot do {request.op.name}; wire/requests.py has what it can be asked")
 
     def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
-from ..wire import nccl, processes
+from ..wire import lifeline, nccl_segments
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.messages import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from ..wire.processes import start_pulse
 from ..wire.protocol import Message, Op, ProtocolError
 from ..wire.records import from_body, to_body
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .start import join_ranks, parse, prepare_torch
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Engine(Protocol):
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> object:
-        """Do what `message` asks, whose body is a request of wire/messages.py; return the reply that its class names.
+        """Do what `message` asks, whose body is a request of wire/requests.py; return the reply that its class names.
 
         Any exception but RequestCancelledError ends the rank.
         """
@@ -105,7 +105,7 @@ class Worker:
             return Cancelled()
 
     def say(self, request: int, said: object) -> None:
-        """Send one message to the parent: what wire/messages.py has."""
+        """Send one message to the parent: what wire/replies.py has."""
         op = OPS.get(type(said), Op.DONE)
         self.channel.send(Message(op, self.rank, self.generation, request, to_body(said)))
 
@@ -119,7 +119,7 @@ class Worker:
 
 def request_of(op: Op, body: Mapping[str, Any]) -> object:
     """The request that came as `op`. Raises ProtocolError for a field that is unknown, missing or of another type."""
-    from ..wire.messages import KINDS  # here: HELLO comes before what these import
+    from ..wire.requests import KINDS  # here: HELLO comes before what these import
 
     if op not in KINDS:
         raise ProtocolError(f"{op.name} is no request; a rank answers {', '.join(sorted(each.name for each in KINDS))}")
@@ -164,7 +164,7 @@ def rank_error(error: BaseException) -> RankError:
 def main() -> NoReturn:
     """Run one rank and leave the process without unwinding: a collective in flight may never end."""
     options = parse(sys.argv[1:])
-    processes.arm(options.lifeline, options.parent)
+    lifeline.arm(options.lifeline, options.parent)
     faulthandler.enable()  # a crash shows where, in what the parent reports
     for fd in (options.lifeline, options.socket, *(() if options.store is None else (options.store,))):
         os.set_inheritable(fd, False)
@@ -177,7 +177,7 @@ def main() -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the one place: reported, and the process ends
         status = 1
         worker.report(error)
-        nccl.remove(nccl.segments_of([os.getpid()]))  # all ranks end now; NCCL would leave them
+        nccl_segments.remove(nccl_segments.segments_of([os.getpid()]))  # all ranks end now; NCCL would leave them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

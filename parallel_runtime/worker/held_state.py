@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models.hosted.first_block import Residuals
 from ..plan import BatchSlice
-from ..wire.messages import CallSlot
+from ..wire.requests import CallSlot
 
 
 @dataclass

@@ -28,8 +28,8 @@ from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..wire.messages import CachedCalls, KeptCalls
-from ..wire.messages import CompiledBlocks as Report
+from ..wire.replies import CachedCalls, KeptCalls
+from ..wire.replies import CompiledBlocks as Report
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh

@@ -25,8 +25,8 @@ from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..wire.messages import Step
 from ..wire.protocol import DTYPE_BYTES
+from ..wire.requests import Step
 from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs

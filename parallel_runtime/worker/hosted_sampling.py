@@ -19,7 +19,7 @@ import torch
 from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import Residuals
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from ..wire.messages import GroupWork
+from ..wire.requests import GroupWork
 from .hosted import HostedForward
 from .inputs import call_tensors, to_device
 from .latent import LatentRows

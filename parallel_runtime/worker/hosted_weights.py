@@ -28,7 +28,7 @@ from ..parallel.collectives import Axis
 from ..weight_patch import BESIDE, WeightPatch, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
-from ..wire.messages import ChangeWeights
+from ..wire.requests import ChangeWeights
 
 IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first
 

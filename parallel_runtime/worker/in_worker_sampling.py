@@ -16,7 +16,7 @@ from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
 from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
-from ..wire.messages import RankRun, StageTimeline, TimeSpent
+from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from .host_copies import HostCopies
 from .live_times import LiveTimes
 from .stock_cache import SkippedCalls

@@ -16,7 +16,7 @@ from ..parallel.collectives import Axis
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
-from ..wire.messages import GroupWork
+from ..wire.requests import GroupWork
 from .host_copies import HostCopies
 from .inputs import to_device, to_host
 

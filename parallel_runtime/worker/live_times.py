@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..timing import ClockRegion, Event, EventRegion, point_of
-from ..wire.messages import WAITING, TimeSpent
+from ..wire.replies import WAITING, TimeSpent
 
 
 class _Queued(NamedTuple):

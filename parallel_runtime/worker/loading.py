@@ -19,19 +19,8 @@ from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..weights.host_memory import give_back_heap
-from ..wire.messages import (
-    Cancelled,
-    ChangeWeights,
-    Compiling,
-    Load,
-    LoadReply,
-    Memory,
-    MemoryReply,
-    Progress,
-    SetStrengths,
-    StrengthsReply,
-    Unload,
-)
+from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
+from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
 from .hosted_weights import HostedChanges, HostedWeights
 from .measure import free_bytes

@@ -11,7 +11,7 @@ import time
 import psutil
 import torch
 
-from ..wire.messages import MeasureReply
+from ..wire.replies import MeasureReply
 
 RUNS = 5
 ROWS = {"cpu": 512, "cuda": 4096}  # of the square matrices: long enough to time, short enough not to be noticed

@@ -28,7 +28,7 @@ from ..parallel.links import P2PChannel
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..plan import ParallelPlan
-from ..wire.messages import ProbeReply
+from ..wire.replies import ProbeReply
 from .probe import probe
 
 

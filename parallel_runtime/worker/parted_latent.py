@@ -14,7 +14,7 @@ import torch
 from ..parallel.collectives import Axis
 from ..sampler_recurrence import PREVIEW_SLOTS
 from ..timing import RegionTimer
-from ..wire.messages import GroupWork, Sample
+from ..wire.requests import GroupWork, Sample
 from .host_copies import HostCopies
 from .inputs import to_host
 from .latent import LatentRows

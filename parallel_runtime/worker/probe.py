@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from ..parallel.collectives import Axis
 from ..parallel.kernels import attention
 from ..planner.hardware import NARROW
-from ..wire.messages import ProbeReply
+from ..wire.replies import ProbeReply
 from .measure import operand
 
 RUNS = 9

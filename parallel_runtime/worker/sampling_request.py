@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ..timing import LaunchThrottle
-from ..wire.messages import Compiling, Progress, Sample
+from ..wire.replies import Compiling, Progress
+from ..wire.requests import Sample
 from .host_copies import HostCopies
 from .hosted import HostedForward
 from .hosted_sampling import HostedCalls

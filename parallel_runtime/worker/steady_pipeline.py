@@ -26,7 +26,8 @@ from ..models.hosted.owners import MixedPatchesError, find_owners
 from ..models.hosted.pass_call import PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..wire.messages import Sample, StageTimeline
+from ..wire.replies import StageTimeline
+from ..wire.requests import Sample
 from .hosted import HostedForward, NewCall
 from .hosted_pipeline import Links, Passes
 from .hosted_sampling import AppliedModel

@@ -12,7 +12,7 @@ import torch
 from ..models.hosted.first_block import Residuals, Total
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
-from ..wire.messages import CachedCalls
+from ..wire.replies import CachedCalls
 
 if TYPE_CHECKING:
     from .hosted import HostedForward

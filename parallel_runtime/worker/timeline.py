@@ -8,7 +8,7 @@ import time
 import torch
 
 from ..timing import wait_for
-from ..wire.messages import ChunkSpan, StageTimeline
+from ..wire.replies import ChunkSpan, StageTimeline
 
 MOST_SPANS = 500  # beside the times of all steps, a message has room for no more
 

@@ -14,8 +14,9 @@ from ..models.hosted.vae import build_vae
 from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
-from ..wire.messages import DecodeReply, DecodeTiles, HoldVae, Memory, MemoryReply, OfVae, Progress
 from ..wire.protocol import TensorSpec
+from ..wire.replies import Memory, MemoryReply, Progress
+from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae, OfVae
 
 METHODS = ("decode", "_decode_pixels")  # the latter of a class that tiles by itself: the network of one tile
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallel_runtime.devices import Device
-from parallel_runtime.wire.messages import MeasureReply
+from parallel_runtime.wire.replies import MeasureReply
 
 
 def measured(*, name: str = "RTX 4090", gflops: float = 100.0, free_gb: float = 20.0) -> MeasureReply:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from nccl_rules import NcclRuleError, Settings, join_world
 from noted import note
 
-from parallel_runtime.wire.messages import EmptyReply, LoadReply, Memory, StepReply
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 
 
 class Breaking:

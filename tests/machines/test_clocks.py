@@ -12,9 +12,9 @@ import torch
 from parallel_runtime.machines.link import BEAT, CLOCK, PULSE, WAITS, Frame, FrameKind
 from parallel_runtime.machines.relay import later, take
 from parallel_runtime.wire.channel import CONTROL_BYTES, Segment, SegmentTable
-from parallel_runtime.wire.messages import ChunkSpan, RankRun, RankStep, StageTimeline
 from parallel_runtime.wire.protocol import ProtocolError
 from parallel_runtime.wire.records import from_body, to_body
+from parallel_runtime.wire.replies import ChunkSpan, RankRun, RankStep, StageTimeline
 
 WORK = {"batch_group": 0, "pieces": (), "collectives": 1, "sent_bytes": 2, "weight_collectives": 0, "weight_bytes": 0}
 

@@ -29,7 +29,7 @@ from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import FileIdentity, GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
-from parallel_runtime.wire.nccl import segments_of
+from parallel_runtime.wire.nccl_segments import segments_of
 from parallel_runtime.wire.protocol import ProtocolError
 
 SILENCE_S = 2.0

@@ -37,7 +37,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
-from parallel_runtime.wire.messages import ChangeWeights
+from parallel_runtime.wire.requests import ChangeWeights
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs

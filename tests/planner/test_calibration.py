@@ -14,7 +14,7 @@ from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.wire.messages import ProbeReply
+from parallel_runtime.wire.replies import ProbeReply
 
 
 @pytest.fixture(scope="module")

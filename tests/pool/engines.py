@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.wire.channel import Channel
-from parallel_runtime.wire.messages import (
+from parallel_runtime.wire.protocol import Message, Op
+from parallel_runtime.wire.records import to_body
+from parallel_runtime.wire.replies import (
     CheckReply,
     Compiling,
     EmptyReply,
@@ -31,8 +33,6 @@ from parallel_runtime.wire.messages import (
     RankStep,
     StepReply,
 )
-from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.records import to_body
 
 mapped = []  # held until the process ends
 

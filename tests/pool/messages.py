@@ -8,7 +8,7 @@ from parallel_runtime.packages import Package
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from parallel_runtime.wire import messages
+from parallel_runtime.wire import replies, requests, vae_messages
 
 PROGRAM = SamplerRecurrence(
     states=(
@@ -18,44 +18,44 @@ PROGRAM = SamplerRecurrence(
     step_ends=(0,),
 )
 SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", 7, 8)
-LOAD = messages.Load(
+LOAD = requests.Load(
     model=1, spec=SPEC, layout=Layout(ranks=2, shards=2), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(3, 2)
 )
-SAMPLE = messages.Sample(
+SAMPLE = requests.Sample(
     model=1,
     mesh=4,
     recurrence=PROGRAM,
     cfg=2.5,
-    batch_groups=(messages.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
+    batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
     calls=({},),
     timeline=False,
 )
 CASES = [
     LOAD,
-    messages.Unload(model=1),
-    messages.ChangeWeights(model=1, records=({"key": "a"},), side_branch=True, first=True, last=False),
-    messages.SetStrengths(model=1, strengths=(0.5, -1.0)),
-    messages.MakeMesh(
+    requests.Unload(model=1),
+    requests.ChangeWeights(model=1, records=({"key": "a"},), side_branch=True, first=True, last=False),
+    requests.SetStrengths(model=1, strengths=(0.5, -1.0)),
+    requests.MakeMesh(
         mesh=4,
         plan=ParallelPlan(ulysses=2, cfg=2),
         dropped=(2, 3),
         freed=(ExchangeGroup(purpose="link", ranks=(1, 0)),),
         overlap=OverlapRates(attention_flops=1e14, bandwidth=1e10, latency_s=4e-5),
     ),
-    messages.Step(
+    requests.Step(
         model=1,
         mesh=4,
         calls=({"timed": False}, {}),
         batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
-        slots=(messages.CallSlot(epoch=1, slot=None, warm=True),),
+        slots=(requests.CallSlot(epoch=1, slot=None, warm=True),),
     ),
     SAMPLE,
-    messages.CheckCopies(mesh=4),
-    messages.MeasureDevice(),
-    messages.Probe(mesh=4),
-    messages.Trim(ranks=(0, 1)),
-    messages.HoldVae(
+    requests.CheckCopies(mesh=4),
+    requests.MeasureDevice(),
+    requests.Probe(mesh=4),
+    requests.Trim(ranks=(0, 1)),
+    vae_messages.HoldVae(
         vae=5,
         comfyui=ComfyUI("/comfyui", ("--fast",)),
         dtype="bfloat16",
@@ -65,11 +65,11 @@ CASES = [
         last=False,
         flags={"torch.backends.cudnn.benchmark": True},
     ),
-    messages.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
+    vae_messages.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
 ]
 
 
-MEMORY = messages.Memory(resident_bytes=5, reserved_bytes=7)
+MEMORY = replies.Memory(resident_bytes=5, reserved_bytes=7)
 WORK = {
     "batch_group": 1,
     "pieces": (BatchSlice(0, 0, 1), BatchSlice(1, 2, 3)),
@@ -77,15 +77,15 @@ WORK = {
     "sent_bytes": 64,
     "weight_collectives": 1,
     "weight_bytes": 32,
-    "compiled": messages.CompiledBlocks(graphs=5, uncompiled_blocks=0, compile_s=0.5),
+    "compiled": replies.CompiledBlocks(graphs=5, uncompiled_blocks=0, compile_s=0.5),
 }
-STEP = messages.StepReply(
+STEP = replies.StepReply(
     memory=MEMORY,
-    ran=messages.RankStep(**WORK, began_s=1.5, step_s=0.25, regions={"embed_s": 0.125}, trace_bytes=9),
+    ran=replies.RankStep(**WORK, began_s=1.5, step_s=0.25, regions={"embed_s": 0.125}, trace_bytes=9),
 )
-RUN = messages.SampleReply(
+RUN = replies.SampleReply(
     memory=MEMORY,
-    ran=messages.RankRun(
+    ran=replies.RankRun(
         **WORK,
         step_s=(0.5, 0.25),
         prepare_s=0.125,
@@ -94,39 +94,39 @@ RUN = messages.SampleReply(
         began_s=(1.0, 1.5),
         regions={"embed_s": (0.125, 0.0)},
         prepare_regions={"embed_s": 0.125},
-        timeline=messages.StageTimeline(
+        timeline=replies.StageTimeline(
             stage=1,
-            spans=(messages.ChunkSpan(0, 0, 2, 0, asked_s=1.0, began_s=1.25, ended_s=1.5),),
+            spans=(replies.ChunkSpan(0, 0, 2, 0, asked_s=1.0, began_s=1.25, ended_s=1.5),),
             left_out=0,
         ),
     ),
 )
 REPLIES = [
-    messages.Hello(pid=4, version="0.3.0"),
-    messages.Ready(),
-    messages.RankError(kind="ValueError", text="no", traceback="Traceback"),
-    messages.RankError(kind="KeyError", text="no", traceback="", bases=("KeyError", "LookupError", "Exception")),
-    messages.Progress(done=1, total=2),
-    messages.Progress(done=1, total=2, spent=messages.TimeSpent(compute_s=0.3, communication_s=0.1, idle_s=0.0)),
-    messages.Compiling(begins=True),
-    messages.Cancelled(evicted=(3,)),
-    messages.EmptyReply(),
-    messages.MemoryReply(memory=MEMORY),
-    messages.LoadReply(
+    replies.Hello(pid=4, version="0.3.0"),
+    replies.Ready(),
+    replies.RankError(kind="ValueError", text="no", traceback="Traceback"),
+    replies.RankError(kind="KeyError", text="no", traceback="", bases=("KeyError", "LookupError", "Exception")),
+    replies.Progress(done=1, total=2),
+    replies.Progress(done=1, total=2, spent=replies.TimeSpent(compute_s=0.3, communication_s=0.1, idle_s=0.0)),
+    replies.Compiling(begins=True),
+    replies.Cancelled(evicted=(3,)),
+    replies.EmptyReply(),
+    replies.MemoryReply(memory=MEMORY),
+    replies.LoadReply(
         memory=MEMORY,
         parameter_bytes=9,
         dtype="bfloat16",
         load_s=0.5,
         evicted=(3, 2),
-        imported=messages.Imported(left_out=("--fast",), packages=(Package("torch", "2.13.0", "/packages"),)),
+        imported=replies.Imported(left_out=("--fast",), packages=(Package("torch", "2.13.0", "/packages"),)),
     ),
-    messages.StrengthsReply(memory=MEMORY, changed=True),
+    replies.StrengthsReply(memory=MEMORY, changed=True),
     STEP,
-    messages.StepReply(memory=MEMORY, ran=None),
+    replies.StepReply(memory=MEMORY, ran=None),
     RUN,
-    messages.SampleReply(memory=MEMORY, ran=None),
-    messages.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
-    messages.CheckReply(wrong_bytes=7),
-    messages.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
-    messages.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),
+    replies.SampleReply(memory=MEMORY, ran=None),
+    vae_messages.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
+    replies.CheckReply(wrong_bytes=7),
+    replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
+    replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),
 ]

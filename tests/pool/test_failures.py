@@ -7,7 +7,7 @@ import torch
 
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
-from parallel_runtime.wire.messages import RankError
+from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker.entry import rank_error
 from pool.echo_pool import FRESH, failure, first_line
 

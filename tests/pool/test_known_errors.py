@@ -11,7 +11,7 @@ import pytest
 
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.known_errors import KNOWN, recognise
-from parallel_runtime.wire.messages import RankError
+from parallel_runtime.wire.replies import RankError
 from pool.echo_pool import FRESH, failure, first_line
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_errors.json").read_text(encoding="utf-8"))

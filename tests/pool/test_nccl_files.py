@@ -8,10 +8,10 @@ import pytest
 from parallel_runtime.cli.gpu_checks import check_nccl_files
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.pool import nccl_files
+from parallel_runtime.pool.nccl_files import NcclFile, refusal
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.rank_environment import LISTEN_HERE, NEVER_PASSED_ON, RankSettings, rank_environment
-from parallel_runtime.wire import nccl
-from parallel_runtime.wire.nccl import NcclFile, refusal
 
 # As the user guide writes them, with what people add: comments, empty lines, lines that NCCL takes for something else.
 PLAIN = (
@@ -39,7 +39,7 @@ def read(tmp_path: Path) -> Read:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         mine = {"NCCL_CONF_FILE": str(tmp_path / FILES["NCCL_CONF_FILE"])} if "NCCL_CONF_FILE" in texts else {}
-        return nccl.nccl_files(mine, home=tmp_path / "home", system=tmp_path / "etc")
+        return nccl_files.nccl_files(mine, home=tmp_path / "home", system=tmp_path / "etc")
 
     return read
 
@@ -51,8 +51,8 @@ def test_without_files_there_is_nothing_to_say(read: Read) -> None:
 
 
 def test_a_file_that_is_a_folder_or_may_not_be_read_is_passed_over_as_nccl_does(tmp_path: Path) -> None:
-    assert nccl.nccl_files({"NCCL_CONF_FILE": str(tmp_path)}, home=tmp_path, system=tmp_path) == []
-    assert nccl.nccl_files({"NCCL_CONF_FILE": ""}, home=None, system=tmp_path) == nccl.nccl_files(
+    assert nccl_files.nccl_files({"NCCL_CONF_FILE": str(tmp_path)}, home=tmp_path, system=tmp_path) == []
+    assert nccl_files.nccl_files({"NCCL_CONF_FILE": ""}, home=None, system=tmp_path) == nccl_files.nccl_files(
         {}, home=None, system=tmp_path
     )
 
@@ -92,7 +92,7 @@ def test_what_the_environment_may_not_say_a_file_may_not_say_either() -> None:
     settings = RankSettings(devices=parse_devices("2", num_cuda=2).devices, threads=1, engine="a:B")
     found = rank_environment(ours, settings)
     for name in NEVER_PASSED_ON:
-        assert (name in nccl.REFUSED) is (name not in found), name
+        assert (name in nccl_files.REFUSED) is (name not in found), name
         assert found.get(name) == LISTEN_HERE.get(name)
 
 
@@ -104,7 +104,7 @@ def test_a_pool_on_gpus_does_not_start_with_such_a_file(tmp_path: Path, monkeypa
     with Pool(parse_devices("2", num_cuda=2).devices) as pool, pytest.raises(PoolError) as caught:
         pool.start()
     assert str(caught.value).startswith("NCCL_CONF_FILE sets NCCL_COMM_ID, with which NCCL would meet ranks elsewhere")
-    assert nccl.REMEDY in str(caught.value)
+    assert nccl_files.REMEDY in str(caught.value)
     assert pool.status()["pids"] == []
     with Pool(parse_devices("cpu:1").devices, engine="engines:Echo", python_path=(str(Path(__file__).parent),)) as pool:
         pool.start()

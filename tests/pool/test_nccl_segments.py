@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from parallel_runtime.wire.nccl import FOLDER, leftovers, segments_of
+from parallel_runtime.wire.nccl_segments import FOLDER, leftovers, segments_of
 from pool.echo_pool import failure, run_step
 
 SIZE = 4096

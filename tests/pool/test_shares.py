@@ -4,7 +4,8 @@ import torch
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import Steps, shares
-from parallel_runtime.wire.messages import GroupWork, Progress
+from parallel_runtime.wire.replies import Progress
+from parallel_runtime.wire.requests import GroupWork
 
 
 def share(start: int, stop: int, *conds: int, exchange: bool = False) -> GroupWork:

@@ -6,14 +6,14 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from parallel_runtime.wire import messages
+from parallel_runtime.wire import replies, requests
 from parallel_runtime.wire.channel import Attach
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError, decode, encode
 from parallel_runtime.wire.records import from_body, to_body
 from parallel_runtime.worker.entry import request_of
 from pool.messages import CASES, LOAD, REPLIES, SAMPLE, STEP
 
-KINDS = {*messages.KINDS.values(), *messages.OPS, *(kind.reply for kind in messages.KINDS.values())}
+KINDS = {*requests.KINDS.values(), *replies.OPS, *(kind.reply for kind in requests.KINDS.values())}
 
 
 def sent(record: object) -> dict:
@@ -110,17 +110,17 @@ def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: obje
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        (messages.MemoryReply, {"memory": {"resident_bytes": 1.5}}, "IT.memory.resident_bytes is 1.5, not of type int"),
-        (messages.MeasureReply, {"name": 1, "free_bytes": 1, "total_bytes": 1, "gflops": 1}, "IT.name is 1, not of"),
-        (messages.Progress, [1, 2], "IT is .1, 2., not an object"),
+        (replies.MemoryReply, {"memory": {"resident_bytes": 1.5}}, "IT.memory.resident_bytes is 1.5, not of type int"),
+        (replies.MeasureReply, {"name": 1, "free_bytes": 1, "total_bytes": 1, "gflops": 1}, "IT.name is 1, not of"),
+        (replies.Progress, [1, 2], "IT is .1, 2., not an object"),
         (
-            messages.StepReply,
+            replies.StepReply,
             {"memory": {"resident_bytes": 1}, "ran": {"batch_group": 0}},
             "IT.ran: missing began_s, collectiv",
         ),
-        (messages.ProbeReply, {"matmul": [[1.0, 10**400]]}, r"IT.matmul\[0\]\[1\] is 1000.*, not of type float"),
-        (messages.ProbeReply, {"matmul": [[1.0]]}, r"IT.matmul\[0\] has 1 values, not 2"),
-        (messages.ProbeReply, {"a\nb" * 99: 1}, r"IT: unknown 'a\\nb.*\.\.\..*'; the parent"),
+        (replies.ProbeReply, {"matmul": [[1.0, 10**400]]}, r"IT.matmul\[0\]\[1\] is 1000.*, not of type float"),
+        (replies.ProbeReply, {"matmul": [[1.0]]}, r"IT.matmul\[0\] has 1 values, not 2"),
+        (replies.ProbeReply, {"a\nb" * 99: 1}, r"IT: unknown 'a\\nb.*\.\.\..*'; the parent"),
     ],
 )
 def test_a_reply_that_is_none_is_refused_by_name_in_one_line(kind: type, body: object, message: str) -> None:
@@ -132,7 +132,7 @@ def test_a_reply_that_is_none_is_refused_by_name_in_one_line(kind: type, body: o
 
 def test_a_whole_number_is_a_fraction_too() -> None:
     body = {"name": "x", "free_bytes": 1, "total_bytes": 1, "gflops": 3}
-    found = from_body(messages.MeasureReply, body, "IT").gflops
+    found = from_body(replies.MeasureReply, body, "IT").gflops
     assert (found, type(found)) == (3.0, float)
 
 
@@ -140,7 +140,7 @@ def test_names_in_a_reply_are_refused_where_their_values_are_not_numbers() -> No
     body = sent(STEP)
     body["ran"]["regions"]["embed_s"] = "soon"
     with pytest.raises(ProtocolError, match="IT.ran.regions.embed_s is 'soon', not of type float"):
-        from_body(messages.StepReply, body, "IT")
+        from_body(replies.StepReply, body, "IT")
 
 
 def test_what_is_no_request_is_refused() -> None:

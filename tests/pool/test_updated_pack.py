@@ -42,9 +42,9 @@ UPDATES = {
     "another command line": {"worker/start.py": ['"lifeline", "threads"', '"lifeline", "cores"']},
     "other words in a message": {
         "worker/entry.py": ["Hello(pid=", "Hello(process="],
-        "wire/messages.py": ["    pid: int\n", "    process: int\n"],
+        "wire/replies.py": ["    pid: int\n", "    process: int\n"],
     },
-    "code that does not run": {"wire/processes.py": ["import", "from __future__ import nonsense; import"]},
+    "code that does not run": {"wire/lifeline.py": ["import", "from __future__ import nonsense; import"]},
 }
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from noted import note
 
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.wire.messages import EmptyReply, LoadReply, Memory, StepReply
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 CPU = torch.device("cpu")

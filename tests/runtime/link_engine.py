@@ -6,7 +6,7 @@ A rank finds this module through `python_path`.
 import torch.distributed as dist
 from noted import note
 
-from parallel_runtime.wire.messages import Sample
+from parallel_runtime.wire.requests import Sample
 from parallel_runtime.worker.engine import Engine
 
 

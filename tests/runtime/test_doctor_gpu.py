@@ -15,7 +15,7 @@ from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.wire.nccl import Leftover
+from parallel_runtime.wire.nccl_segments import Leftover
 
 MACHINES = json.loads((Path(__file__).parent / "gpu_answers.json").read_text(encoding="utf-8"))
 MIB, GIB = 2**20, 2**30

@@ -20,8 +20,8 @@ from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.channel import Segment, SegmentTable
-from parallel_runtime.wire.messages import ChangeWeights, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.wire.protocol import Message, Op
+from parallel_runtime.wire.requests import ChangeWeights, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
 

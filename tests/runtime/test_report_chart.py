@@ -23,7 +23,7 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.chart import NoChartError, draw, panels
 from parallel_runtime.report.text import describe
-from parallel_runtime.wire.messages import Memory
+from parallel_runtime.wire.replies import Memory
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = parse_devices("cpu:2").devices

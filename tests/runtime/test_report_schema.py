@@ -24,7 +24,7 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.schema import ReportError, fields, validate
 from parallel_runtime.report.text import describe
-from parallel_runtime.wire.messages import KeptCalls, Memory, StepReply
+from parallel_runtime.wire.replies import KeptCalls, Memory, StepReply
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 DEVICES = parse_devices("cpu:2").devices

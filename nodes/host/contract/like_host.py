@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.options import Options, read_options
 from ....parallel_runtime.packages import differences
-from ....parallel_runtime.wire.messages import LoadReply
+from ....parallel_runtime.wire.replies import LoadReply
 from .comfyui import comfy
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ....parallel_runtime.devices import Device
-from ....parallel_runtime.wire.messages import MeasureReply
+from ....parallel_runtime.wire.replies import MeasureReply
 
 SLOWER = 0.10  # a step takes as long as its slowest rank
 LESS_MEMORY = 0.25  # every rank keeps the same, whatever its device has room for

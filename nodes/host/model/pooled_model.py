@@ -26,7 +26,7 @@ from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.weight_patch import WeightPatchSet
-from ....parallel_runtime.wire.messages import MeasureReply
+from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 

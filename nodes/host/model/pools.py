@@ -20,7 +20,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.machine import overlap
 from ....parallel_runtime.pool.generation import deadline_from
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.wire.messages import MeasureReply
+from ....parallel_runtime.wire.replies import MeasureReply
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout

@@ -7,7 +7,7 @@ report is made of. Owns the sums of those; asks nobody, and adds nothing to a st
 import weakref
 from collections.abc import Mapping, Sequence
 
-from ....parallel_runtime.wire.messages import WAITING, RankRun, RankStep, TimeSpent
+from ....parallel_runtime.wire.replies import WAITING, RankRun, RankStep, TimeSpent
 from ..model.pools import Devices
 from ..sampling.run_context import Recorder, Request, RunContext
 

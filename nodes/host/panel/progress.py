@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.proof import NOT_PROVEN, Proof
-from ....parallel_runtime.wire.messages import StepReply
+from ....parallel_runtime.wire.replies import StepReply
 from ..contract.comfyui import PromptServer, get_progress_state
 from ..contract.writers import executing, executing_node
 from ..sampling.step_listener import StepListener

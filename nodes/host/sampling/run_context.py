@@ -21,7 +21,7 @@ from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.pool.calls import InWorkerResult, InWorkerRun, ModelCall, StepDone
 from ....parallel_runtime.proof import Proof
 from ....parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
-from ....parallel_runtime.wire.messages import SampleReply, StepReply
+from ....parallel_runtime.wire.replies import SampleReply, StepReply
 from ..model.pooled_model import PooledModel
 from ..tasks.cooperative_tasks import TASK, Handed, hand_over
 from .step_listener import StepListener

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.proof import Proof
-from ....parallel_runtime.wire.messages import StepReply
+from ....parallel_runtime.wire.replies import StepReply
 
 
 class StepListener:

@@ -13,7 +13,7 @@ import torch
 
 from ...checkpoint import ComfyUI
 from ...packages import imported_packages
-from ...wire.messages import Imported
+from ...wire.replies import Imported
 from . import attention, scales, sdpa
 from .options import apply_options
 

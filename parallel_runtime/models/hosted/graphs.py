@@ -15,7 +15,7 @@ import torch
 
 from ...compiling import COMPILE_S
 from ...timing import RegionTimer
-from ...wire.messages import Compiling
+from ...wire.replies import Compiling
 
 BEAT_S = 1.0
 FORMS_A_FUNCTION = 64  # graphs of one function, of all models that a rank has had

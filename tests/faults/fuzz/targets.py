@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pool.messages import CASES, REPLIES
 
-from parallel_runtime.wire.messages import Hello
 from parallel_runtime.wire.protocol import HEADER, MAGIC, VERSION, Message, Op, ProtocolError, decode, encode
+from parallel_runtime.wire.replies import Hello
 
 from .fuzzer import Target
 from .marking import Edges, marked_module

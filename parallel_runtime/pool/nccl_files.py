@@ -1,12 +1,12 @@
-"""NCCL on this machine: what its configuration files set, and the segments in /dev/shm that its ranks leave.
+"""NCCL's configuration files: what they set, and what of it no rank may have.
 
-Owns what no rank may have of such files, and removing segments of dead ranks.
+NCCL reads them in every rank and takes what the rank's environment does not say (NCCL user guide, Environment
+Variables; `setEnvFile` in its sources). So what process.py sets is safe from them, and what it only leaves out is not.
+Owns the reading and the refusal. Files are named by what people know them as, never by a path of somebody's home.
 """
 
 import os
-import re
-import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,56 +81,3 @@ def _settings(text: str) -> tuple[str, ...]:
     """The variable of each line, as NCCL finds it: what stands before the first =, but in lines that begin with #."""
     lines = (line.partition("=") for line in text.split("\n") if not line.startswith("#"))
     return tuple(dict.fromkeys(name for name, sign, _ in lines if sign and name))
-
-
-FOLDER = Path("/dev/shm")  # noqa: S108  NCCL's choice, which it lets nobody change
-_NAME = r"nccl-\w+"
-_MAPPED = re.compile(rf" ({re.escape(str(FOLDER))}/{_NAME})$", re.MULTILINE)  # without "(deleted)"
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """A segment that no process of this user has mapped."""
-
-    path: Path
-    num_bytes: int
-
-
-def mapped_segments(pid: int) -> set[Path]:
-    """The segments of NCCL that a process has mapped and that still have a name; empty when it is gone or not ours."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    return {Path(found) for found in _MAPPED.findall(maps)}
-
-
-def segments_of(pids: Iterable[int]) -> set[Path]:
-    """What the processes have mapped, together. Costs nothing where NCCL has left no file."""
-    if next(FOLDER.glob("nccl-*"), None) is None:
-        return set()
-    return {path for pid in pids for path in mapped_segments(pid)}
-
-
-def remove(segments: set[Path]) -> None:
-    """Unlink them. One that is gone meanwhile, or that the system does not let go, is left to the doctor."""
-    for path in segments:
-        with suppress(OSError):
-            path.unlink()
-
-
-def leftovers(folder: Path = FOLDER) -> list[Leftover]:
-    """The segments of this user that none of its processes has mapped. Processes of other containers are not seen."""
-    ours = {}
-    for path in folder.glob("nccl-*"):
-        with suppress(OSError):  # gone meanwhile
-            status = path.lstat()
-            # What others may have named or linked there is not for a command that people paste.
-            if re.fullmatch(_NAME, path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-                ours[path] = status.st_size
-    if not ours:
-        return []
-    held: set[Path] = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        held |= mapped_segments(int(process.name))
-    return [Leftover(path, size) for path, size in sorted(ours.items()) if path not in held]

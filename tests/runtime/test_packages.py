@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-import numpy
-import torch
+import numpy  # noqa: F401  what a process has imported is what is compared
+import torch  # noqa: F401
 
 from parallel_runtime.packages import Package, differences, imported_packages
 
@@ -16,8 +17,8 @@ HERE = {package.name: package for package in imported_packages()}
 
 
 def test_a_process_knows_its_own_packages() -> None:
-    assert HERE["torch"].version == torch.__version__
-    assert HERE["numpy"].version == numpy.__version__
+    assert HERE["torch"].version == metadata.version("torch")
+    assert HERE["numpy"].version == metadata.version("numpy")
     assert differences(HERE.values(), elsewhere=False) == []
 
 
@@ -29,8 +30,8 @@ def test_another_version_another_copy_and_one_that_is_not_here_are_named() -> No
         Package("sageattention", "2.2.0", "/elsewhere"),
     ]
     older, copy, foreign = differences(theirs, elsewhere=False)
-    assert older.startswith(f"workers have torch 1.0, and ComfyUI has torch {torch.__version__}; ")
-    assert copy.startswith(f"workers have another copy of numpy {numpy.__version__} than ComfyUI; ")
+    assert older.startswith(f"workers have torch 1.0, and ComfyUI has torch {metadata.version('torch')}; ")
+    assert copy.startswith(f"workers have another copy of numpy {metadata.version('numpy')} than ComfyUI; ")
     assert foreign.startswith("workers have sageattention 2.2.0, and ComfyUI has no sageattention; ")
     assert len(differences(theirs, elsewhere=True)) == 2, "folders of another machine say nothing"
 

@@ -249,8 +249,6 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        if not isinstance(forward, HostedForward):
-            raise ValueError("the blocks that the doctor measures with make no sampling run")
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
         try:
             loop = run_sample(
@@ -298,9 +296,9 @@ class Engine:
             "sent_bytes": mesh.traffic.num_bytes,
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
-            "compiled": forward.report() if isinstance(forward, HostedForward) else None,
-            "cached": forward.cached if isinstance(forward, HostedForward) else None,
-            "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
+            "compiled": forward.report(),
+            "cached": forward.cached,
+            "kept": forward.take_kept(),
             "attention": tuple(sorted(ATTENDED)),
         }
 

@@ -88,6 +88,14 @@ class Reference:
     def __init__(self, pool: Pool, spec: ModelSpec) -> None:
         self._pool, self.spec = pool, spec
         self._found: dict[tuple[str, str], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        self._limits = {"float32": 1e-5}  # sums in another order
+
+    def limit(self, dtype: str) -> float:
+        """What a result in `dtype` may differ by: in halves twice what one CPU rank does here, in any of the runs."""
+        if dtype not in self._limits:
+            one_rank = [self.error(self._pool, Case(plan="data=1", run=run), {}, dtype=dtype) for run in RUNS]
+            self._limits[dtype] = 2 * max(one_rank)
+        return self._limits[dtype]
 
     def of(self, case: Case) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The result and every step's denoised latent."""

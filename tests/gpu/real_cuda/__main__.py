@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from gpu.cases import RUNS, Reference, is_plan, pairs
-from gpu.pretend_cuda.trial import TOLERANCES, Trial, write_model
+from gpu.pretend_cuda.trial import DTYPES, Trial, write_model
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
@@ -37,7 +37,7 @@ def trials(ranks: int) -> list[Trial]:
     choices = {
         "plan": tuple(plan for plan in PLANS if ParallelPlan.parse(plan).ranks <= ranks),
         "weights": ("replicated", "sharded", "offloaded") if ranks > 1 else ("replicated",),
-        "dtype": tuple(TOLERANCES),
+        "dtype": DTYPES,
         "run": tuple(RUNS),
         "in_workers": (True, False),
     }
@@ -50,8 +50,8 @@ def wrong(pool: Pool, reference: Reference, trial: Trial, **options: object) -> 
         error = reference.error(pool, trial, options, dtype=trial.dtype)
     except PoolError as failure:
         return float("inf"), str(failure)[:3000]
-    limit = TOLERANCES[trial.dtype]
-    return error, "" if error <= limit else f"differs by {error:.1e}, more than {limit:g}"
+    limit = reference.limit(trial.dtype)
+    return error, "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
 
 
 def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
@@ -59,7 +59,7 @@ def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
     if exchange:
         share(exchange)
     devices = tuple(Device("cuda", 0 if exchange else number) for number in range(ranks))
-    found, count, worst = [], 0, dict.fromkeys(TOLERANCES, 0.0)
+    found, count, worst = [], 0, dict.fromkeys(DTYPES, 0.0)
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="real-cuda-") as folder,

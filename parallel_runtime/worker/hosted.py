@@ -59,8 +59,8 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage."""
         module, weights = self.module, self.weights
-        plan = spec_of(type(module))
-        return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
+        spec = spec_of(type(module))
+        return StagedBlocks(module, spec, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @cached_property
     def cached_blocks(self) -> CachedBlocks:

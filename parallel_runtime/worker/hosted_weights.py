@@ -95,15 +95,15 @@ class HostedWeights:
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
-        plan, whole = find_spec(type(self.module)), find_whole(type(self.module))
-        if plan is None and whole is not None:
+        spec, whole = find_spec(type(self.module)), find_whole(type(self.module))
+        if spec is None and whole is not None:
             return blocks_of(self.module, whole.blocks, inner=whole.inner)
-        return blocks_of(self.module, [] if plan is None else list(plan.attention))
+        return blocks_of(self.module, [] if spec is None else list(spec.attention))
 
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""
-        plan = find_spec(type(self.module))
-        return entries_of(self.blocks[path]) if plan is None else plan.methods_of(path.rpartition(".")[0])
+        spec = find_spec(type(self.module))
+        return entries_of(self.blocks[path]) if spec is None else spec.methods_of(path.rpartition(".")[0])
 
     @property
     def in_order(self) -> bool:
@@ -178,9 +178,9 @@ class HostedWeights:
         self._whole, self.declared = built.whole, built.declared
         if self.quantised:
             watch(self.module)
-        blocks, plan = self._find_blocks(), find_spec(type(self.module))
-        if self.stages > 1 and plan is not None:
-            self.staged_blocks = blocks_of(self.module, plan.staged)
+        blocks, spec = self._find_blocks(), find_spec(type(self.module))
+        if self.stages > 1 and spec is not None:
+            self.staged_blocks = blocks_of(self.module, spec.staged)
         else:
             self.staged_blocks = blocks
         self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}

@@ -2,7 +2,7 @@
 
 ComfyUI's own code is what runs: the patch's class, made without its constructor, which would encode a picture, and the
 module whose weights it uses. Which classes there are is `REBUILT`; no other name makes anything. A model that runs with
-such patches gathers its tokens behind each block (`plans.BETWEEN`). Owns that list and what a rank holds of it. Does
+such patches gathers its tokens behind each block (`specs.BETWEEN`). Owns that list and what a rank holds of it. Does
 not own how weights travel (weight_patch.py, kind `beside`), nor what is read from a patch
 (nodes/host/model/block_patches.py).
 """

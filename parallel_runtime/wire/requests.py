@@ -30,7 +30,7 @@ Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine t
 Reply = TypeVar("Reply", covariant=True)
 
 
-class Asked(Protocol[Reply]):
+class Request(Protocol[Reply]):
     """A request: its op, and the kind of reply that every rank answers it with."""
 
     @property
@@ -74,7 +74,7 @@ class ChangeWeights:
     With `side_branch`, plain LoRAs run beside the weights.
     """
 
-    op: ClassVar = Op.PATCH
+    op: ClassVar = Op.CHANGE
     reply: ClassVar = MemoryReply
     model: int
     records: tuple[Options, ...]

@@ -64,7 +64,7 @@ def parallelized(
     )
     _refuse_what_stays_behind(model)
     copy_changes(model, ours)
-    ours.patch_set()  # refuses what cannot travel
+    ours.delta_set()  # refuses what cannot travel
     ours.attachments = dict(model.attachments)
     ours.additional_models = {
         name: [each.clone() for each in models] for name, models in model.additional_models.items()

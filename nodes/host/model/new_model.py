@@ -197,7 +197,7 @@ def with_context(
     if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
         return executor(noise, latent, sampler, sigmas, *more, **named)
     check_controlnets(guider.conds)
-    _refuse_beside(patcher, vars(guider).values())
+    _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
@@ -213,14 +213,14 @@ def _is_guided(guider: object) -> bool:
     return vars(guider).get("cfg") != 1.0 or "disable_cfg1_optimization" in guider.model_options
 
 
-def _refuse_beside(patcher: RemotePatcher, others: Iterable[object]) -> None:
+def _refuse_other_weights(patcher: RemotePatcher, others: Iterable[object]) -> None:
     """Raise `ValueError` for a MODEL of another loader on the same weights with other changes of them.
 
     ComfyUI has one model for both and would give it one's changes alone. Of one loader stock does the same.
     """
     for other in others:
         if isinstance(other, RemotePatcher) and other.model is patcher.model and other.origin is not patcher.origin:
-            if other.patch_set().name != patcher.patch_set().name:
+            if other.delta_set().name != patcher.delta_set().name:
                 name = os.path.basename(patcher.model.pooled.spec.path)
                 raise ValueError(
                     f"the guider has two MODELs of {name} on the same workers with different LoRAs, and both would get "

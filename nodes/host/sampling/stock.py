@@ -13,7 +13,7 @@ from ..contract.comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
 from ..contract.order import StepCache, skipped_by_stock
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
-from .run_context import Recorder, Request, run_of
+from .run_context import MeasuredRequest, Recorder, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
@@ -44,7 +44,7 @@ class SamplingRecord:
     step_cache: float = 0.0  # the threshold of ours
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[MeasuredRequest]:
         """What the run asked of the workers, in order."""
         return self.recorder.requests
 

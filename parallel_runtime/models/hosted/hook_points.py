@@ -13,8 +13,8 @@ from torch import nn
 
 from ..specs.spec import ShardingSpec, Words
 from ..specs.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
-from .changes_of_words import cutter, gatherer
 from .cuts import Change
+from .word_handlers import cutter, gatherer
 
 RETURN = "return"
 IN_KWARGS = "**"

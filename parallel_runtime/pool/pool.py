@@ -28,12 +28,12 @@ from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from .calls import (
-    InWorkerResult,
-    InWorkerRun,
     ModelCall,
     RunResult,
     StepDone,
     StepHistory,
+    WorkerLoopResult,
+    WorkerLoopRun,
     refuse_unfit,
     shape_of,
     split_rows,
@@ -285,12 +285,12 @@ class Pool:
         self,
         spec: ModelSpec,
         plan: ParallelPlan,
-        run: InWorkerRun,
+        run: WorkerLoopRun,
         *,
         deltas: WeightDeltas = PRISTINE,
         on_step: StepDone = lambda _, __: None,
         check_cancelled: Check | None = None,
-    ) -> InWorkerResult:
+    ) -> WorkerLoopResult:
         """A whole sampling run in the workers; cancelled, it ends at most one step after the one it is in.
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there

@@ -21,12 +21,12 @@ from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeR
 from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Request, Step, Trim
 from .arena import OUT, Arena
 from .calls import (
-    InWorkerResult,
-    InWorkerRun,
     ModelCall,
     RunResult,
     StepDone,
     Steps,
+    WorkerLoopResult,
+    WorkerLoopRun,
     inputs_of,
     results_of,
     shape_of,
@@ -168,7 +168,7 @@ def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
     return asked
 
 
-GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.RUN, Op.DECODE)
+GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.SAMPLE, Op.DECODE)
 
 
 @dataclass(frozen=True)
@@ -356,8 +356,8 @@ class WorkerGroup:
         return RunResult([self._arena.take(spec) for spec in outs], ranks, time.perf_counter() - began, traces)
 
     def sample(
-        self, ensured: Ensured, plan: ParallelPlan, run: InWorkerRun, check: Check, *, on_step: StepDone
-    ) -> InWorkerResult:
+        self, ensured: Ensured, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
+    ) -> WorkerLoopResult:
         """A whole sampling run."""
         began = time.perf_counter()
         self._tracker.forget()
@@ -382,7 +382,7 @@ class WorkerGroup:
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
-        return InWorkerResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
+        return WorkerLoopResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
     def measure(self, check: Check) -> list[MeasureReply]:
         """What each rank says of its device."""

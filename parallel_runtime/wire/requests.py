@@ -151,9 +151,9 @@ class GroupWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A whole sampling run; fields as those of `pool/in_worker_sampling.py`'s `InWorkerRun`."""
+    """A whole sampling run; fields as those of `pool/calls.py`'s `WorkerLoopRun`."""
 
-    op: ClassVar = Op.RUN
+    op: ClassVar = Op.SAMPLE
     reply: ClassVar = SampleReply
     model: int
     mesh: int

@@ -21,7 +21,7 @@ from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import InWorkerRun, ModelCall
+from parallel_runtime.pool.calls import ModelCall, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 
@@ -47,13 +47,13 @@ class Case:
 
     spec: ModelSpec
     deltas: WeightDeltas
-    work: ModelCall | InWorkerRun
+    work: ModelCall | WorkerLoopRun
     reference: torch.Tensor
 
     def ask(self, pool: Pool, plan: ParallelPlan, options: Mapping, check: Callable[[], None] | None) -> torch.Tensor:
         """The pool's answer; `options` go to every call. Raises PoolError and what `check` raises."""
         around = {"deltas": self.deltas, "check_cancelled": check}
-        if isinstance(self.work, InWorkerRun):
+        if isinstance(self.work, WorkerLoopRun):
             return pool.sample(self.spec, plan, with_options(self.work, **options), **around).out
         asked = replace(self.work, options={**self.work.options, **options})
         return pool.run(self.spec, plan, [asked], **around).outs[0]

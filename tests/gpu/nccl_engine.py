@@ -54,7 +54,7 @@ class NcclEngine(Engine):
         super().__init__(**given)
 
     def handle(self, message, **told):
-        calls = message.body.calls if message.op in (Op.STEP, Op.RUN) else [{"nccl": self.OTHERWISE}]
+        calls = message.body.calls if message.op in (Op.STEP, Op.SAMPLE) else [{"nccl": self.OTHERWISE}]
         options = dict(calls[0].get("nccl", {}))
         waiting = LaunchesWait(self.simulation) if options.pop("launches_wait", False) else nullcontext()
         self.simulation.begin(Settings(**options))

@@ -104,7 +104,7 @@ def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: obje
         inner = inner[step]
     inner[last] = value
     with pytest.raises(ProtocolError, match=message):
-        request_of(Op.RUN, body)
+        request_of(Op.SAMPLE, body)
 
 
 @pytest.mark.parametrize(

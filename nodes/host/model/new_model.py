@@ -27,7 +27,7 @@ from ..contract.refusals import check_controlnets, check_skipped_layers
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
 from ..sampling.run_context import RUN_KEY, begun
-from ..sampling.worker_loop import in_workers as to_workers
+from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .patcher import RemotePatcher
@@ -77,14 +77,14 @@ def remote_patcher(
     side_branch: bool,
     compiled: bool = False,
     step_cache: float = 0.0,
-    in_workers: bool = True,
+    worker_loop: bool = True,
     attention: str = "",
     read: Reader = read_hosted,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
-    the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
+    the first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the
     workers where they can. `attention`: the kernel of a package, where one was asked for.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
@@ -122,7 +122,7 @@ def remote_patcher(
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
-    patcher.step_cache, patcher.in_workers, patcher.attention = step_cache, in_workers, attention
+    patcher.step_cache, patcher.worker_loop, patcher.attention = step_cache, worker_loop, attention
     if chooser.advises:
         Thread(target=_counted_or_none, args=(source,), daemon=True).start()
         patcher.advise = partial(_advised, chooser=chooser, source=source)
@@ -204,7 +204,7 @@ def with_context(
     check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
-        sampler = to_workers(sampler, run) if patcher.in_workers else sampler
+        sampler = to_workers(sampler, run) if patcher.worker_loop else sampler
         return executor(noise, latent, sampler, sigmas, *more, **named)
 
 

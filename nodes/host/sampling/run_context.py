@@ -18,7 +18,7 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.pool.calls import InWorkerResult, InWorkerRun, ModelCall, StepDone
+from ....parallel_runtime.pool.calls import ModelCall, StepDone, WorkerLoopResult, WorkerLoopRun
 from ....parallel_runtime.proof import Proof
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.replies import SampleReply, StepReply
@@ -216,15 +216,15 @@ class RunContext:
             (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
-    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> InWorkerResult:
+    def sample(self, run: WorkerLoopRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> WorkerLoopResult:
         """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `call`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
-            self.listener.resident_step(self.plan.ranks)
+            self.listener.worker_loop_step(self.plan.ranks)
             on_step(step, denoised)
 
         began_s = time.perf_counter()
-        self.listener.resident_began()
+        self.listener.worker_loop_began()
         result = self.model.pool.sample(
             self.model.spec,
             self.plan,

@@ -42,7 +42,7 @@ class LowRank:
 
     @classmethod
     def of(cls, delta: WeightDelta, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> "LowRank":
-        """That of a delta that `runs_as_branch`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
+        """Of a delta that `runs_as_branch`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
         up, down, alpha, _ = delta.values
         if not isinstance(up, Tensor) or not isinstance(down, Tensor) or isinstance(alpha, Tensor):
             raise ValueError(f"{delta.key}: a LoRA without its two matrices; use a complete file")

@@ -23,7 +23,6 @@ import venv
 from pathlib import Path
 
 import coverage
-
 from measured_process import FOLDER
 
 ROOT = Path(__file__).resolve().parents[1]

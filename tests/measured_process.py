@@ -1,4 +1,4 @@
-"""What every measured interpreter does at its start: it measures, and notes its lines under the test that runs meanwhile.
+"""What every measured interpreter does at its start: it notes its lines under the test that runs meanwhile.
 
 A rank's environment is written out by the pool, so no variable tells it which test runs: a process looks for the file
 of the pytest that it descends from (measured_tests.py writes it). Servers and pools live through many tests: a thread

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from measured_process import FOLDER, RUNNING, switch
 
 

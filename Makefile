@@ -168,7 +168,7 @@ machines-fuzz: venv
 	$(RUN) -m machines.strangers $(FUZZ_FLAGS)
 
 # Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
-# live. Some of them: make mutants MUTANTS_FLAGS="--only wire"
+# live. Some of them: make mutants MUTANTS_FLAGS="--only trace"
 mutants: venv chromium
 	$(RUN) -m mutants $(MUTANTS_FLAGS)
 

@@ -3,7 +3,7 @@
 Each class of the list makes its model on the meta device, as ComfyUI's loader has it do, with too few sizes for most;
 what `BaseModel` was then about to build is read from its frame.
 
-Owns: what is asked of ComfyUI. Does not own: the page (families/class_list.py), nor the test (test_supported.py).
+Owns: what is asked of ComfyUI. Does not own: the page (tools/class_list.py), nor the test (test_supported.py).
 """
 
 from __future__ import annotations

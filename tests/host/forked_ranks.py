@@ -38,8 +38,7 @@ COMFYUI = "main.py"
 # Modules that are run with -m, and scripts by their names.
 OURS = {ENTRY, "parallel_runtime.models.hosted.reference", "parallel_runtime.machines.relay"}
 PROGRAMS = OURS | {
-    *(COMFYUI, "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
-    *(f"models.{name}" for name in ("ranks", "pipeline_ranks", "step_cache_ranks", "quantised_ranks", "supported")),
+    *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from families.known import cases
 from host.outcomes import RefusedError, StockFailsError
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.attention import SequenceParallelAttention
+from tools.known import cases
 
 from .cases import CASES
 from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of

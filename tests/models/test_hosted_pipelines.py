@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from families.known import cases
 from parallel_runtime.models.specs import SPECS
+from tools.known import cases
 
 from .cases import CASES as ALL
 from .gloo_group import GlooGroup

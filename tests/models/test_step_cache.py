@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from families.known import cases
 from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
@@ -23,6 +22,7 @@ from parallel_runtime.models.specs import SPECS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
+from tools.known import cases
 
 from .cases import CASES as ALL
 from .pooled import TEXTS

@@ -167,8 +167,8 @@ machines-table: venv
 machines-fuzz: venv
 	$(RUN) -m machines.strangers $(FUZZ_FLAGS)
 
-# Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
-# live. Some of them: make mutants MUTANTS_FLAGS="--only trace"
+# Plausible mistakes at 200 places that a seed chooses, and the panel's; prints those that no test finds. Which tests run a
+# line is recorded first, as by `make coverage`. Others, or some: make mutants MUTANTS_FLAGS="--seed 7 --match parallel/ring"
 mutants: venv chromium
 	$(RUN) -m mutants $(MUTANTS_FLAGS)
 

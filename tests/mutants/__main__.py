@@ -21,7 +21,7 @@ from .equivalent import EQUIVALENT
 from .panel import MUTANTS
 from .places import Place, chosen, places
 from .recorded import Recording
-from .trial import Outcome, each
+from .trial import MODULES, Outcome, each
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("parallel_runtime", "nodes")
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
     parser.add_argument("--match", default="", metavar="TEXT", help="places with this in `FILE:LINE OPERATOR`")
     parser.add_argument("--recording", type=Path, default=FOLDER, help="where `make coverage` wrote")
+    parser.add_argument("--preload", default=MODULES, help="what is imported once, for all tests")
     options = parser.parse_args()
     if options.jobs < 1 or options.places < 0:
         parser.error(f"--jobs {options.jobs} --places {options.places}: use one job or more, and no negative number")
@@ -59,7 +60,7 @@ def main() -> int:
         parser.error(f"--match {options.match!r} is in no place")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         work = [lambda copy, m=mistake: copy.tried(m.file, m.text, m.tests) for mistake in mistakes]
-        return report(mistakes, each(ROOT, Path(folder), options.jobs, work))
+        return report(mistakes, each(ROOT, Path(folder), options.jobs, work, options.preload))
 
 
 def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
@@ -83,9 +84,9 @@ def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
 def of_the_panel(match: str) -> Iterator[Mistake]:
     """The panel's mistakes."""
     for mutant in MUTANTS:
-        file = mutant.place(ROOT)
-        named = f"{file}: {mutant.name}"
+        named = f"web: {mutant.name}"
         if match in named:
+            file = mutant.place(ROOT)
             text = (ROOT / file).read_text(encoding="utf-8").replace(mutant.old, mutant.new)
             yield Mistake(named, str(file), text, list(mutant.tests))
 

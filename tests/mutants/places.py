@@ -139,7 +139,9 @@ def _changes(tree: ast.Module) -> Iterator[tuple[int, str, Change]]:
             function = function if isinstance(node, ast.ClassDef) else name
             inside = node.body
         else:
-            for change in (*_common(node), *_ours(node)):
+            ours = list(_ours(node))
+            common = () if ours and isinstance(node, ast.Expr) else _common(node)  # it is left out once
+            for change in (*ours, *common):
                 yield line, function, change
         for child in inside:
             yield from walk(child, line, name, function)

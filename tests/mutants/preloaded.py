@@ -1,7 +1,8 @@
 """A process that has imported what tests import, and forks for each run of pytest: imports take longer than most tests.
 
-Speaks JSON, one value a line: of `{"folder", "options", "nodes", "log"}` it says the child's process id and, at its
-end, its exit status. What forks ranks and ComfyUIs for the tests (host/forked_ranks.py) is forked from here as well.
+`preloaded.py "MODULES" PADDING`; the padding is room for the command lines of what is forked. Speaks JSON, one value a
+line: of `{"folder", "options", "nodes", "log"}` it says the child's process id and, at its end, its exit status. What
+forks ranks and ComfyUIs for the tests (host/forked_ranks.py) is forked from here as well.
 Imports nothing of the product, or a mistake in it would not be seen.
 """
 
@@ -15,13 +16,6 @@ import socket
 import sys
 from contextlib import suppress
 from typing import Any
-
-# What FOR_COMFYUI of host/forked_ranks.py names stands among them.
-MODULES = (
-    "torch torch.distributed torch._dynamo safetensors.torch numpy PIL.Image hypothesis pytest pytest_timeout psutil "
-    "playwright.sync_api aiohttp aiohttp.web transformers torchvision torchaudio scipy.integrate scipy.signal einops "
-    "comfy_kitchen spandrel kornia av sqlalchemy.orm alembic.command pydantic_settings"
-)
 
 
 class InThisOrder:
@@ -37,7 +31,7 @@ class InThisOrder:
 
 def serve() -> None:
     """Import, then run whatever is asked, until nobody asks."""
-    for name in MODULES.split():
+    for name in sys.argv[1].split():
         with suppress(ImportError):  # a test that needs it will say so
             importlib.import_module(name)
     _tell("ready")
@@ -64,9 +58,10 @@ def _run(folder: str, options: list[str], nodes: list[str], log: str) -> None:
     forking = _fork_what_forks()
     import pytest
 
-    from host import forked_ranks
+    with suppress(ImportError):
+        from host import forked_ranks
 
-    forked_ranks.FORKING._socket, forked_ranks.FORKING._pid = forking, os.getpid()
+        forked_ranks.FORKING._socket, forked_ranks.FORKING._pid = forking, os.getpid()
     status = pytest.main([*options, *nodes], plugins=[InThisOrder(nodes)])
     sys.stdout.flush()
     sys.stderr.flush()

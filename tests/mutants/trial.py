@@ -23,6 +23,13 @@ from pathlib import Path
 
 LIMIT_S = 60.0  # of a mistake's tests
 HANGS_S = 25.0  # of one test: the time of the tests that are chosen together is about as long
+# What the tests import beside the pack, what host/forked_ranks.py names for ComfyUI among it.
+MODULES = (
+    "torch torch.distributed torch._dynamo safetensors.torch numpy PIL.Image hypothesis pytest pytest_timeout psutil "
+    "playwright.sync_api aiohttp aiohttp.web transformers torchvision torchaudio scipy.integrate scipy.signal einops "
+    "comfy_kitchen spandrel kornia av sqlalchemy.orm alembic.command pydantic_settings"
+)
+ROOM = 2048
 PRELOADED = Path(__file__).with_name("preloaded.py")
 OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?\.py(?:::.+?)?)(?: - |$)", re.MULTILINE)
@@ -47,14 +54,14 @@ class Outcome:
 class Scratch:
     """A copy of a tree's files that may be spoilt, and the process that runs its tests. One run at a time."""
 
-    def __init__(self, root: Path, files: Iterable[str], folder: Path) -> None:
+    def __init__(self, root: Path, files: Iterable[str], folder: Path, modules: str) -> None:
         self.root, self.folder = root, folder
         self._written = 0  # seconds, of files that are spoilt: no copy was made in 1970
         self._sound: dict[str, bool] = {}
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / name, folder / name)
-        command = [sys.executable, str(PRELOADED), "-" * 2048]
+        command = [sys.executable, str(PRELOADED), modules, "-" * ROOM]
         self._runner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder)
         self._ready = False
 
@@ -117,12 +124,17 @@ class Scratch:
         os.utime(self.folder / name, (self._written, self._written))
 
 
-def each(root: Path, folder: Path, jobs: int, work: Sequence[Callable[[Scratch], Outcome]]) -> Iterator[Outcome]:
-    """Do all of `work` in as many copies as jobs; yields the outcomes in that order. `folder` is an empty one."""
+def each(
+    root: Path, folder: Path, jobs: int, work: Sequence[Callable[[Scratch], Outcome]], modules: str
+) -> Iterator[Outcome]:
+    """Do all of `work` in as many copies as jobs; yields the outcomes in that order. `folder` is an empty one.
+
+    modules: what a process that runs tests imports before the first.
+    """
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     files = [name for name in listed.split("\0") if name and (root / name).is_file()]
-    copies = [Scratch(root, files, folder / str(job)) for job in range(jobs)]
+    copies = [Scratch(root, files, folder / str(job), modules) for job in range(jobs)]
     free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)

@@ -86,12 +86,10 @@ def test_a_seed_chooses_the_same_places_again_and_rare_operators_as_often() -> N
 
 @pytest.mark.slow
 def test_survivors_are_named_and_only_those_that_are_known_are_forgiven(tmp_path: Path) -> None:
-    for name in ("line_coverage.py", "measured_process.py", "measured_tests.py", "mutants"):
-        (shutil.copytree if (HERE.parent / name).is_dir() else shutil.copyfile)(
-            HERE.parent / name, _made(tmp_path, name)
-        )
-    shutil.rmtree(tmp_path / "tests" / "mutants" / "__pycache__", ignore_errors=True)
-    (tmp_path / "tests" / "mutants" / "test_mutants.py").unlink()
+    ours = shutil.ignore_patterns("__pycache__", "test_*")
+    shutil.copytree(HERE, tmp_path / "tests" / "mutants", ignore=ours)
+    for name in ("line_coverage.py", "measured_process.py", "measured_tests.py"):
+        shutil.copyfile(HERE.parent / name, tmp_path / "tests" / name)
     (tmp_path / "tests" / "mutants" / "panel.py").write_text("MUTANTS = ()\n")
     (tmp_path / "tests" / "mutants" / "equivalent.py").write_text("EQUIVALENT = {}\n")
     (tmp_path / "tests" / "test_pack.py").write_text(TESTS)

@@ -168,13 +168,20 @@ CARDS_GB = (12, 16, 24)
 # Of a card's memory so much is free when ComfyUI has started.
 CARD_SHARE = 0.97
 # GiB on each of two cards with the weights whole, sharded and offloaded, as `python -m parallel_runtime plan --kind
-# RTX4090 --free-gib 60` counts them for a file of the published sizes, with the template's own picture.
+# RTX4090 --free-gib 60` counts them for a file of the published sizes (pictures of 1024 x 1024, 121 frames of video).
 COUNTED_GIB = {
     "z_image_turbo_bf16.safetensors": (12.9, 8.3, 2.9),
     "krea2_turbo_fp8_scaled.safetensors": (15.0, 10.2, 4.5),
     "wan2.2_ti2v_5B_fp16.safetensors": (14.6, 10.7, 6.1),
     "qwen_image_fp8_e4m3fn.safetensors": (20.5, 11.7, 2.2),
     "flux1-dev.safetensors": (23.5, 13.8, 2.8),
+}
+# Room beside the weights where nothing was counted; of a video as much as was counted for Wan 2.2.
+ROOM_GIB, VIDEO_ROOM_GIB = 2.0, 5.3
+VIDEOS = {
+    "minimax_h3_fl2va_pruned_int8_convrot.safetensors",
+    "ltx-2-19b-dev-fp8.safetensors",
+    "wan2.1_t2v_1.3B_fp16.safetensors",
 }
 LAYOUTS = ("whole", "sharded", "offloaded")
 USERS_OWN = {"flux_lora.safetensors", "flux1-dev-controlnet-union.safetensors"}  # stand for what a user has
@@ -220,10 +227,10 @@ def size_of(files: Sequence[dict[str, str]]) -> str:
 
 
 def on_each_card(files: Sequence[dict[str, str]]) -> tuple[float, ...]:
-    """GiB on each of two cards, by `LAYOUTS`: as the planner counted, else the file (a half of it) and 2 GiB of room."""
+    """GiB on each of two cards, by `LAYOUTS`: as the planner counted, else by the size of the file and some room."""
     (model,) = (file["name"] for file in files if file["directory"] in ("diffusion_models", "checkpoints"))
-    size_gib = SIZES_GB[model] * 1e9 / 2**30
-    return COUNTED_GIB.get(model, (size_gib + 2, size_gib / 2 + 2, 2.0))
+    size_gib, room = SIZES_GB[model] * 1e9 / 2**30, VIDEO_ROOM_GIB if model in VIDEOS else ROOM_GIB
+    return COUNTED_GIB.get(model, (size_gib + room, size_gib / 2 + room, room))
 
 
 def weights_on(files: Sequence[dict[str, str]], card_gb: int) -> str:

@@ -1,7 +1,4 @@
-"""What every rank checks of hooks besides parity: each function takes the group of all ranks and raises if it is wrong.
-
-Run by ranks.py, one after another on all ranks; test_hosted_hooks.py has a test for each.
-"""
+"""What stands for ComfyUI's attention function in a rank: every mask, scale and layout, containers, heads in chunks."""
 
 from __future__ import annotations
 
@@ -16,190 +13,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
-from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.specs import ShardingSpec, spec_of
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 
-from .cases import CASES
 from .gloo_group import GlooGroup, chunks_of
-from .tiny import noise
-from .try_plan import Outputs, first_unlike
-
-CHECKS: dict[str, Callable[[GlooGroup], None]] = {}
-
-
-def check(function: Callable[[GlooGroup], None]) -> Callable[[GlooGroup], None]:
-    """Add a check."""
-    CHECKS[function.__name__] = function
-    return function
-
-
-@contextmanager
-def refused(*texts: str) -> Iterator[None]:
-    """Inside, a ValueError with these texts is raised."""
-    try:
-        yield
-    except ValueError as error:
-        missing = [text for text in texts if text not in str(error)]
-        assert not missing, f"{missing} not in: {error}"
-    else:
-        raise AssertionError("nothing was refused")
-
-
-def fresh(name: str) -> tuple[nn.Module, ShardingSpec, dict[str, Any]]:
-    """A case's model that no hook was on, its plan and its inputs."""
-    model, inputs = CASES[name]()
-    return model, spec_of(type(model)), inputs
-
-
-def number_of_hooks(model: nn.Module) -> int:
-    """Of all modules."""
-    return sum("forward" in vars(each) for each in model.modules())
-
-
-@check
-def a_plan_that_names_what_the_class_lacks_is_refused_with_both_names(group: GlooGroup) -> None:
-    model, plan, _ = fresh("Wan t2v")
-    attention, cut = plan.attention, plan.cut
-    wrong = {
-        "'stages.*'": replace(plan, attention={"stages": "x"}),
-        "'blocks.*.self_attention'": replace(plan, attention={"blocks": {"self_attention": "x"}}),
-        "'tail'": replace(plan, gather={"tail": "x"}),
-        "'rear.*'": replace(plan, cut={**cut, "rear.*": {"e": "x"}}),
-        "'eps'": replace(plan, cut={**cut, "head": {"eps": "x"}}),
-        "'**eps'": replace(plan, cut={**cut, "head": {"**eps": "x"}}),
-        "'middle'": replace(plan, whole={"middle": {"x": "x"}}),
-    }
-    for name, other in wrong.items():
-        with refused("WanModel", name, "use a ComfyUI that the plan was made for"):
-            SharedModel(model, other, group)
-    assert number_of_hooks(model) == 0
-    SharedModel(model, replace(plan, attention=attention), group).remove()
-
-
-@check
-def a_wrong_plan_is_told_by_the_first_module_that_it_changes(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Flux.1")
-    whole = Outputs(model)
-    model(**inputs)
-    whole.remove()
-    wrong = {**plan.cut, "double_blocks.*": {"pe": "img+txt@2"}}
-    for each, module in ((plan, None), (replace(plan, cut=wrong), "double_blocks.0.img_attn.proj (Linear)")):
-        mine = Outputs(model)
-        shared = SharedModel(model, each, group)
-        model(**inputs)
-        shared.remove()
-        mine.remove()
-        assert len(mine.found) == len(whole.found) > 50
-        first = first_unlike(mine.found, whole.found)
-        assert (first and first["module"]) == module, f"{module}: {first}"
-
-
-@check
-def hooks_are_taken_off_again(group: GlooGroup) -> None:
-    for name in ("LTX-2, a timestep for each frame", "HiDream-O1"):  # the plan of one has a word for the model itself
-        model, plan, _ = fresh(name)
-        shared = SharedModel(model, plan, group)
-        assert number_of_hooks(model) > 0
-        shared.remove()
-        assert number_of_hooks(model) == 0
-
-
-# Calls in which every stream, or every one that a plan cuts, has one token: case -> shapes of inputs.
-ONE_TOKEN = {
-    "Flux.1, mask": {"x": (2, 16, 2, 2), "context": (2, 1, 48), "attention_mask": (2, 2, 2)},
-    "Wan t2v": {"x": (2, 16, 1, 2, 2)},
-    "Cosmos 1": {"x": (1, 16, 1, 2, 2)},
-    "SD3.5 large": {"x": (2, 16, 2, 2), "context": (2, 1, 48)},
-}
-
-
-@check
-def every_rank_computes_one_token_and_the_next_call_is_shared(group: GlooGroup) -> None:
-    for name, shapes in ONE_TOKEN.items():
-        model, plan, inputs = fresh(name)
-        tiny = inputs | {key: noise(*shape) for key, shape in shapes.items()}
-        want, want_tiny = model(**inputs), model(**tiny)
-        group.attentions = 0
-        SharedModel(model, plan, group)
-        torch.testing.assert_close(model(**tiny), want_tiny, msg=f"{name}: one token")
-        assert group.attentions == 0, f"{name}: there was nothing to exchange"
-        torch.testing.assert_close(model(**inputs), want, rtol=1e-4, atol=1e-5, msg=f"{name}: the next call")
-        assert group.attentions > 0, name
-
-
-@check
-def a_forward_that_raises_leaves_nothing(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Wan t2v")
-    want = model(**inputs)
-    shared = SharedModel(model, plan, group)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("in the middle")
-
-    handle = model.blocks[1].self_attn.q.register_forward_hook(fail)
-    try:
-        model(**inputs)
-    except RuntimeError as error:
-        assert "in the middle" in str(error)
-    else:
-        raise AssertionError("nothing was raised")
-    handle.remove()
-    assert installed().call is None and shared._call is None
-    shared.active = False
-    assert torch.equal(model(**inputs), want)
-    shared.active = True
-    assert torch.allclose(model(**inputs), want, rtol=1e-4, atol=1e-5)
-
-
-class Counting(GlooGroup):
-    """Counts what is gathered outside of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gathers = 0
-        self.attending = False
-
-    def gather(self, tensor: Tensor, **options: Any) -> Tensor:
-        """As the group."""
-        self.gathers += not self.attending
-        return super().gather(tensor, **options)
-
-    def attend(self, *arguments: Any, **options: Any) -> Tensor:
-        """As the group."""
-        self.attending = True
-        try:
-            return super().attend(*arguments, **options)
-        finally:
-            self.attending = False
-
-
-@check
-def lengths_that_streams_tell_are_not_asked_for(group: GlooGroup) -> None:
-    for name in ("Flux.1", "Wan i2v", "Cosmos 1", "SD3.5 medium, ControlNet"):
-        model, plan, inputs = fresh(name)
-        counting = Counting()
-        SharedModel(model, plan, counting)
-        model(**inputs)
-        embedders = 2 * (name == "Cosmos 1")  # modules that need all tokens
-        assert counting.gathers == 1 + embedders, f"{name}: {counting.gathers}"
-
-
-@check
-def another_crop_of_the_text_is_another_length_of_keys(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Mochi, cropped text")
-    crops = (6, 4, 1, 9)
-    wanted = [model(**{**inputs, "num_tokens": tokens}) for tokens in crops]
-    SharedModel(model, plan, group)
-    for tokens, want in zip(crops, wanted, strict=True):
-        got = model(**{**inputs, "num_tokens": tokens})
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=f"{tokens} tokens")
+from .ranks import in_ranks, refused
 
 
 def shared_attention(group: GlooGroup, queries: Tensor, keys: Tensor, word: Attention) -> TokenCall:
@@ -227,8 +50,8 @@ def mine(call: TokenCall, stream: str, tensor: Tensor, dim: int = 2) -> Tensor:
     return tensor.narrow(dim, call.start(stream), call.streams[stream][call.index])
 
 
-@check
-def attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(group: GlooGroup) -> None:
+@in_ranks(3)
+def test_attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(group: GlooGroup) -> None:
     numbers = torch.Generator().manual_seed(5)
     batch, rows, columns, width = 2, 7, 11, 8
     q = torch.randn(batch, 6, rows, width, generator=numbers)
@@ -257,8 +80,8 @@ def attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(group: Gl
             torch.testing.assert_close(attention(*flat, 6, mask, None, **options), want)
 
 
-@check
-def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
     numbers = torch.Generator().manual_seed(6)
     q, k = torch.randn(1, 2, 7, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
     mask = torch.randn(1, 1, 7, 11, generator=numbers)
@@ -276,8 +99,8 @@ def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
             attention(*parts, 2, mine(call, "q", mine(call, "k", mask, 3)), skip_reshape=True)
 
 
-@check
-def a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group: GlooGroup) -> None:
+@in_ranks(3)
+def test_a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group: GlooGroup) -> None:
     """With a query more than ranks some of them have one; with as many, all have."""
     numbers = torch.Generator().manual_seed(8)
     stock = installed().kernel.stock
@@ -292,8 +115,8 @@ def a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group:
                 torch.testing.assert_close(attention(*parts, 2, given, skip_reshape=True), want)
 
 
-@check
-def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -> None:
     q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 2, 7, 4)
     call = shared_attention(group, q, k, parse_attention("q<-k"))
     seen: list[dict[str, Any]] = []
@@ -333,8 +156,8 @@ def container_class() -> Any:
     return getattr(module, "AttentionTensorContainer", Container)
 
 
-@check
-def containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(group: GlooGroup) -> None:
     q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 6, 12, 4)
     call, kind = shared_attention(group, q, k, parse_attention("q<-k")), container_class()
     stock, seen = installed().kernel.stock, []
@@ -360,8 +183,8 @@ def containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(gr
     assert seen == [[True] * 3] * 2, seen
 
 
-@check
-def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) -> None:
     """Of q, k and v, what this rank sent away is gone when the kernel runs, and what the kernel takes is its alone."""
     found = []
 
@@ -389,8 +212,8 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
         assert found == [[True] * 3] * 2 * chunks, found
 
 
-@check
-def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup) -> None:
     """Else, and where a layer or an override names a function that nobody has looked at, all of a rank's at once."""
     called = []
 
@@ -426,8 +249,8 @@ def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup
     assert len(called) == 1
 
 
-@check
-def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> None:
     """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
     most = {}
     for chunks in (1, 2, 3, 5):
@@ -446,8 +269,8 @@ def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> 
     assert most[1] == most[3] == most[5] == 2 and most[2] <= 2 + 1 / 6, most
 
 
-@check
-def an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup) -> None:
     """As one of a later ComfyUI may, with what it has measured: a failed proof, and no traceback of a reshape."""
     q = torch.randn(1, 2, 7, 4)
     switch = AttentionSwitch(lambda q, *_, **__: (q, None))
@@ -461,8 +284,8 @@ def an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup) -> N
         raise AssertionError("a tuple was taken for a tensor")
 
 
-@check
-def attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
     q = torch.randn(1, 2, 7, 4)
     call = shared_attention(group, q, q, UNPLANNED)
     with under_way(call) as attention:
@@ -477,23 +300,8 @@ def attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
             assert torch.equal(attention(q, q, q, 2, skip_reshape=True), want)
 
 
-@check
-def a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Flux.1, ControlNet and mask")
-    SharedModel(model, plan, group)
-    control = inputs["control"]
-    kept = {name: list(each) for name, each in control.items()}
-    model(**inputs)
-    assert all(one is other for name in kept for one, other in zip(kept[name], control[name], strict=True))
-    by_place = {name: each for name, each in inputs.items() if name not in ("x", "timestep", "context", "control")}
-    arguments = [inputs["x"], inputs["timestep"], inputs["context"], by_place.pop("y"), by_place.pop("guidance"), None]
-    assert torch.equal(model(*arguments, control, **by_place), model(**inputs))
-    with refused("Flux: a ControlNet's list 'middle' is not in the plan", "input, output"):
-        model(**{**inputs, "control": {**control, "middle": control["input"]}})
-
-
-@check
-def attention_is_not_replaced_after_a_models_file_was_imported(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_attention_is_not_replaced_after_a_models_file_was_imported(group: GlooGroup) -> None:
     import comfy.ldm.modules.attention as module
 
     switch = install()
@@ -510,3 +318,19 @@ def attention_is_not_replaced_after_a_models_file_was_imported(group: GlooGroup)
     finally:
         module.optimized_attention = switch
         del sys.modules["late_model"]
+
+
+@in_ranks(3)
+def test_a_window_of_this_ranks_tokens_is_that_of_all(group: GlooGroup) -> None:
+    x = torch.randn(1, 6, 11, 4, generator=torch.Generator().manual_seed(6))
+    at, stock = torch.arange(11), installed().kernel.stock
+    for window in (0, 2, 5, 99):
+        call = shared_attention(group, x, x, UNPLANNED)
+        call.attention = replace(parse_attention("k within width"), window=window)
+        far = torch.zeros(11, 11).masked_fill((at[:, None] - at).abs() > window, torch.finfo(x.dtype).min)
+        want = mine(call, "k", stock(x, x, x, 6, far, skip_reshape=True), 1)
+        part = mine(call, "k", x)
+        own = far[: part.shape[2], : part.shape[2]]  # what a module makes of its own tokens
+        with under_way(call) as attention:
+            got = attention(part, part, part, 6, own[None, None], skip_reshape=True)
+        torch.testing.assert_close(got, want, msg=f"{window} tokens")

@@ -1,7 +1,6 @@
-"""What every rank checks of patches between blocks: those that `Beside` rebuilds, between the blocks of a shared model.
+"""Patches between blocks: those that `Beside` rebuilds, between the blocks of a shared model.
 
-As checks.py, whose list these are added to. Does not own the list of patches nor how they reach a rank
-(tests/families/test_hosted_block_patches.py).
+Does not own the list of patches nor how they reach a rank (tests/families/test_hosted_block_patches.py).
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import BETWEEN, spec_of
 
 from .cases_images import described, picture, qwen, z_image
-from .checks import check, refused
 from .gloo_group import GlooGroup, OwnTokensOnly
-from .ranks import difference
-from .tiny import build, noise
+from .ranks import in_ranks, refused
+from .tiny import build, difference, noise
 
 LATENT = (10, 14)
 SIDES = (80, 112)  # of the picture, which the VAE makes a latent of 10 x 14 of
@@ -85,23 +83,23 @@ def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: A
     shared.remove()
 
 
-@check
-def a_patch_between_the_blocks_of_qwen_image_meets_whole_tokens(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_patch_between_the_blocks_of_qwen_image_meets_whole_tokens(group: GlooGroup) -> None:
     module = build("comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet", **QWEN_SIZES)
     for more in ({}, {"ref_latents": [noise(2, 16, 1, 6, 8)], "ref_latents_method": "index_timestep_zero"}):
         compare(group, qwen(), picture(**more), stock_patch("DiffSynthCnetPatch", module), QWEN_SIZES)
 
 
-@check
-def a_patch_between_the_blocks_of_z_image_meets_whole_tokens_of_the_refiner_too(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_patch_between_the_blocks_of_z_image_meets_whole_tokens_of_the_refiner_too(group: GlooGroup) -> None:
     for more in ({}, {"additional_in_dim": 17, "refiner_control": True}):
         sizes = Z_SIZES | more
         module = build("comfy.ldm.lumina.controlnet.ZImage_Control", **sizes)
         compare(group, z_image(), described(), stock_patch("ZImageControlPatch", module), sizes)
 
 
-@check
-def a_patch_that_is_not_on_the_list_and_one_without_weights_are_refused(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_patch_that_is_not_on_the_list_and_one_without_weights_are_refused(group: GlooGroup) -> None:
     beside = Beside()
     record = {"patch": "UsoStyleProjectorPatch", "kinds": ["double_block"], "module": 7, "config": {}, "state": {}}
     with refused("'UsoStyleProjectorPatch' is no patch that ranks rebuild", "DiffSynthCnetPatch"):

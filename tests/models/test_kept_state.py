@@ -1,6 +1,6 @@
-"""What every rank checks of what a class keeps between the calls of a run, by a class of a few lines: on any ComfyUI.
+"""What a class keeps between the calls of a run, by a class of a few lines: on any ComfyUI.
 
-Run by ranks.py beside the others of checks.py. Qwen-Image 2.1 itself is checks_kept.py's.
+Qwen-Image 2.1 itself is test_kept_qwen21.py's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.proving import prove
 from parallel_runtime.proof import PROVEN, REFUSED, Proof
 
-from .checks import check
 from .gloo_group import GlooGroup, OwnTokensOnly
 from .keeper import BLOCKS, ELEMENT, PLAN, WIDTH, Keeper, NoChoice, OtherChoice, OtherMemory, OtherReset
-from .ranks import call, difference
-from .tiny import noise
+from .ranks import in_ranks
+from .tiny import call, difference, noise
 
 CPU = torch.device("cpu")
 ERROR, CONTROL = 1e-5, 1e-3
@@ -47,8 +46,8 @@ def mine(group: GlooGroup) -> int:
     return split_lengths(PICTURE, group.parts)[group.index]
 
 
-@check
-def a_call_computes_the_picture_alone_where_it_finds_the_text(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_call_computes_the_picture_alone_where_it_finds_the_text(group: GlooGroup) -> None:
     model, alone = Keeper(), Keeper()
     kept, shared = state_of(model), SharedModel(model, PLAN, group)
     alike = alike_over(group, CPU)
@@ -67,8 +66,8 @@ def a_call_computes_the_picture_alone_where_it_finds_the_text(group: GlooGroup) 
     assert difference(got, call(alone, step(3, text=1))) > CONTROL, "nothing was exchanged"
 
 
-@check
-def nothing_of_the_class_is_kept_of_another_run_nor_outside_of_one(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_nothing_of_the_class_is_kept_of_another_run_nor_outside_of_one(group: GlooGroup) -> None:
     model = Keeper()
     kept, _ = state_of(model), SharedModel(model, PLAN, group)
     for run, found in ((1, 0), (1, 1), (2, 0), (2, 1), (None, 0), (2, 0)):
@@ -83,8 +82,8 @@ def nothing_of_the_class_is_kept_of_another_run_nor_outside_of_one(group: GlooGr
         assert (counted.found, counted.kept_bytes) == (found, 0 if run is None else KEPT), f"run {run}"
 
 
-@check
-def ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) -> None:
     model, full = Keeper(), group.index == 0
     kept, _ = state_of(model), SharedModel(model, PLAN, group)
     model.memory.get_free_memory = lambda device: 0 if full else 1 << 40
@@ -105,8 +104,8 @@ def lines() -> Iterator[list[str]]:
     log.removeFilter(note)
 
 
-@check
-def a_class_that_keeps_otherwise_shares_its_calls_and_keeps_nothing(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_class_that_keeps_otherwise_shares_its_calls_and_keeps_nothing(group: GlooGroup) -> None:
     for kind, why in ((OtherReset, "'why'"), (NoChoice, "'choose' is no method"), (OtherMemory, "memory")):
         model = kind()
         with lines() as said:
@@ -117,8 +116,8 @@ def a_class_that_keeps_otherwise_shares_its_calls_and_keeps_nothing(group: GlooG
             assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ERROR, kind
 
 
-@check
-def a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(group: GlooGroup) -> None:
     model = OtherChoice()
     kept, _ = kept_state(model, PLAN), SharedModel(model, PLAN, group)
     assert kept is not None
@@ -133,8 +132,8 @@ def a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(group: G
             assert (model.kept, model.enabled) == (None, False)
 
 
-@check
-def a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) -> None:
     """On the meta device, where no values can be compared."""
     assert PLAN.keeps is not None
     with torch.inference_mode(False):  # in which a layer is one operation, and no product of matrices
@@ -175,8 +174,8 @@ def proof_of(model: Keeper, group: GlooGroup, *, keeps: bool) -> Proof:
     return prove(ask, asked, "float32", room=lambda _: 2.0, possible=lambda _: True, keeps=keeps)
 
 
-@check
-def a_proof_covers_the_call_that_finds_what_another_one_kept(group: GlooGroup) -> None:
+@in_ranks(2)
+def test_a_proof_covers_the_call_that_finds_what_another_one_kept(group: GlooGroup) -> None:
     right = proof_of(Keeper(), group, keeps=True)
     assert (right.verdict, right.calls) == (PROVEN, 6), right
     # a later version of the class, which keeps a row of the picture too: each rank its own

@@ -1,10 +1,7 @@
-"""Runs files in every quantised format whole and shared, over gloo.
+"""Files in ComfyUI's quantised formats, as a rank has them: written, loaded, changed by a LoRA, called, counted.
 
-`python -m models.quantised_ranks COMFYUI FOLDER 2,3 all` (or `some` of the cases). A file of each kind is loaded as a
-worker loads it (`HostedWeights`), called whole in one process, then in forked ranks: replicated and sharded, plain,
-with a LoRA, and after it was taken back. Once more for those whose layers round their inputs on GPUs that multiply in
-them, with layers that do so here. Writes FOLDER/RANKS.json with a row a case, checks-RANKS-RANK.json, and left_out.json
-with the kinds that this ComfyUI does not have.
+Owns the model and its LoRA, and layers that round their inputs as on GPUs that multiply in their format. Does not own
+the bounds (test_quantised.py), nor which kinds there are (host/quantised.py).
 """
 
 from __future__ import annotations
@@ -12,12 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import sys
-import traceback
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,11 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from host.outcomes import StockFailsError
+from host.fetch import comfyui_path
 from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import forward_call
-from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.parts import plain_parts
 from parallel_runtime.parallel.attention import SequenceParallelAttention
@@ -42,13 +36,11 @@ from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
-from parallel_runtime.worker.own_tokens import OwnTokens
 
-from .quantised_checks import CHECKS
-from .ranks import difference, fork_ranks
-from .tiny import at, build, noise
+from .tiny import at, build, difference, noise
 
 CPU = torch.device("cpu")
+COMFYUI = ComfyUI(str(comfyui_path()), ("--use-pytorch-cross-attention",))
 SIZES = {"dim": 320, "ffn_dim": 640, "num_heads": 5, "num_layers": 2, "freq_dim": 32, "text_dim": 48}
 SIZES |= {"in_dim": 16, "out_dim": 16}
 TOLD = {name: SIZES[name] for name in ("num_heads", "freq_dim", "text_dim")}
@@ -65,43 +57,42 @@ SOME = ("fp8 e4m3", "mxfp8", "int8, rotated", MIXED, TOLD_IN_THE_HEADER)
 SOME += FROM_INPUT[:1]
 
 
-def write_files(folder: Path, comfyui: ComfyUI, cases: Sequence[str]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
-    """A file of each kind, of one model, by case; and why there is none, of kinds that this ComfyUI does not have."""
+def write(path: Path, case: str) -> ModelSpec:
+    """A file of that kind, all of one model. Raises StockFailsError for kinds that this ComfyUI does not have."""
     model = build("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
     whole = {name: tensor * LOUDER.get(name.split(".", 2)[-1], 1.0) for name, tensor in model.state_dict().items()}
-    specs, absent = {}, {}
-    for number, case in enumerate(cases):
-        try:
-            tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
-        except StockFailsError as error:
-            absent[case] = str(error)
-            continue
-        path = folder / f"{number}.safetensors"
+    tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
+    if dist.get_rank() == 0:
         save_file(tensors, path, metadata={"config": json.dumps({"transformer": TOLD})} | said)
-        specs[case] = ModelSpec.of(str(path), "float32", comfyui=comfyui)
-    return specs, absent
+    dist.barrier()
+    return ModelSpec.of(str(path), "float32", comfyui=COMFYUI)
 
 
-def loaded(case: str, spec: ModelSpec, group: Axis) -> HostedModel:
+def loaded(spec: ModelSpec, group: Axis) -> HostedModel:
     """The model as a worker loads it."""
-    import comfy.model_management as management
-
-    can = case.endswith(ON_A_GPU)
-    management.supports_nvfp4_compute = management.supports_mxfp8_compute = lambda *_: can
     weights = HostedWeights(spec, device=CPU, group=group, offloaded=False)
     weights.load(progress=lambda *_: None, cancelled=lambda: False)
     return HostedModel(weights, group, HostedChanges(weights))
 
 
-def without_products() -> None:
-    """Have the layouts of nvfp4 and mxfp8 multiply what was rounded in fp32: a CPU has no product of such numbers."""
+@contextmanager
+def kernels(case: str) -> Iterator[None]:
+    """Layers of a case round their inputs or do not; what was rounded is multiplied in fp32, as no CPU can else."""
+    import comfy.model_management as management
     import comfy_kitchen
 
     def missing(*_: object, **__: object) -> Tensor:
         raise RuntimeError("no such product on a CPU")
 
-    comfy_kitchen.scaled_mm_nvfp4 = comfy_kitchen.scaled_mm_mxfp8 = missing
+    def can(*_: object, **__: object) -> bool:
+        return case.endswith(ON_A_GPU)
+
     logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)
+    with (
+        mock.patch.multiple(comfy_kitchen, scaled_mm_nvfp4=missing, scaled_mm_mxfp8=missing),
+        mock.patch.multiple(management, supports_nvfp4_compute=can, supports_mxfp8_compute=can),
+    ):
+        yield
 
 
 def change(model: HostedModel, *, lora: bool, side_branch: bool = False) -> None:
@@ -163,32 +154,6 @@ def alone() -> SequenceParallelAttention:
     return SequenceParallelAttention()
 
 
-def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: bool, ring: bool) -> dict[str, float]:
-    """Errors of one kind of file in this layout, by case."""
-    size, index = dist.get_world_size(), dist.get_rank()
-    everybody = Axis("all", size, index, dist.group.WORLD)
-    one = Axis("one")
-    sequence = SequenceParallelAttention(ring=everybody if ring else one, ulysses=one if ring else everybody)
-    model = loaded(case, spec, everybody if sharded else one)
-    elsewhere = bytes_elsewhere(model, spec.path)
-    found = runs(model, sequence)
-    errors = {name: difference(found[name], want[name]) for name in ("plain", "LoRA", "beside")}
-    errors["taken back"] = float(not torch.equal(found["plain"], found["again"]))
-    errors["bytes elsewhere"] = elsewhere
-    errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
-    if size == 2 and not sharded:
-        errors["cfg"] = difference(over_groups(model, (0, 0)), want["plain"].flatten())
-        errors["cfg, own scales"] = difference(over_groups(model, (0, 1)), want["plain"].flatten())
-    errors["exchanged"] = exchanged(model, sequence)
-    for layer in model.module.modules():
-        vars(layer).pop("forward", None) if hasattr(layer, "layout_type") else None
-    errors["exchanged, unwatched"] = exchanged(model, sequence)
-    errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
-    sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
-    errors["control"] = difference(call(model, sequence), want["plain"])
-    return errors
-
-
 def exchanged(model: HostedModel, sequence: SequenceParallelAttention) -> int:
     """How many maxima ranks exchange in a call."""
     maxima: list[Tensor] = []
@@ -226,63 +191,3 @@ def bytes_elsewhere(model: HostedModel, path: str) -> int:
     parts = [part for weight in held for part in plain_parts(weight)[0]]
     assert parts and pages
     return sum(part.nbytes for part in parts if not any(low <= part.data_ptr() < high for low, high in pages))
-
-
-def rank_main(
-    rank: int, ranks: int, folder: Path, specs: dict[str, ModelSpec], want: dict[str, dict[str, Tensor]]
-) -> None:
-    """One rank: every kind, in order; the first one writes."""
-    rows: dict[str, Any] = {}
-    with torch.inference_mode():
-        for case, spec in specs.items():
-            for layout in LAYOUTS:
-                ring = layout == "sharded" and ranks == 2
-                rows[f"{case} | {layout}"] = compare(case, spec, want[case], sharded=layout == "sharded", ring=ring)
-        found = run_checks(Axis("all", ranks, rank, dist.group.WORLD))
-    (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(found))
-    if rank == 0:
-        (folder / f"{ranks}.json").write_text(json.dumps(rows))
-
-
-def run_checks(axis: Axis) -> dict[str, str]:
-    """Check -> what was wrong on this rank, "" when nothing was."""
-    from . import checks_files  # noqa: F401  which adds to them
-
-    found = {}
-    for name, check in CHECKS.items():
-        try:
-            check(axis)
-            found[name] = ""
-        except (AssertionError, KeyError, RuntimeError, TypeError, ValueError):
-            found[name] = traceback.format_exc()
-    return found
-
-
-def main(comfyui: str, folder: Path, numbers: list[int], cases: Sequence[str]) -> int:
-    """Everything. Returns 0 when all ranks ended well."""
-    torch.set_num_threads(1)
-    said = ComfyUI(comfyui, ("--use-pytorch-cross-attention",))
-    import_comfyui(said, CPU)
-    specs, absent = write_files(folder, said, cases)
-    (folder / "left_out.json").write_text(json.dumps(absent))
-    without_products()
-    with torch.inference_mode():
-        want, moved, rounded = {}, {}, {}
-        for case, spec in specs.items():
-            model = loaded(case, spec, Axis("one"))
-            want[case] = runs(model, alone())
-            moved[case] = moves(model, want[case]["plain"])
-            right = unrounded(model)
-            rounded[case] = {each: difference(want[case][each], right) for each in ("beside", "LoRA")}
-    (folder / "moved.json").write_text(json.dumps(moved))
-    (folder / "rounded.json").write_text(json.dumps(rounded))
-    well = [
-        fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, specs=specs, want=want))
-        for ranks in numbers
-    ]
-    return 0 if all(well) else 1
-
-
-if __name__ == "__main__":
-    some = {"all": CASES, "some": SOME}[sys.argv[4]]
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], some))

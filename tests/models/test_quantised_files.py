@@ -1,6 +1,6 @@
-"""What every rank checks of quantised files besides parity: each function raises if it is wrong.
+"""Scales that ranks exchange for quantised layers, and files that are refused by their layer, or read otherwise.
 
-Each takes the axis of all ranks. Run by quantised_ranks.py.
+Owns no parity (test_quantised.py).
 """
 
 from __future__ import annotations
@@ -14,26 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from families.unet import KOALA, SDXL
 from host.quantised import FORMATS, Tensors, mark, quantised
-from parallel_runtime.models.hosted.build import build, recognise
+from parallel_runtime.models.hosted.build import META, build, recognise
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.hosted.scales import watch
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.shard import split_lengths
 
-from .checks import refused
+from .gloo_group import GlooGroup
+from .quantised_model import SIZES, TOLD, kernels
+from .ranks import in_ranks, refused
 from .tiny import build as tiny
 from .tiny import noise
 
-CHECKS: dict[str, Callable[[Axis], None]] = {}
 LAYER = "blocks.0.self_attn.q"
-
-
-def check(function: Callable[[Axis], None]) -> Callable[[Axis], None]:
-    """Add a check."""
-    CHECKS[function.__name__] = function
-    return function
 
 
 def over(axis: Axis) -> SequenceParallelAttention:
@@ -47,8 +43,11 @@ def mine(axis: Axis, rows: Tensor) -> Tensor:
     return rows.split(lengths)[axis.index]
 
 
-@check
-def a_scale_taken_from_the_activations_is_one_number_and_everybodys_rows_are_rounded_by_it(axis: Axis) -> None:
+@in_ranks(2)
+def test_a_scale_taken_from_the_activations_is_one_number_and_everybodys_rows_are_rounded_by_it(
+    group: GlooGroup,
+) -> None:
+    axis = group.axis
     from comfy.quant_ops import QuantizedTensor
 
     rows = noise(35, 64) * torch.linspace(0.1, 3, 35)[:, None]
@@ -65,9 +64,10 @@ def a_scale_taken_from_the_activations_is_one_number_and_everybodys_rows_are_rou
         assert axis.index == axis.size - 1 or own.params.scale != whole.params.scale, "the control says nothing"
 
 
-@check
-def a_rank_without_rows_takes_part_in_a_scale(axis: Axis) -> None:
+@in_ranks(2)
+def test_a_rank_without_rows_takes_part_in_a_scale(group: GlooGroup) -> None:
     """A mixture of experts calls each of them on every rank, with the tokens that were sent there: often none."""
+    axis = group.axis
     from comfy.quant_ops import QuantizedTensor
 
     rows, last = noise(7, 64), axis.index == axis.size - 1
@@ -75,7 +75,8 @@ def a_rank_without_rows_takes_part_in_a_scale(axis: Axis) -> None:
         got = QuantizedTensor.from_float(rows if last else rows[:0], "TensorCoreNVFP4Layout")
     whole = QuantizedTensor.from_float(rows, "TensorCoreNVFP4Layout")
     weight = QuantizedTensor.from_float(noise(32, 64), "TensorCoreNVFP4Layout")
-    out = torch.nn.functional.linear(got, weight)
+    with kernels("nvfp4"):
+        out = torch.nn.functional.linear(got, weight)
     assert out.shape == ((7 if last else 0), 32)
     assert not last or torch.equal(got.params.scale, whole.params.scale)
 
@@ -106,9 +107,10 @@ class Rounding(torch.nn.Linear):
         return torch.nn.functional.linear(rounded, self.weight, self.bias).reshape(*input.shape[:-1], self.out_features)
 
 
-@check
-def every_rank_asks_for_the_scales_of_experts_that_none_of_its_tokens_go_to(axis: Axis) -> None:
+@in_ranks(2)
+def test_every_rank_asks_for_the_scales_of_experts_that_none_of_its_tokens_go_to(group: GlooGroup) -> None:
     """ComfyUI's class calls only those that have tokens; the last ones of a rank are none of its calls either."""
+    axis = group.axis
     from comfy.ldm.hunyuan3dv2_1.hunyuandit import MoEBlock
 
     torch.manual_seed(5)
@@ -139,9 +141,10 @@ def every_rank_asks_for_the_scales_of_experts_that_none_of_its_tokens_go_to(axis
     assert torch.equal(run(0, 36), whole), "a call that nobody shares is another one"
 
 
-@check
-def what_a_layer_was_given_is_forgotten_when_it_has_run(axis: Axis) -> None:
+@in_ranks(2)
+def test_what_a_layer_was_given_is_forgotten_when_it_has_run(group: GlooGroup) -> None:
     """Also where it does not round it, or raises; `input` may be said by its name."""
+    axis = group.axis
     from comfy.quant_ops import QuantizedTensor
 
     layer, asked = Rounding(64, 32), Asked(ulysses=axis)
@@ -156,8 +159,9 @@ def what_a_layer_was_given_is_forgotten_when_it_has_run(axis: Axis) -> None:
         assert QuantizedTensor.from_float.layer_input is None
 
 
-@check
-def nothing_is_exchanged_for_formats_that_round_token_by_token(axis: Axis) -> None:
+@in_ranks(2)
+def test_nothing_is_exchanged_for_formats_that_round_token_by_token(group: GlooGroup) -> None:
+    axis = group.axis
     from comfy.quant_ops import QuantizedTensor
 
     class Silent(SequenceParallelAttention):
@@ -230,8 +234,8 @@ BAD: dict[str, tuple[str, Callable[[Tensors], None], tuple[str, ...]]] = {
 }
 
 
-@check
-def a_file_that_cannot_be_loaded_is_refused_by_its_layer(axis: Axis) -> None:
+@in_ranks(2)
+def test_a_file_that_cannot_be_loaded_is_refused_by_its_layer(group: GlooGroup) -> None:
     whole = {f"{LAYER}.weight": noise(64, 64)}
     for name, (kind, spoil, texts) in BAD.items():
         tensors = FORMATS[kind].stored(LAYER, whole[f"{LAYER}.weight"])
@@ -243,11 +247,9 @@ def a_file_that_cannot_be_loaded_is_refused_by_its_layer(axis: Axis) -> None:
             recognise("x.safetensors", whole, {"_quantization_metadata": text})
 
 
-@check
-def a_file_that_lacks_a_weight_is_refused_by_its_name(axis: Axis) -> None:
+@in_ranks(2)
+def test_a_file_that_lacks_a_weight_is_refused_by_its_name(group: GlooGroup) -> None:
     """A quantised layer has none before it is loaded, and is made on the CPU: what is there may be any number."""
-    from .quantised_ranks import SIZES, TOLD
-
     model = tiny("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
     for name in ("blocks.0.ffn.0.bias", "blocks.1.ffn.2.weight", "blocks.1.modulation"):
         tensors, said = quantised(dict(model.state_dict()), "nvfp4")
@@ -257,8 +259,8 @@ def a_file_that_lacks_a_weight_is_refused_by_its_name(axis: Axis) -> None:
             build("x.safetensors", recognise("x.safetensors", tensors, said), torch.float32)
 
 
-@check
-def an_old_file_in_another_fp8_than_comfyui_says_is_cast_as_in_stock(axis: Axis) -> None:
+@in_ranks(2)
+def test_an_old_file_in_another_fp8_than_comfyui_says_is_cast_as_in_stock(group: GlooGroup) -> None:
     """ComfyUI marks every layer of an old scaled file as e4m3, and casts those that are not."""
     whole = noise(64, 64)
     tensors = FORMATS["fp8 e4m3"].stored(LAYER, whole)
@@ -267,3 +269,37 @@ def an_old_file_in_another_fp8_than_comfyui_says_is_cast_as_in_stock(axis: Axis)
         recognise("x.safetensors", tensors, {})
     except ValueError as error:  # one layer is no model
         assert "recognises no diffusion model" in str(error), error
+
+
+def names_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights of a U-Net of such arguments, by name, without values."""
+    from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+
+    made = UNetModel(**arguments, out_channels=4, device="meta")
+    return dict(made.state_dict())
+
+
+@in_ranks(2)
+def test_a_checkpoint_says_what_its_model_predicts_and_its_transformer_does_not(group: GlooGroup) -> None:
+    """As ComfyUI's two loaders: of SDXL, Load Diffusion Model never learns that a checkpoint predicts v."""
+    whole = {f"model.diffusion_model.{name}": weight for name, weight in names_of(KOALA).items()}
+    whole |= {"first_stage_model.encoder.conv_in.weight": torch.zeros(1), "v_pred": torch.zeros(0)}
+    for checkpoint, predicts in ((True, "V_PREDICTION"), (False, "EPS")):
+        found = recognise("x.safetensors", whole, {}, checkpoint=checkpoint)
+        assert found.model(META).model_type.name == predicts
+        assert set(found.weights) == {name.removeprefix("model.diffusion_model.") for name in whole if ".diff" in name}
+
+
+@in_ranks(2)
+def test_a_unet_under_diffusers_names_is_read_under_comfyuis(group: GlooGroup) -> None:
+    from comfy.utils import unet_to_diffusers
+
+    depths = {"transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "transformer_depth_middle": 10}
+    arguments = SDXL | depths | {"channel_mult": [1, 2, 4]}
+    weights = names_of(arguments)
+    names = {ours: theirs for theirs, ours in unet_to_diffusers(arguments).items()}
+    found = recognise("x.safetensors", {names[name]: weight for name, weight in weights.items()}, {})
+    assert {name: weight.shape for name, weight in found.weights.items()} == {
+        name: weight.shape for name, weight in weights.items()
+    }
+    assert {name for name, _ in found.model(META).diffusion_model.named_parameters()} == set(weights)

@@ -1,4 +1,4 @@
-"""What every rank checks of layouts kept between steps: made once a size, equal, and not where values count."""
+"""Layouts kept between steps: made once a size, equal, and not where values count."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from parallel_runtime.models.hosted.kept_layouts import MOST, KeptLayouts, keep_layouts
 
 from .cases import CASES
-from .checks import check
 from .gloo_group import GlooGroup
+from .ranks import in_ranks
 
 CPU = torch.device("cpu")
 MODULE = "comfy.ldm.minimax.model"
 
 
-@check
-def layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(group: GlooGroup) -> None:
     module = importlib.import_module(MODULE)
     stock = module.PackedLayout
     made: list[Any] = []
@@ -72,8 +72,8 @@ class OfValues:
         self.places = torch.arange(length + int(refs[0]["x"].sum()))
 
 
-@check
-def a_layout_that_reads_values_is_not_kept_and_other_sizes_are_other_layouts(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_a_layout_that_reads_values_is_not_kept_and_other_sizes_are_other_layouts(group: GlooGroup) -> None:
     sizes, values = KeptLayouts(OfSizes, CPU), KeptLayouts(OfValues, CPU)
     ones, twos = [{"x": torch.ones(3)}], [{"x": torch.full((3,), 2.0)}]
     assert sizes(4, ones) is sizes(4, twos)

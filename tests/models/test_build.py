@@ -1,4 +1,4 @@
-"""More of what every rank checks: how ComfyUI's classes are made, and what a batch is to them."""
+"""How ComfyUI's classes are made, and what a batch is to them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from parallel_runtime.models.hosted.build import META, Recognised
 from parallel_runtime.models.hosted.calls import forward_call
 
 from .cases import CASES
-from .checks import check
 from .gloo_group import GlooGroup
+from .ranks import in_ranks
 from .tiny import noise
 
 
@@ -22,8 +22,8 @@ def described(name: str, **config: Any) -> Any:
     return getattr(comfy.supported_models, name)(config)
 
 
-@check
-def a_class_that_reads_a_value_of_what_it_makes_is_on_meta_all_the_same(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_a_class_that_reads_a_value_of_what_it_makes_is_on_meta_all_the_same(group: GlooGroup) -> None:
     sizes = {"in_channels": 48, "hidden_size": 96, "text_hidden_dim": 48, "timbre_hidden_dim": 16, "num_heads": 6}
     sizes |= {"audio_acoustic_hidden_dim": 16, "num_dit_layers": 2, "num_lyric_layers": 1, "num_timbre_layers": 1}
     sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
@@ -39,8 +39,8 @@ def a_class_that_reads_a_value_of_what_it_makes_is_on_meta_all_the_same(group: G
     assert all(each.is_meta for each in (*model.parameters(), *model.buffers()))
 
 
-@check
-def what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> None:
     sizes = {"depth": 1, "embed_dim": 192, "num_heads": 3, "cond_token_dim": 64, "timestep_features_type": "expo"}
     config = described("StableAudio3", **sizes, global_cond_type="adaLN", global_cond_shared_embed=True)
     path = "embedder.embedding.1"
@@ -56,8 +56,8 @@ def what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> None:
         raise AssertionError("nothing was missed")
 
 
-@check
-def a_class_that_mixes_the_rows_of_a_batch_is_called_with_all_of_them(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_a_class_that_mixes_the_rows_of_a_batch_is_called_with_all_of_them(group: GlooGroup) -> None:
     mixed = {"ACE-Step 1.5": True, "Hunyuan3D 2.1, experts, long skips": True, "Stable Audio 1": False}
     for name, mixes in mixed.items():
         model, inputs = CASES[name]()

@@ -1,25 +1,28 @@
-"""Runs cases with a first-block cache, in ranks: `python -m models.step_cache_ranks COMFYUI FOLDER 1,2 [NAME ...]`.
+"""A case with a first-block cache in ranks, and what one process makes of it.
 
-Writes FOLDER/RANKS-RANK.json, a row for each case whose plan says what blocks hand on, by its name: how far a call that
-skips is from one process in which its blocks are replaced by functions, and from the model itself. What the blocks add
-is found by hooks of torch, block by block. Shares nothing with the cache but the plan's words.
+How far a call that skips is from one process in which its blocks are replaced by functions, and from the model itself.
+What the blocks add is found by hooks of torch, block by block. Shares nothing with the cache but the plan's words.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .ranks import call, run_some
+from parallel_runtime.models.hosted.first_block import CachedBlocks, Residuals
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.specs import spec_of
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+
+from .cases import CASES
+from .gloo_group import GlooGroup
+from .pipelines import axes_of, moved
+from .tiny import call, difference
 
 STEPS = (0.0, 0.2, 0.25)  # how far the latent of each call is from the first one's
 
@@ -91,14 +94,10 @@ def additions(
     return added
 
 
-def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, float]:
-    """Errors and changes of a case over the ranks of `group`."""
-    from parallel_runtime.models.hosted.first_block import CachedBlocks, Residuals
-    from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.specs import spec_of
-
-    from .pipelines import moved
-
+def skipping(ranks: GlooGroup, name: str) -> dict[str, float]:
+    """Errors and changes of a case over these ranks."""
+    group = SequenceParallelAttention(**axes_of(ranks.parts, "ulysses", [dist.group.WORLD]))
+    model, inputs = CASES[name]()
     plan = spec_of(type(model))
     modules = dict(model.named_modules())
     names = {path: plan.handed_on(path) for path in plan.staged if path in modules}
@@ -115,9 +114,6 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
         with cached.calling(residuals, **told) as seen:
             return call(model, given), seen
 
-    def error(out: Tensor, of: Tensor) -> float:
-        return float((out - of).norm() / of.norm()) if out.isfinite().all() else math.inf
-
     kept = Residuals()
     _, cold = run(first, math.inf, kept)
     out, warm = run(second, math.inf, kept)
@@ -129,32 +125,11 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
     assert (cold.skips, warm.skips, again.skips) == (False, True, False)
     _, alone = run(second, 0.0, kept, lambda sums: sums)
     return {
-        "skipped": error(out, want),
-        "whole": error(whole, right),
-        "visible": error(out, call(model, second) if shared is None else run(second, 0.0, Residuals())[0]),
+        "skipped": difference(out, want),
+        "whole": difference(whole, right),
+        "visible": difference(out, call(model, second) if shared is None else run(second, 0.0, Residuals())[0]),
         "change": warm.change,
         "alone": alone.change,
         "held": max(held),
         "kept": kept.nbytes,
     }
-
-
-def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any]]) -> None:
-    """One rank: every case, in order."""
-    from parallel_runtime.parallel.attention import SequenceParallelAttention
-
-    from .pipelines import axes_of
-
-    group = SequenceParallelAttention(**axes_of(ranks, "ulysses", [dist.group.WORLD]))
-    rows = {}
-    for name, (model, inputs) in cases.items():
-        try:
-            with torch.inference_mode():
-                rows[name] = compare(model, inputs, group)
-        except Exception as error:
-            raise RuntimeError(f"{name}, rank {rank} of {ranks}") from error
-    (folder / f"{ranks}-{rank}.json").write_text(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    sys.exit(run_some(sys.argv[1:], lambda plan: not plan.unchained and not plan.whole, rank_main))

@@ -1,6 +1,6 @@
-"""What every rank checks of U-Nets, which compute each image whole: their weights spread over the ranks.
+"""U-Nets, which compute each image whole: their weights spread over the ranks, rows of a batch dealt to them.
 
-Run with those of checks.py. Owns small U-Nets of each class; beside stock ComfyUI they are in tests/families.
+Owns small U-Nets of each class; beside stock ComfyUI they are in tests/families.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from families.unet import CLASS
-from parallel_runtime.models.specs import find_spec
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.specs import WITHOUT, find_spec, spec_of
 from parallel_runtime.models.specs.whole import WHOLE, find_whole
-from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.weights.block_shards import BlockShards, blocks_of
 
-from .checks import check
 from .gloo_group import GlooGroup
-from .tiny import Case, at, build, noise
+from .ranks import in_ranks, refused
+from .supported import path_of
+from .tiny import Case, at, build, difference, noise
 
 SIZES = {"image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_head_channels": 8}
 SIZES |= {"num_res_blocks": [1, 1], "channel_mult": [1, 2], "context_dim": 24, "use_spatial_transformer": True}
@@ -87,9 +87,8 @@ def called(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
     return model(**{**inputs, **more}, transformer_options={})
 
 
-@check
-def a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself(group: GlooGroup) -> None:
-    everybody = Axis("all", group.parts, group.index, dist.group.WORLD)
+@in_ranks(2)
+def test_a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself(group: GlooGroup) -> None:
     for make in UNETS:
         model, inputs = make()
         known, title = find_whole(type(model)), make.__name__
@@ -97,7 +96,7 @@ def a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself(grou
         want, blocks = called(model, inputs), blocks_of(model, known.blocks, inner=known.inner)
         spread = sum(weight.numel() for block in blocks.values() for weight in block.parameters())
         assert spread > 0.75 * sum(weight.numel() for weight in model.parameters()), f"{title}: few weights are spread"
-        shards = BlockShards(blocks, everybody, rounded={}, device=torch.device("cpu"), offloaded=False)
+        shards = BlockShards(blocks, group.axis, rounded={}, device=torch.device("cpu"), offloaded=False)
         list(shards.load())
         orders = []
         for _ in range(2):  # the second call has each block on its way before it is asked for
@@ -113,10 +112,33 @@ def a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself(grou
             shards.end()
 
 
-@check
-def transformer_blocks_of_a_unet_are_gathered_one_by_one(group: GlooGroup) -> None:
+@in_ranks(1)
+def test_transformer_blocks_of_a_unet_are_gathered_one_by_one(group: GlooGroup) -> None:
     model, _ = sdxl()
     known = WHOLE[CLASS]
     blocks = blocks_of(model, known.blocks, inner=known.inner)
     assert {f"middle_block.1.transformer_blocks.{number}" for number in (0, 1)} <= blocks.keys()
     assert "middle_block.1" not in blocks and "middle_block.0" in blocks
+
+
+def rows_of(value: Any, first: int, length: int) -> Any:
+    """The call of some of the rows."""
+    if isinstance(value, dict):
+        return {name: rows_of(each, first, length) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rows_of(each, first, length) for each in value]
+    return value.narrow(0, first, length) if isinstance(value, Tensor) else value
+
+
+@in_ranks(2)
+def test_rows_of_a_class_without_a_plan_are_computed_apart_and_its_tokens_are_refused(group: GlooGroup) -> None:
+    """As cfg and data parallel deal them. A U-Net in real workers is in tests/families/test_without_a_plan.py."""
+    for make in (sdxl, cascade_c, cascade_b):
+        model, inputs = make()
+        reason, _ = WITHOUT[path_of(type(model))]
+        with refused(type(model).__name__, reason, "use cfg parallel"):
+            SharedModel(model, spec_of(type(model)), group)
+        want, mine = called(model, inputs), called(model, rows_of(inputs, group.index, 1))
+        assert difference(group.gather(mine, dim=0, lengths=[1, 1]), want) <= 1e-5, make.__name__
+        other = called(model, rows_of(inputs, 1 - group.index, 1))
+        assert difference(other, mine) > 1e-3, "rows that look alike would show nothing"

@@ -48,8 +48,8 @@ need an account and an agreement on its page: then `wget` ends with 401 or 403.
 - *offloaded*: the weights are in host memory, which must hold the file. This is the slowest.
 
 SP Config in `auto` mode chooses the first of them that fits. "GiB a card" is what the planner counts for the three, on
-two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or half
-of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
+two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or
+half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
 `python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours.
 The text encoder and the VAE are ComfyUI's: it loads each of them when it is needed, on the first card.
 

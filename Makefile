@@ -226,7 +226,20 @@ pipefusion: venv
 long-video: venv
 	$(RUN) -m benchmarks.long_video --write benchmarks/long_video.md
 
-# What the registry would be given: judged by its own tool, and packed into node.zip.
+# The READMEs' install line, from the address in pyproject.toml's [project.urls]
+address: venv
+	$(RUN) -m tools.address
+
+# The shell lines that get each template's files: docs/get_models.md and the templates' notes
+get-models: venv
+	$(RUN) -m tools.get_models --write
+
+# Before the pack goes to the registry: it has an address, and its own tool finds nothing wrong.
+publish-check: venv
+	@$(RUN) -m tools.address --check
+	@$(MAKE) --no-print-directory pack
+
+# What the registry would be given: judged by its own tool, and packed into node.zip. It needs no address.
 pack: venv $(REGISTRY)/.installed
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node validate </dev/null
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node pack </dev/null

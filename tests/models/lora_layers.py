@@ -14,7 +14,7 @@ from parallel_runtime.models.hosted.deltas import MergedDeltas
 from parallel_runtime.models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_as_branch
 from parallel_runtime.weight_delta import WeightDelta
 
-from .ranks import call, difference
+from .tiny import call, difference
 
 CPU = torch.device("cpu")
 

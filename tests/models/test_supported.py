@@ -5,30 +5,30 @@ Read from the ComfyUI under test, so a class that is new to it fails here. Does 
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
-from families.class_list import DOCUMENT, section, with_section, with_share, written
-from families.known import came_with, cases, classes, is_there, number
-from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
 from parallel_runtime.models.specs import SPECS, WITHOUT
+from tools.class_list import DOCUMENT, section, with_section, with_share, written
+from tools.known import came_with, cases, classes, is_there, number
+from tools.usage import KINDS, templates
 
 from .cases import CASES
-from .supported import Found
+from .ranks import Ranks
+from .supported import Found, found
 from .tiny import LACKING
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def said(results: Path) -> Found:
-    """What the process that forked the ranks found in its ComfyUI."""
-    return json.loads((results / "classes.json").read_text())
+def said(comfyui_ranks: Ranks) -> Found:
+    """What a rank found in its ComfyUI."""
+    (told,) = comfyui_ranks.run(found, ranks=1)
+    return told
 
 
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:
@@ -46,7 +46,7 @@ def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_t
 
 
 def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
-    known, remedy = classes(), "python -m families.known, then make models-list"
+    known, remedy = classes(), "python -m tools.known, then make models-list"
     assert {name: each["path"] for name, each in said["classes"].items()}.items() <= {
         (name, each.path) for name, each in known.items()
     }, remedy

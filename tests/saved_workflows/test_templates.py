@@ -16,8 +16,8 @@ from host.client import ComfyClient, PromptRefusedError
 from host.fetch import WRITTEN_WITH
 from host.outcomes import OURS, StockFailsError
 from host.server import PACK_NAME, PACK_ROOT
+from tools.templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 
-from .templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 from .ui_format import NOTE, to_api
 
 FOLDER = PACK_ROOT / "example_workflows"
@@ -57,13 +57,6 @@ def test_comfyui_serves_a_template_with_its_thumbnail(name: str, client: ComfyCl
     assert len(picture) < MOST_BYTES
     with Image.open(path) as opened:
         assert opened.width >= 300
-
-
-@each_template
-def test_a_template_has_a_note_of_one_line(name: str) -> None:
-    (note,) = (node for node in saved(name)["nodes"] if node["type"] == NOTE)
-    assert note["widgets_values"] == [TEMPLATES[name].note]
-    assert "\n" not in TEMPLATES[name].note
 
 
 @each_template

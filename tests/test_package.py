@@ -18,7 +18,7 @@ import pytest
 
 from parallel_runtime import VERSION, installed_version
 from parallel_runtime.cli.reference_model import REMEDY
-from tools.address import INSTALL, READMES, address, why_not, with_address
+from tools.address import INSTALL, PICTURES, READMES, address, why_not, with_address, with_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "triton"}
@@ -166,6 +166,11 @@ def test_the_registry_finds_what_it_asks_for() -> None:
     assert re.search(r'^\[tool\.comfy\]\nPublisherId = "\S+"\nDisplayName = "Parallel DiT"$', text, flags=re.MULTILINE)
     assert re.search(r'^requires-comfyui = ">=[\d.]+"', text, flags=re.MULTILINE), "a lower bound alone"
     assert text.count("[project.urls]\n") == 1
+    assert with_pictures(text, address(text)) == text, "run make address"
+    there = with_pictures(text, "https://host.example/owner/pack")
+    for field, path in PICTURES.items():
+        assert f'{field} = "https://host.example/owner/pack/raw/HEAD/{path}"' in there
+        assert (ROOT / path).read_text(encoding="utf-8").startswith("<svg ")
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert licence.split()[:6] == ["GNU", "GENERAL", "PUBLIC", "LICENSE", "Version", "3,"]
 

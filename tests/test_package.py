@@ -18,6 +18,7 @@ import pytest
 
 from parallel_runtime import VERSION, installed_version
 from parallel_runtime.cli.reference_model import REMEDY
+from tools.address import INSTALL, PICTURES, READMES, address, why_not, with_address, with_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "triton"}
@@ -147,6 +148,39 @@ def test_the_registry_finds_what_it_asks_for() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert re.search(r'^name = "parallel-dit"$', text, flags=re.MULTILINE)
     assert re.search(r'^\[tool\.comfy\]\nPublisherId = "\S+"\nDisplayName = "Parallel DiT"$', text, flags=re.MULTILINE)
-    assert "[project.urls]" not in text, "only an address that exists may stand there"
+    assert re.search(r'^requires-comfyui = ">=[\d.]+"', text, flags=re.MULTILINE), "a lower bound alone"
+    assert text.count("[project.urls]\n") == 1
+    assert with_pictures(text, address(text)) == text, "run make address"
+    there = with_pictures(text, "https://host.example/owner/pack")
+    for field, path in PICTURES.items():
+        assert f'{field} = "https://host.example/owner/pack/raw/HEAD/{path}"' in there
+        assert (ROOT / path).read_text(encoding="utf-8").startswith("<svg ")
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert licence.split()[:6] == ["GNU", "GENERAL", "PUBLIC", "LICENSE", "Version", "3,"]
+
+
+WITH = '[project.urls]\n# why\nRepository = "https://host.example/owner/pack"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "said"),
+    [
+        ("[project.urls]\n", "", "pyproject.toml has no address"),
+        ('[project.urls]\nRepository = ""\n', "", "pyproject.toml has no address"),
+        ('[project.urls]\nRepository = "owner/pack"\n', "owner/pack", "is no https address"),
+        (WITH, "https://host.example/owner/pack", ""),
+    ],
+)
+def test_a_pack_without_an_address_is_not_published(text: str, known: str, said: str) -> None:
+    assert address(text) == known
+    assert said in why_not(text) if said else why_not(text) == ""
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_a_readme_has_the_address_that_pyproject_has(name: str) -> None:
+    known = address((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    readme = (ROOT / name).read_text(encoding="utf-8")
+    assert with_address(name, readme, known) == readme, "run make address"
+    changed = with_address(name, readme, address(WITH))
+    assert "git clone https://host.example/owner/pack ComfyUI/" in changed
+    assert INSTALL[name][1] not in changed

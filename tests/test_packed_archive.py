@@ -32,6 +32,8 @@ NEEDED |= {
     "api_workflows/headless_client.py",
 }
 LEFT_OUT = (
+    ".github/",
+    "docker/",
     "tests/",
     "tools/",
     "benchmarks/",

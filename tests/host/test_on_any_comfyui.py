@@ -72,11 +72,11 @@ def test_the_table_has_a_row_for_each_kind_and_family_and_their_sum() -> None:
 
 EQUAL_AND_STOCK = {
     "test_equal": "def test_equal():\n    pass\n",
-    "test_stock": "from host.outcomes import StockFailsError\ndef test_stock():\n    raise StockFailsError('no node')\n",
+    "test_stock": "from host.outcomes import StockFailsError\ndef test_it():\n    raise StockFailsError('none')\n",
 }
 WRONG_ONES = {
     "test_wrong": "def test_wrong():\n    raise ValueError('1 is not 2')\n",
-    "test_fixture": "import pytest\n@pytest.fixture\ndef server():\n    raise OSError\ndef test_it(server):\n    pass\n",
+    "test_fixture": "import pytest\n@pytest.fixture\ndef host():\n    raise OSError\ndef test_it(host):\n    pass\n",
     "test_import": "import nothing_of_that_name\n",
 }
 DIES = {"test_dies": "import os\ndef test_dies():\n    os._exit(3)\n"}  # with its process

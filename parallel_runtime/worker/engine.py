@@ -53,14 +53,15 @@ from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
+from .hosted_sampling import HostedCalls
 from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
-from .sampling_request import run_sample
+from .steady_pipeline import SteadyCalls
 from .trace import Trace
 from .vae import RankVae
-from .worker_loop import Gate
+from .worker_loop import Calls, Gate, WorkerLoop
 
 MEMORY_S = 1.0  # between two questions for the memory of steps
 
@@ -250,10 +251,12 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
+        steps = len(request.recurrence.step_ends)
         try:
-            loop = run_sample(
-                forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
-            )
+            make = SteadyCalls if mesh.plan.pipefusion > 1 else HostedCalls
+            calls: Calls = make(forward, request, tensors, mesh=mesh, copies=copies)
+            loop = WorkerLoop(request.recurrence, calls, forward.timer, pace=pace, copies=copies)
+            loop.run(gate, step_done=lambda step, spent: progress(Progress(done=step + 1, total=steps, spent=spent)))
         finally:
             self.models.end_runs()
         share = request.batch_groups[mesh.batch_group]

@@ -39,11 +39,10 @@ _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run",
 class MeasuredRequest:
     """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
 
-    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens); `traces` are the ranks'
-    traces, where they were asked for.
+    `num_calls`: of the model that it carried; `traces` are the ranks' traces, where they were asked for.
     """
 
-    calls: tuple[tuple[int, int, int], ...]
+    num_calls: int
     began_s: float
     wall_s: float
     ranks: Sequence[StepReply | SampleReply]
@@ -235,8 +234,8 @@ class RunContext:
         )
         self._note_uncompiled(result.ranks)
         self._note_drained(result.drained)
-        calls = list(run.conds) * run.recurrence.num_calls
-        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
+        num_calls = len(run.conds) * run.recurrence.num_calls
+        self._record(num_calls=num_calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result
 
     def engine_options(self) -> dict[str, object]:
@@ -272,13 +271,14 @@ class RunContext:
         self._note_uncompiled(result.ranks)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
-        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)
+        self._record(
+            num_calls=len(calls), began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces
+        )
         return result.outs
 
-    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of MeasuredRequest
+    def _record(self, **measured: Any) -> None:  # noqa: ANN401  the fields of MeasuredRequest
         if self.recorder is not None:
-            shapes = tuple(call.sizes for call in calls)
-            self.recorder.requests.append(MeasuredRequest(calls=shapes, **measured))
+            self.recorder.requests.append(MeasuredRequest(**measured))
 
     def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
         """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""

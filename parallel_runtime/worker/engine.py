@@ -54,7 +54,7 @@ from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
 from .hosted_sampling import HostedCalls
-from .inputs import RepeatedInputs, RequestInputs
+from .inputs import RepeatedInputs
 from .loading import LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
@@ -78,7 +78,7 @@ class Engine:
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_state = HeldState()  # of calls that one like them will follow
-        self.repeated = RepeatedInputs(device)
+        self.inputs = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
         self._process = psutil.Process()  # asked after many requests, and slow to make
@@ -133,7 +133,7 @@ class Engine:
         return RegionTimer(self.device, on=True, every=every)
 
     def _unload(self, request: Unload) -> MemoryReply:
-        self.repeated.clear()
+        self.inputs.clear()
         self.held_state.drop()
         self.vae.drop(request.model)
         return self.models.drop(request)
@@ -172,7 +172,7 @@ class Engine:
 
     def _trim(self, request: Trim) -> MemoryReply:
         """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
-        self.repeated.clear()
+        self.inputs.clear()
         self.held_state.drop()
         if self.rank in request.ranks:
             self.models.give_back()
@@ -192,9 +192,9 @@ class Engine:
         began = time.perf_counter()
         model = self.models[request.model]
         tensors = self._tensors(specs)
-        sent = self.repeated.of_request(tensors, request.repeated)
+        self.inputs.begin(tensors, request.repeated)
         pace = LaunchThrottle(self.device, beat)
-        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        forward = self._forward(model, mesh, calls=request.calls, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
         if mesh.plan.pipefusion > 1:
@@ -241,14 +241,14 @@ class Engine:
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
         model = self.models[request.model]
-        sent = self.repeated.of_request({}, {})
+        self.inputs.begin({}, {})
         pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)
 
         def block_queued() -> None:
             pace.block_queued()
             copies.collect()
 
-        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
+        forward = self._forward(model, mesh, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
         steps = len(request.recurrence.step_ends)
@@ -272,7 +272,6 @@ class Engine:
         self,
         model: HostedModel,
         mesh: Mesh,
-        sent: RequestInputs,
         *,
         calls: Sequence[Options],
         progress: Callable[[Progress | Compiling], None],
@@ -287,7 +286,7 @@ class Engine:
         ATTENDED.clear()
         compiled = any(options.get("compiled") for options in calls)
         watch = Watch(timer, beat, progress)
-        forward = HostedForward(model, mesh.attention, timer, beat, sent)
+        forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
         forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
         return forward
 

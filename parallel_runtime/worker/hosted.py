@@ -31,7 +31,7 @@ from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from ..wire.replies import CompiledBlocks as Report
 from .hosted_weights import DeltaReceiver, HostedWeights
-from .inputs import RequestInputs, call_tensors, to_host
+from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks
@@ -154,9 +154,9 @@ class HostedForward:
         sequence: SequenceParallelAttention,
         timer: RegionTimer,
         beat: Callable[[], None],
-        sent: RequestInputs,
+        inputs: RepeatedInputs,
     ) -> None:
-        self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
+        self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
         sequence.most_keys = 0
         self.compiled: CompiledRun | None = None  # by which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
@@ -367,7 +367,7 @@ class HostedForward:
             tensor = whole[f"t{number}"]
             each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
             part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
-            here = self.sent.on_device(tensor, part)
+            here = self.inputs.on_device(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found
 

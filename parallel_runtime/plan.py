@@ -1,7 +1,7 @@
 """How the ranks of one run are arranged: the degrees a user asks for, checked once.
 
 Owns the degrees, their names and what the ranks hold under them. Knows no device, no process group and no model;
-whether a degree fits a model's heads is `heads_error`, called by whoever knows the heads.
+whether a degree fits a model's heads is `heads_error`, called where the heads are known.
 
 Ranks are numbered row by row over the axes, outermost first. A *replica* is the ranks of one place on the data axis, a
 *batch group* those of one place on the data and cfg axes; the ranks of a batch group share one sequence.

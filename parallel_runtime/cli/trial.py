@@ -107,7 +107,7 @@ class Trial:
 
     @property
     def sizes(self) -> dict[str, object]:
-        """Pixels, images and text; tokens of an image nobody here can count."""
+        """Pixels, images and text; tokens of an image are not known here."""
         sizes = {name: getattr(self._workload, name) for name in ("width", "height", "batch", "text_tokens")}
         found: dict[str, object] = {"model": self.title, **sizes}
         (first, *_) = self.shapes

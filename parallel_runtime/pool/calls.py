@@ -51,7 +51,7 @@ class RunResult:
     """The calls' results in memory of their own, the ranks' replies in rank order, and the time that it took.
 
     The time is from copying the inputs to having the results, without loading, patching or starting before.
-    `traces` are the ranks' traces, gzipped JSON, by rank; {} where nobody asked.
+    `traces` are the ranks' traces, gzipped JSON, by rank; {} where none was asked for.
     """
 
     outs: list[torch.Tensor]

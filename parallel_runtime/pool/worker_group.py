@@ -231,7 +231,7 @@ class WorkerGroup:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
         if self._owed is not None:
-            self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whoever asks
+            self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whichever request comes
             self._owed = None
         if self._weights.partly_held:
             self._weights.free_partly_held(check)

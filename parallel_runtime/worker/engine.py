@@ -212,8 +212,8 @@ class Engine:
         else:
             trace_bytes = Trace(self.rank, self.device).write_to(room, run)
         pace.drain()
-        # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
-        # request ends with the last rank's answer, so to wait for the device delays nobody.
+        # Also where no regions are timed, and where a rank writes no result and so has waited for nothing yet: the
+        # request ends with the last rank's answer, so to wait for the device costs nothing.
         forward.timer.mark()
         (ended,) = forward.timer.moments()
         ran = RankStep(
@@ -240,6 +240,8 @@ class Engine:
         self.held_state.drop()
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
+        if mesh.plan.pipefusion > 1 and request.cache is not None:
+            raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
         model = self.models[request.model]
         self.inputs.begin({}, {})
         pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)

@@ -345,7 +345,7 @@ class HostedForward:
         return shared_scales([each for each in sharing if each.parts > 1])
 
     def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
-        """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
+        """Attention over the ranks that share the tokens. A proof asks for none, and for the negative control."""
         if options.get("whole"):
             return SequenceParallelAttention()
         if options.get("local_attention"):

@@ -2,8 +2,8 @@
 
 Letters: `B` images of this rank's batch group, `S` rows of the latent, `C` channels of a token.
 
-A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where batch
-groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
+A sampler's update works token by token, so a rank that holds rows needs no others; only the two sides of cfg, where
+batch groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
 output to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurrence.py) nor the model.
 """
 

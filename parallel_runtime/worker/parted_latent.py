@@ -2,8 +2,8 @@
 
 Letters: `B` images of this rank's batch group, `N` numbers of an image's latent.
 
-Owns who has which numbers, and that previews and the result are written whole. Does not own how a part is updated
-(latent.py) nor when (steady_pipeline.py).
+Owns which part has which numbers, and that previews and the result are written whole. Does not own how a part is
+updated (latent.py) nor when (steady_pipeline.py).
 """
 
 from collections.abc import Mapping, Sequence

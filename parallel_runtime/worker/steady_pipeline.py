@@ -55,8 +55,6 @@ class SteadyCalls:
         mesh: Mesh,
         copies: HostCopies,
     ) -> None:
-        if request.cache is not None:
-            raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
         self._share, self._options = request.batch_groups[mesh.batch_group], request.calls
         self._model = AppliedModel(forward, request.recurrence, self._share, tensors, request.calls)
         self._forward, self._recurrence = forward, request.recurrence
@@ -133,7 +131,7 @@ class SteadyCalls:
         return self._timeline.report(self._passes.stage)
 
     def close(self) -> None:
-        """As `Calls.close`: what was sent has been received, the latent of a call that nobody makes included."""
+        """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
         if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
             self._take(self._ran, range(len(self._places)))
         self._links.drain()

@@ -62,7 +62,7 @@ class Recorder:
 
 
 class CallProver(Protocol):
-    """Who is asked before each call whether its plan computes what one device does (proving.py)."""
+    """Asked before each call whether its plan computes what one device does: `Prover` of proving.py."""
 
     def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""

@@ -6,7 +6,7 @@ no socket, and no arithmetic of a model.
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ from ..wire.requests import (
     Load,
     MakeMesh,
     MeasureDevice,
-    Options,
     Probe,
     Sample,
     SetStrengths,
@@ -194,11 +193,9 @@ class Engine:
         tensors = self._tensors(specs)
         self.inputs.begin(tensors, request.repeated)
         pace = LaunchThrottle(self.device, beat)
-        forward = self._forward(model, mesh, calls=request.calls, progress=progress, beat=pace.block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        if mesh.plan.pipefusion > 1:
-            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_state)
         told = request.slots
         if told:
             forward.residuals_of = partial(self.held_state.residuals_of, told)
@@ -250,7 +247,7 @@ class Engine:
             pace.block_queued()
             copies.collect()
 
-        forward = self._forward(model, mesh, calls=request.calls, progress=progress, beat=block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
         steps = len(request.recurrence.step_ends)
@@ -274,21 +271,26 @@ class Engine:
         self,
         model: HostedModel,
         mesh: Mesh,
+        request: Step | Sample,
         *,
-        calls: Sequence[Options],
         progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
     ) -> HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
-        timer = self.new_timer(on=any(options.get("timed") for options in calls))
+        timer = self.new_timer(on=any(options.get("timed") for options in request.calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         ATTENDED.clear()
-        compiled = any(options.get("compiled") for options in calls)
+        compiled = any(options.get("compiled") for options in request.calls)
         watch = Watch(timer, beat, progress)
-        forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
+        if isinstance(request, Step) and mesh.plan.pipefusion > 1:
+            forward: HostedForward = HostedPipeline(
+                model, mesh, timer, beat, self.inputs, step=request, held=self.held_state
+            )
+        else:
+            forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
         forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
         return forward
 

@@ -94,13 +94,6 @@ class HostedPipeline(HostedForward):
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 
-    @classmethod
-    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldState) -> "HostedPipeline":
-        """What `forward` would run, in passes."""
-        made = cls(forward.model, mesh, forward.timer, forward.beat, forward.inputs, step=step, held=held)
-        made.compiled = forward.compiled
-        return made
-
     def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
         """As `HostedForward.run_batch_groups`; returns when what was sent has been received."""
         try:

@@ -33,7 +33,7 @@ class ModelCall:
 
     tensors: Mapping[str, torch.Tensor]
     out_shape: tuple[int, ...]
-    out_dtype: torch.dtype
+    out_dtype: torch.dtype = torch.float32
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -267,7 +267,7 @@ class HostedForward:
         residuals: Residuals | None = None,
         write: bool = True,
     ) -> Any:  # noqa: ANN401  a tensor or several
-        """What the module, or a method of it, returns for these rows; `sequence` and `new_call` as `under` takes.
+        """What the module, or a method of it, returns for these rows; `sequence`, `new_call`: of `install_hooks`.
 
         `residuals`: what a step cache kept of the call before; with `write` the call counts for this rank.
         """
@@ -309,7 +309,7 @@ class HostedForward:
         """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
 
         `residuals`: what a step cache kept of the call before; ranks of `over` have the other rows of the step.
-        `sequence`, `new_call`: as `under` takes, of a pipeline. Returns (B, ...) fp32, on every rank that shares the
+        `sequence`, `new_call`: as of `install_hooks`. Returns (B, ...) fp32, on every rank that shares the
         tokens.
         """
         sequence = self.sequence_of(options) if sequence is None else sequence

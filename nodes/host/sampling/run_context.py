@@ -127,7 +127,6 @@ class RunContext:
         tensors: Mapping[str, torch.Tensor],
         *,
         out_shape: tuple[int, ...],
-        out_dtype: torch.dtype = torch.float32,
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
         place: str | None = None,
@@ -143,12 +142,11 @@ class RunContext:
         call = ModelCall(
             tensors=tensors,
             out_shape=out_shape,
-            out_dtype=out_dtype,
             options={**options, **self._place(place), **self.engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
-            return torch.zeros(out_shape, dtype=out_dtype)
+            return torch.zeros(out_shape)
         self.check(call, check_cancelled)
         return self._hand_over(call, check_cancelled)
 

@@ -65,7 +65,8 @@ TOLD = """([kind, reports]) => app.graph.nodes.find((each) => each.comfyClass ==
   .onExecuted({ parallel_dit: reports })"""
 
 
-def test_a_table_shows_reports_of_every_kind_and_age(comfy: ComfyPage) -> None:
+def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
+    comfy = made_up.comfy
     comfy.load_example("flux_benchmark")
     tables = comfy.page.get_by_test_id("pdit-tables")
     older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5]}
@@ -95,6 +96,17 @@ ADD = """async (values) => {
   await app.loadGraphData(saved) }"""
 
 
+OF_ANOTHER_PACK = """() => {
+  const node = LiteGraph.createNode('SPConfig')
+  const names = () => node.widgets.map((widget) => widget.name)
+  node.addWidget('text', 'theirs', 'x', () => {})
+  node.widgets.unshift(node.widgets.pop())
+  const before = names()
+  const saved = node.serialize().widgets_values
+  node.configure({ ...node.serialize(), widgets_values: saved })
+  return [before, names(), saved[0], node.widgets[0].value] }"""
+
+
 def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
     comfy.page.evaluate(ADD, SAVED)
     comfy.page.wait_for_function(
@@ -108,21 +120,7 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
         assert comfy.page.evaluate(f"{saved}.widgets_values.slice(0, 14)") == SAVED
     queued = comfy.page.evaluate("app.graphToPrompt()")["output"]
     assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
-
-
-OF_ANOTHER_PACK = """() => {
-  const node = LiteGraph.createNode('SPConfig')
-  const names = () => node.widgets.map((widget) => widget.name)
-  node.addWidget('text', 'theirs', 'x', () => {})
-  node.widgets.unshift(node.widgets.pop())
-  const before = names()
-  const saved = node.serialize().widgets_values
-  node.configure({ ...node.serialize(), widgets_values: saved })
-  return [before, names(), saved[0], node.widgets[0].value] }"""
-
-
-def test_an_input_that_another_pack_put_in_front_stays_there(made_up: MadeUp) -> None:
-    before, after, *values = made_up.comfy.page.evaluate(OF_ANOTHER_PACK)
+    before, after, *values = comfy.page.evaluate(OF_ANOTHER_PACK)
     assert before[:3] == ["theirs", "mode", "devices"]
     assert after == before
     assert values == ["x", "x"]

@@ -89,29 +89,29 @@ coverage: venv chromium compiler $(REGISTRY)/.installed
 # Every kind of graph with the stock loader and with ours, under every kind of plan; writes docs/parity.md.
 # Part of it: make parity PARITY_FLAGS="--only kontext --plan 'ring 2'"
 parity: venv
-	$(RUN) -m parity.matrix $(PARITY_FLAGS)
+	$(RUN) -m tools.graph_matrix $(PARITY_FLAGS)
 
 # Every family of models with the stock loader and with ours, under every plan; writes docs/models.md.
 # Part of it: make parity-models PARITY_MODELS_FLAGS="--only Wan --plan 'ring 2'"
 parity-models: venv
-	$(RUN) -m families.matrix $(PARITY_MODELS_FLAGS)
+	$(RUN) -m tools.model_matrix $(PARITY_MODELS_FLAGS)
 
 # The section of docs/models.md on each class that ComfyUI knows: its plan with the cases that show it, or why it has none
 models-list: venv
-	$(RUN) -m families.class_list
+	$(RUN) -m tools.class_list
 
 # Our nodes as ComfyUI describes them, for a ComfyUI that cannot have them; writes nodes/host/contract/stand_ins.json
 stand-ins: venv
-	$(RUN) -m host.stand_ins
+	$(RUN) -m tools.stand_ins
 
 # README's table of models, from docs/models.md
 readme-models: venv
-	$(RUN) -m families.readme_table
+	$(RUN) -m tools.readme_table
 
 # Files in each quantised format with the stock loader and with ours, plain and with a LoRA; writes docs/formats.md.
 # Part of it: make formats FORMATS_FLAGS="--only int8"
 formats: venv
-	$(RUN) -m families.quantised $(FORMATS_FLAGS)
+	$(RUN) -m tools.formats $(FORMATS_FLAGS)
 
 # A plan of models/specs against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv
@@ -119,7 +119,7 @@ try-plan: venv
 
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv
-	$(RUN) -m refusals.table
+	$(RUN) -m tools.refusals_table
 
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv
@@ -168,7 +168,7 @@ machines-fuzz: venv
 	$(RUN) -m machines.strangers $(FUZZ_FLAGS)
 
 # Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
-# live. Some of them: make mutants MUTANTS_FLAGS="--only wire"
+# live. Some of them: make mutants MUTANTS_FLAGS="--only trace"
 mutants: venv chromium
 	$(RUN) -m mutants $(MUTANTS_FLAGS)
 

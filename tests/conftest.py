@@ -1,7 +1,8 @@
 """Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; tiers; how hypothesis runs.
 
-Owns: what is started once and stopped at the end, which folders are slow, where ranks are forked. Does not own: how a
-server starts (host/), which tests are left to `make test-full` (each says so itself).
+Owns: what is started once and stopped at the end, which folders are slow, where ranks are forked. Does not own: the
+order of tests and which process runs which (dealing.py), how a server starts (host/), which tests are left to
+`make test-full` (each says so itself).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from host.tiny_models import TinyModels, write_tiny_models
 from parallel_runtime.__main__ import EXIT_INTERRUPTED, main
 from parallel_runtime.checkpoint import ModelSpec
 
+pytest_plugins = ["dealing"]
+
 # A busy machine is no failure, nothing is kept between runs, and a failure says how to see it again.
 quiet = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 hypothesis.settings.register_profile(
@@ -54,46 +57,12 @@ SLOW_FOLDERS = {
 }
 
 
-# What shares a server, and what shares eight ranks: too large to be there twice when tests run in two processes.
-TOGETHER = {
-    **dict.fromkeys(("comfy", "endurance"), "server"),
-    **dict.fromkeys(("browser", "parity", "refusals"), "second server"),
-    **dict.fromkeys(("test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"), "server"),
-    "runtime": "ranks",
-    "models": "hosted modules",
-    **dict.fromkeys(
-        (
-            *("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py"),
-            "test_parallel_decode.py",
-        ),
-        "hosted server",
-    ),
-}
-# What takes longest is dealt out first, and what is quick last, so that two processes end at about the same time.
-FIRST = ("second server", "hosted server", "server", "ranks", "hosted modules")
-LAST = ("planner", "pool")
-
-
-def shared_by(path: str) -> str:
-    """What a test file shares with others, as in TOGETHER; the file itself where that is nothing."""
-    return next((TOGETHER[part] for part in reversed(path.split("/")) if part in TOGETHER), path)
-
-
-def turn(item: pytest.Item) -> int:
-    """When a test is dealt out: by its place in FIRST, then what is in neither, then LAST."""
-    path = item.path.relative_to(TESTS).as_posix()
-    if (group := shared_by(path)) in FIRST:
-        return FIRST.index(group)
-    return len(FIRST) + (path.partition("/")[0] in LAST)
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow folders, and put what takes longest first."""
+    """Mark the tests of slow folders."""
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=turn)
 
 
 # What a rank or a ComfyUI is started with is what these are about, so each is an interpreter of its own there.
@@ -114,21 +83,6 @@ STARTING_FILES = {
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork ranks, which saves 2 s of a core for each, and ComfyUIs, 7 s, but where their start is tested."""
     start_ranks() if item.path.name in STARTING_FILES else fork_ranks(FOR_COMFYUI)
-
-
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, where there is one
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Keep in one process the tests of a file, and those that share what is large."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByWhatIsShared(LoadScopeScheduling):
-        """pytest-xdist's own way of dealing tests out, by other groups, in their order."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            return shared_by(nodeid.partition("::")[0])
-
-    config.option.loadscopereorder = False  # by numbers of tests, which say little of their time
-    return ByWhatIsShared(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,16 @@ NEEDED |= {
     "subgraphs/Parallel Text to Image (Flux.1).json",
     "api_workflows/headless_client.py",
 }
-LEFT_OUT = ("tests/", "benchmarks/", "demo/", ".ci/", ".pre-commit-config.yaml", "Makefile", "constraints.txt")
+LEFT_OUT = (
+    "tests/",
+    "tools/",
+    "benchmarks/",
+    "demo/",
+    ".ci/",
+    ".pre-commit-config.yaml",
+    "Makefile",
+    "constraints.txt",
+)
 MOST_BYTES = 3_000_000
 
 

@@ -13,12 +13,12 @@ from playwright.sync_api import expect
 from host.client import ComfyClient
 from host.outcomes import OURS, StockFailsError
 from host.tiny_models import TinyModels
-from saved_workflows.blueprints import BLUEPRINTS, inside
-from saved_workflows.templates import TEMPLATES
 from saved_workflows.test_blueprints import saved
 from saved_workflows.test_saved_workflows import adds_defaults_alone
 from saved_workflows.test_templates import saved as template
 from saved_workflows.ui_format import NOTE, by_title, to_api
+from tools.blueprints import BLUEPRINTS, inside
+from tools.templates import TEMPLATES
 
 from .comfy_page import EXAMPLE, ComfyPage
 from .conftest import Tabs

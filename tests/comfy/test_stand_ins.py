@@ -6,7 +6,7 @@ import json
 
 from host.client import ComfyClient
 from host.server import ComfyServer
-from host.stand_ins import FILE, described
+from tools.stand_ins import FILE, described
 
 
 def test_the_stand_ins_are_our_nodes_as_comfyui_describes_them(comfy_server: ComfyServer) -> None:

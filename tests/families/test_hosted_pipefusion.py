@@ -1,6 +1,6 @@
 """PipeFusion from ComfyUI of a model that ComfyUI's modules compute: equal to stock while it warms up, refused by name.
 
-Owns Wan in a real server. Other families beside stock are `families.matrix --plan "pipefusion 2"`; what a pipeline
+Owns Wan in a real server. Other families beside stock are `tools.model_matrix --plan "pipefusion 2"`; what a pipeline
 computes after its warm-up is tests/models/test_hosted_pipelines.py.
 """
 

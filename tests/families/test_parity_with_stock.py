@@ -14,11 +14,11 @@ from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
 from models.cases import CASES
 from parity.runner import Bench, compared, seen
+from tools.model_matrix import summary
+from tools.plan_lines import plan_lines
 
 from . import qwen21, wan_animate2
 from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
-from .matrix import summary
-from .plan_lines import plan_lines
 from .variants import BY_NAME, FAMILIES, FILES, NEWER, SMALL, write_families
 
 # A plan for each family, so that every plan that exchanges tokens is there, with one prompt and with both.

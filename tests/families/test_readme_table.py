@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .class_list import DOCUMENT
-from .readme_table import README, table, with_table
+from tools.class_list import DOCUMENT
+from tools.readme_table import README, table, with_table
 
 
 def test_the_readme_has_the_table_that_the_page_gives() -> None:

@@ -4,7 +4,7 @@ Each class of the list makes its model on the meta device, as ComfyUI's loader h
 what `BaseModel` was then about to build is read from its frame. `python -m models.supported COMFYUI` prints that, and
 what each case of cases_*.py builds, as JSON.
 
-Owns: what is asked of ComfyUI. Does not own: the page (families/class_list.py), nor the test (test_supported.py).
+Owns: what is asked of ComfyUI. Does not own: the page (tools/class_list.py), nor the test (test_supported.py).
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from families.class_list import DOCUMENT, section, with_section, with_share, written
-from families.known import came_with, cases, classes, is_there, number
-from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
 from parallel_runtime.models.specs import SPECS, WITHOUT
+from tools.class_list import DOCUMENT, section, with_section, with_share, written
+from tools.known import came_with, cases, classes, is_there, number
+from tools.usage import KINDS, templates
 
 from .cases import CASES
 from .supported import Found
@@ -46,7 +46,7 @@ def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_t
 
 
 def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
-    known, remedy = classes(), "python -m families.known, then make models-list"
+    known, remedy = classes(), "python -m tools.known, then make models-list"
     assert {name: each["path"] for name, each in said["classes"].items()}.items() <= {
         (name, each.path) for name, each in known.items()
     }, remedy

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from . import host, hosted, panel, planner, pool, report, strategies, timing, weights, wire
+from . import panel
 from .mutant import Mutant
 
-AREAS: dict[str, tuple[Mutant, ...]] = {
-    module.__name__.rpartition(".")[2]: module.MUTANTS
-    for module in (strategies, hosted, weights, wire, pool, host, planner, timing, report, panel)
-}
+AREAS: dict[str, tuple[Mutant, ...]] = {"panel": panel.MUTANTS}

@@ -1,7 +1,7 @@
 """Runs a graph with the stock loader and with ours in one server, and says where they differ.
 
 Owns: what is compared (saved latents, progress, previews, calls of the model) and the limits. Does not own: the graphs
-(graphs.py; families/cases.py for other models), which of them are run (test_parity_subset.py, matrix.py), the server.
+(graphs.py; families/cases.py for other models), which of them are run (test_parity_subset.py, tools/), the server.
 """
 
 from __future__ import annotations

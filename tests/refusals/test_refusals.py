@@ -6,9 +6,9 @@ import pytest
 
 from host.client import ComfyClient, Workflow
 from host.tiny_models import TinyModels
+from tools.refusals_table import DOCUMENT, has_node, message, row
 
 from .cases import CASES, Case
-from .table import DOCUMENT, has_node, message, row
 
 
 def names(case: Case) -> str:

@@ -14,10 +14,10 @@ import pytest
 from host.client import ComfyClient
 from host.fetch import WRITTEN_WITH
 from host.server import PACK_NAME, PACK_ROOT
+from tools.blueprints import BLUEPRINTS, CATEGORY, as_blueprint, inside, without_save
+from tools.drawn_workflows import as_drawn
+from tools.templates import TEMPLATES, downloads
 
-from .blueprints import BLUEPRINTS, CATEGORY, as_blueprint, inside, without_save
-from .drawn import as_drawn
-from .templates import TEMPLATES, downloads
 from .test_templates import FAMILIES
 from .ui_format import by_title, to_api
 
@@ -49,7 +49,7 @@ def test_a_blueprint_is_its_template_as_that_is_now(name: str, info: dict[str, A
     graph = without_save(template(name))
     if version == WRITTEN_WITH:
         drawn = as_drawn(graph, info, TEMPLATES[name])
-        assert as_blueprint(name, template(name), drawn) == saved(name), "python -m saved_workflows.drawn"
+        assert as_blueprint(name, template(name), drawn) == saved(name), "python -m tools.drawn_workflows"
     held = by_title(to_api(inside(saved(name)), info))
     for title, (class_type, inputs) in by_title(graph).items():
         assert held.pop(title) == (class_type, as_the_editor_saves(inputs, class_type, info))

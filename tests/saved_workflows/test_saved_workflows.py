@@ -20,8 +20,8 @@ from host.client import ComfyClient, Workflow
 from host.outcomes import OURS, StockFailsError
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
+from tools.drawn_workflows import inputs_of
 
-from .drawn import inputs_of
 from .tiny_family import SMALL, family_of, file_of, tiny_family, variant_of
 from .ui_format import NOTE, Titled, by_title, to_api
 

@@ -16,8 +16,8 @@ from host.client import ComfyClient, PromptRefusedError
 from host.fetch import WRITTEN_WITH
 from host.outcomes import OURS, StockFailsError
 from host.server import PACK_NAME, PACK_ROOT
+from tools.templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 
-from .templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 from .ui_format import NOTE, to_api
 
 FOLDER = PACK_ROOT / "example_workflows"

@@ -1,6 +1,6 @@
 """docs/refusals.md: what is refused and what the user reads, taken from a real server.
 
-`PYTHONPATH=tests python -m refusals.table` writes it; test_refusals.py holds it to what the server says.
+`PYTHONPATH=tests python -m tools.refusals_table` writes it; test_refusals.py holds it to what the server says.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from host.client import ComfyClient
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
-
-from .cases import CASES, Case
+from refusals.cases import CASES, Case
 
 DOCUMENT = PACK_ROOT / "docs" / "refusals.md"
 INTRODUCTION = """# What a parallel MODEL cannot take

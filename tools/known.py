@@ -3,7 +3,7 @@
 A row of classes.csv is a class of ComfyUI's list of models (or, in brackets, a transformer whose file alone was at
 hand): its transformer, the oldest ComfyUI looked at that has it ("" for one that was read of alone), the newest whose
 cases of tests/models were all equal over two ranks ("" for a class without a plan). A row of cases.csv is such a case.
-So the page is the same whichever ComfyUI writes it. `python -m families.known` adds what the ComfyUI of COMFYUI_PATH
+So the page is the same whichever ComfyUI writes it. `python -m tools.known` adds what the ComfyUI of COMFYUI_PATH
 has:
 
     --since          only which classes it has, of a ComfyUI too old for the pack

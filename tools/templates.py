@@ -1,7 +1,7 @@
 """What a template has beside its graph: the family, what it makes, a word on what to choose, where its files are.
 
 Owns: the text of notes and thumbnails, and the addresses of published files. A graph in API form has no place for
-either; drawn.py puts them into the file that the editor reads.
+either; drawn_workflows.py puts them into the file that the editor reads.
 """
 
 from __future__ import annotations

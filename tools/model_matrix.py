@@ -3,7 +3,7 @@
 `make parity-models` runs it. Owns: the order of the runs, the page, the count of what is wrong, which is the last line
 of output. Exit code 1 when any case differs or fails, or when a run without exchange does not.
 
-`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE] [--keep FILE]
+`PYTHONPATH=tests python -m tools.model_matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE] [--keep FILE]
 [--update]`
 """
 
@@ -20,18 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from families.cases import CONTROL_PLAN, PLANS, STAGES, Case, cases
+from families.variants import FAMILIES, FILES, write_families
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
-from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
-from parity.table import markdown, shown, verdict
 
 from . import usage
-from .cases import CONTROL_PLAN, PLANS, STAGES, Case, cases
 from .class_list import DOCUMENT, section
+from .graph_matrix import ONE_THREAD
 from .plan_lines import plan_lines
-from .variants import FAMILIES, FILES, write_families
+from .tables import markdown, shown, verdict
 
 INTRODUCTION = f"""# Models beside stock ComfyUI
 

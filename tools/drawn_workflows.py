@@ -2,7 +2,7 @@
 
 A thumbnail shows the graph and, where the demo's small Flux can run the template, what it drew over two CPU ranks.
 
-`PYTHONPATH=tests python -m saved_workflows.drawn [NAME...]` makes example_workflows/NAME.json and .jpg of
+`PYTHONPATH=tests python -m tools.drawn_workflows [NAME...]` makes example_workflows/NAME.json and .jpg of
 api_workflows/NAME.json (default: all), from a real server's description of the nodes, and its blueprint in subgraphs/
 where it has one. Owns where nodes are put and how a thumbnail looks. Does not own: its words, and where files are
 downloaded from (templates.py); a blueprint's form (blueprints.py).
@@ -22,10 +22,10 @@ from PIL import Image, ImageDraw, ImageFont
 from demo.graphs import demo_server, find, with_demo_files
 from host.client import ComfyClient, Workflow
 from host.server import PACK_ROOT
+from saved_workflows.ui_format import CHOICE, NOTE, is_widget
 
 from .blueprints import BLUEPRINTS, as_blueprint, without_save
 from .templates import TEMPLATES, Template, downloads
-from .ui_format import CHOICE, NOTE, is_widget
 
 COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
 ROW, HEAD = 26, 70

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import sys
 
+from families.variants import KNOWN
 from host.pack_workflows import TOLERANCE
 from host.server import PACK_ROOT
-from parity.table import markdown
 
 from .class_list import DOCUMENT
-from .variants import KNOWN
+from .tables import markdown
 
 README = PACK_ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- made by make readme-models -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -1,6 +1,6 @@
 """What nodes/host/contract/stand_ins.json has to be: our nodes as ComfyUI describes them, without words and files.
 
-`python -m host.stand_ins` writes it (`make stand-ins`).
+`python -m tools.stand_ins` writes it (`make stand-ins`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .client import ComfyClient
-from .server import PACK_ROOT, ComfyServer
+from host.client import ComfyClient
+from host.server import PACK_ROOT, ComfyServer
 
 FILE = PACK_ROOT / "nodes" / "host" / "contract" / "stand_ins.json"
 OWN_OPTIONS = ("unet_name", "sampler_name", "scheduler")  # ComfyUI's, other ones in each
@@ -37,7 +37,7 @@ def described(object_info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _input(name: str, kind: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
+def _input(name: str, kind: object, options: Mapping[str, Any] | None = None) -> list[Any]:
     kept = {key: value for key, value in (options or {}).items() if key in KEPT and value is not None}
     if name in OWN_OPTIONS:
         kept = {"options": []}

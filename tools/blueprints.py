@@ -1,7 +1,8 @@
 """Subgraph blueprints: a template's graph as one node, which people drop into workflows of their own.
 
 ComfyUI lists `subgraphs/*.json` of each pack and the editor offers them among the nodes. Owns: which templates have
-one, which inputs it shows, the form of its file. Does not own: the nodes inside (drawn.py), addresses (templates.py).
+one, which inputs it shows, the form of its file. Does not own: the nodes inside (drawn_workflows.py), addresses
+(templates.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from host.client import Workflow
+from saved_workflows.ui_format import NOTE
 
 from .templates import FOLDERS, TEMPLATES, Template
-from .ui_format import NOTE
 
 # Templates with a blueprint: Flux.1, and a graph of each family that people run most.
 BLUEPRINTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .runner import Row
+from parity.runner import Row
 
 
 def shown(row: Row) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_runtime.models.specs import SPECS, WITHOUT
-from parity.table import markdown
+
+from .tables import markdown
 
 TABLE = Path(__file__).with_name("usage.csv")
 TITLE = "## Share of template use"
@@ -68,7 +69,7 @@ def section() -> str:
 
 **{uses[SHARED] / total:.1%}** of {total:,} uses of ComfyUI's templates for open models are of a class whose tokens
 ranks share: {uses[SHARED] / sampled:.1%} of those that sample. Counted by the class of a template's main model, in
-`tests/families/usage.csv`; nodes in a template that a loader refuses, such as patches between blocks, are not counted
+`tools/usage.csv`; nodes in a template that a loader refuses, such as patches between blocks, are not counted
 off. A template needs a ComfyUI that has its class, which the next section says.
 
 """

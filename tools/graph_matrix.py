@@ -2,7 +2,7 @@
 
 Owns: the order of the runs and how the table looks. Exit code 1 when any cell differs or fails.
 
-`PYTHONPATH=tests python -m parity.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
+`PYTHONPATH=tests python -m tools.graph_matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from host.layouts import FluxShape
 from host.pack_workflows import TOLERANCE
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
+from parity.graphs import GRAPHS, NOT_IN_STOCK, Graph
+from parity.runner import PLANS, Bench, FailedRunError, Row, effect, prepare
 
-from .graphs import GRAPHS, NOT_IN_STOCK, Graph
-from .runner import PLANS, Bench, FailedRunError, Row, effect, prepare
-from .table import markdown, shown, verdict
+from .tables import markdown, shown, verdict
 
 ONE_CONDITIONING = ("sampler", "scheduler", "model sampling", "position", "guidance", "saved by comfyui")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # more cost more than they give, on models as small as these

@@ -1,6 +1,6 @@
 """The section of docs/models.md with a row for each class of ComfyUI's list of models: `make models-list` writes it.
 
-Owns its text. Does not own what is known of ComfyUI's classes (known.py), nor the rest of the page (matrix.py).
+Owns its text. Does not own what is known of ComfyUI's classes (known.py), nor the rest of the page (model_matrix.py).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import re
 import sys
 from collections.abc import Iterable
 
+from families.variants import KNOWN
 from host.server import PACK_ROOT
 from parallel_runtime.models.specs import NOT_SAMPLED, SPECS, WITHOUT
-from parity.table import markdown
 
 from . import usage
 from .known import KnownClass, came_with, cases, classes, number
 from .plan_lines import plan_lines
-from .variants import KNOWN
+from .tables import markdown
 
 DOCUMENT = PACK_ROOT / "docs" / "models.md"
 TITLE = "## Every class of ComfyUI"
@@ -36,7 +36,7 @@ the words that a user reads; what they say works instead runs ComfyUI's module o
 ComfyUI looked at that has the class, "tried on" the newest on which its cases were equal over two ranks; 0.38 stands
 for 0.33.0 with files of 0.37 and 0.38. The parity of a plan is shown by the cases of its class in the second table:
 those of `tests/models` compare ComfyUI's module over 2 and 3 ranks with one process. `make models-list` writes this
-section, of what `python -m families.known` noted of each ComfyUI.
+section, of what `python -m tools.known` noted of each ComfyUI.
 
 """
     rows = [

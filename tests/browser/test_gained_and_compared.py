@@ -219,7 +219,6 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -
     canvas.focus()
     page.keyboard.press("0")
     assert canvas.evaluate("(canvas) => canvas.toDataURL()") == whole
-    made_up.comfy.shot("timeline", timeline)
     assert json.loads(saved(timeline, "JSON", ".json")) == report
     assert json.loads(saved(timeline, "Trace", ".trace.json"))["traceEvents"]
     picture = Image.open(io.BytesIO(saved(timeline, "PNG", ".png"))).convert("RGB")

@@ -7,7 +7,7 @@ from .mutant import Mutant
 AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
 TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
 NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
-SAVED = "test_a_run.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
+SAVED = "test_gained_and_compared.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows"
 BARS = "test_benchmark_bars.py::test_bars_are_as_long_as_their_cases_are_quick"
 
 MUTANTS = (

@@ -90,13 +90,15 @@ def expect_gain_once_measured(comfy: ComfyPage) -> str:
 
 def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage, tmp_path: Path) -> None:
     comfy.load_example(steps=FEW)
-    comfy.hold(tmp_path / "never")
+    comfy.hold(tmp_path / "gate")
     sidebar = comfy.open_sidebar()
     comfy.queue()
     result, strip = comfy.page.get_by_test_id("pdit-result").first, comfy.page.get_by_test_id("pdit-strip")
     for place in (sidebar, result, strip):
         expect(place).to_contain_text(SECOND_STEP)
-        expect(place).to_contain_text(re.compile(r"about .* left"))
+    (tmp_path / "gate.1").touch()
+    for place in (sidebar, result, strip):
+        expect(place).to_contain_text(re.compile(rf"step 3 of {FEW}.*about .* left"))
     comfy.shot("step")
     comfy.page.evaluate("app.extensionManager.command.execute('Comfy.Interrupt')")
     assert comfy.ended()[0] == "execution_interrupted"

@@ -1,4 +1,4 @@
-"""A node by which a run stays after its first step until a test lets it go on."""
+"""A node by which a run stays after each step until a test lets it go on."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ LOOK_S = 0.02
 
 
 class Hold(ProgressHandler):
-    """Has what tells of a step wait for a file, in either loop; cancelled as any node."""
+    """Has what tells of step N wait for a file, GATE.N or GATE itself, in either loop; cancelled as any node."""
 
     def __init__(self, gate: Path) -> None:
         super().__init__("hold")
         self.gate = gate
 
-    def update_handler(self, *_: Any, **__: Any) -> None:
+    def update_handler(self, node_id: str, value: float, *_: Any, **__: Any) -> None:
         """Called by the thread that samples, after each step."""
-        while not self.gate.exists():
+        while not (self.gate.exists() or self.gate.with_suffix(f".{value:.0f}").exists()):
             comfy.model_management.throw_exception_if_processing_interrupted()
             time.sleep(LOOK_S)
 
 
 class HoldSteps(io.ComfyNode):
-    """The MODEL; steps that come after wait."""
+    """The MODEL; steps of this prompt that come after wait."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

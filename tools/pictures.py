@@ -40,6 +40,7 @@ SHOW = """(kind) => {
   }
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   node.pos = [0, 0]
+  node.showAdvanced = true
   node.setSize([300, node.computeSize()[1]])
   for (const other of app.graph.nodes) if (other !== node) other.pos = [4000, 4000]
   app.canvas.deselectAll?.()

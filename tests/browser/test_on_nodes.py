@@ -6,6 +6,7 @@ the words, nor what is told beside the nodes (test_cards.py).
 
 from __future__ import annotations
 
+import json
 import re
 
 from playwright.sync_api import expect
@@ -85,6 +86,7 @@ def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
 
 ORDER = ["mode", "devices", "machines", "ulysses", "ring", "cfg", "data", "pipefusion", "patches", "warmup_steps"]
 ORDER += ["weights", "lora", "compiled", "step_cache"]
+ADVANCED = ["loop", "attention"]
 # As saved: in the order of the schema.
 SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
 VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"
@@ -109,9 +111,11 @@ OF_ANOTHER_PACK = """() => {
 
 def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
     comfy.page.evaluate(ADD, SAVED)
-    comfy.page.wait_for_function(
-        "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER, SHOWN]
-    )
+    for advanced in ([], ADVANCED):
+        comfy.page.evaluate(f"app.graph.nodes[0].showAdvanced = {json.dumps(advanced != [])}")
+        comfy.page.wait_for_function(
+            "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER + advanced, SHOWN]
+        )
     values = comfy.page.evaluate(VALUES)
     assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
         "side branch", 1, 1, "sharded", "blocks",

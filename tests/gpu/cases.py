@@ -1,15 +1,17 @@
-"""Every kind of plan with every kind of run, pair by pair, and what CPU ranks that know no rules make of the same run.
+"""Every kind of plan with every kind of run, and what CPU ranks that know no rules make of the same run.
 
 Owns the cases and the reference. Knows no stand-in: whoever runs the cases says on which pool and with which options.
 """
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from host.hosted_runs import asking, host_loop, make_run, with_options
+from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.plan import ParallelPlan
@@ -37,46 +39,21 @@ class Case:
         return ParallelPlan.parse(f"{self.plan},weights={self.weights}")
 
 
-def is_plan(row: Mapping[str, object]) -> bool:
-    """Whether a plan can have such weights: those of one rank cannot be sharded."""
-    try:
-        ParallelPlan.parse(f"{row['plan']},weights={row['weights']}")
-    except ValueError:
-        return False
-    return True
+def drawn(choices: Mapping[str, Sequence[object]], *, rounds: int, chance: random.Random) -> list[dict[str, object]]:
+    """Each plan so many times, with a draw of the other choices; without draws that are no plan.
 
-
-def pairs(
-    choices: Mapping[str, Sequence[object]], *, allowed: Callable[[Mapping[str, object]], bool]
-) -> list[dict[str, object]]:
-    """Few combinations in which any two choices of different kinds meet; each is the one that brings the most pairs.
-
-    `allowed` judges combinations of the first two kinds.
+    Weights of one rank cannot be sharded.
     """
-    names = list(choices)
-    left = dict.fromkeys(
-        ((one, a), (other, b))
-        for one, other in itertools.combinations(names, 2)
-        for a in choices[one]
-        for b in choices[other]
-        if (one, other) != tuple(names[:2]) or allowed({one: a, other: b})
-    )
-    found = []
-    while left:
-        row = dict(next(iter(left)))
-        for name in names:
-            if name not in row:
-                fit = [{**row, name: value} for value in choices[name]]
-                fit = [each for each in fit if not set(names[:2]) <= set(each) or allowed(each)]
-                row = max(fit, key=lambda each: len(_met(each, left)))
-        for pair in _met(row, left):
-            del left[pair]
-        found.append({name: row[name] for name in names})
-    return found
+    rows = [
+        {name: chance.choice(values) for name, values in choices.items()} | {"plan": plan}
+        for plan in choices["plan"] * rounds
+    ]
+    return [row for row in rows if (row["plan"], row["weights"]) != ("ulysses=1", "sharded")]
 
 
-def _met(row: Mapping[str, object], left: Mapping) -> list:
-    return [pair for pair in itertools.permutations(row.items(), 2) if pair in left]
+def write_model(folder: Path) -> ModelSpec:
+    """A model that up to three stages can split, whose heads of 16 the fused kernels take."""
+    return spec_of(write_tiny(folder / "model.safetensors", dim=192, num_layers=3))
 
 
 class Reference:

@@ -1,4 +1,4 @@
-"""NCCL's documented rules for ranks without a GPU: a process group whose messages travel over gloo.
+"""NCCL's documented rules for ranks on pretend devices: a process group whose messages travel over gloo.
 
     host thread      issue(A) issue(B) ..                 A.wait()                    B.wait()
     communicator     |  A waits for its peers, moves  |  B waits for its peers, moves  | ..
@@ -6,32 +6,29 @@
 Sources: NCCL's user guide (Communicators, Point-to-point, "Using multiple NCCL communicators concurrently") and torch's
 ProcessGroupNCCL. What holds here:
 
-- Operations of a communicator run one after another, in the order in which this rank issued them. A group with a
-  bound device is eager: single sends and receives share the group's communicator with everything else. A lazy group
-  has one more for each pair of ranks that send to each other, made when both first need it; making it blocks the host.
+- Operations of a communicator run one after another, in the order in which this rank issued them. Ranks bind their
+  device, so single sends and receives share the group's communicator with everything else.
 - An operation runs once every peer's matching operation is at the head of its own queue. A batch is one operation.
 - Ranks agree on what an operation is, on its bytes and on its dtype. No message is empty.
 - NCCL connects ranks when they first need it: a sender and a receiver with their first message, all ranks of a group
-  with their first gather (NCCL_RUNTIME_CONNECT, which is on). That blocks the hosts of both ends until both are there,
-  in eager groups too (NVIDIA/nccl issues 415 and 1346, `ncclTransportP2pSetup`). A batch connects all that it needs.
+  with their first gather (NCCL_RUNTIME_CONNECT, which is on). That blocks the hosts of both ends until both are there
+  (NVIDIA/nccl issues 415 and 1346, `ncclTransportP2pSetup`). A batch connects all that it needs.
 - Destroying a group blocks the host until all of its ranks destroy it, and nothing may be in flight on it. So ranks
   that destroy groups in other orders may wait in a circle (pytorch pull request 190431).
 - Tensors are contiguous. Until the operation is waited for, its targets hold NaN (every byte 0xFF), and neither they
   nor its sources may be written to. Everything issued is waited for before a request ends.
 
 A host that blocks in `wait`, where a GPU's stream would, leaves the order of operations as it is: what is issued after
-a wait depends on it either way. Owns the rules. Does not own which requests they are put to (nccl_engine.py).
+a wait depends on it either way. Owns the rules. Does not own which requests they are put to (pretend_cuda/).
 """
 
 import queue
-import random
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import NoReturn, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +37,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 BACKEND = "nccl_rules"
 POISON = 0xFF  # as every byte: NaN in each floating type
-KINDS = ("point to point", "all_to_all", "all_gather", "join", "destroy", "connect")
+HEADER_BYTES = 512
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64),
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -48,21 +45,11 @@ DTYPES = (
 HELLO = torch.zeros(1, dtype=torch.uint8)
 LOOK_S = 0.05  # how often a host that waits looks whether anything can still move
 OTHERS_NOTICE_S = 0.3
-TAGS_A_GROUP = 4  # of the wire: the group's communicator, its pairs', and the making of either
+TAGS_A_GROUP = 2  # of the wire: what the communicator moves, and the meeting of hosts
 
 
 class NcclRuleError(RuntimeError):
     """A rule was broken, or nothing moves any more."""
-
-
-@dataclass
-class Settings:
-    """How a request is run. `seed` draws how long each operation lingers, up to `delay_s`."""
-
-    lazy: bool = False
-    seed: int = 0
-    delay_s: float = 0.0005
-    deadline_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -75,20 +62,6 @@ class Message:
     dtype: torch.dtype
 
 
-class Device(Protocol):
-    """What a device's streams have to do with an operation, where tensors are not the CPU's."""
-
-    def issue(
-        self, text: str, communicator: object, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
-    ) -> object:
-        """The operation is queued, behind what the current stream has; what stands for its end."""
-        ...
-
-    def wait(self, end: object) -> None:
-        """What the current stream runs next comes after it."""
-        ...
-
-
 @dataclass
 class Simulation:
     """This rank's end of the wire, what is in flight on it, and how the present request is run."""
@@ -96,16 +69,16 @@ class Simulation:
     wire: ProcessGroupGloo
     store: dist.Store
     rank: int
-    device: Device | None = None
-    settings: Settings = field(default_factory=Settings)
+    device: Any  # what queues operations on a device's streams (pretend_cuda/device.py)
+    deadline_s: float = 20.0  # what nothing moves for so long is a deadlock
     pending: list["SimulatedWork"] = field(default_factory=list)
-    joined: set[tuple[int, ...]] = field(default_factory=set)  # communicators and connections that were made
+    connected: set[tuple[int, ...]] = field(default_factory=set)
     groups: list[int] = field(default_factory=list)  # how many ranks each group has that this rank is in
 
-    def begin(self, settings: Settings) -> None:
-        """Run what follows by `settings`; connections, and a lazy group's communicators, are made anew."""
-        self.settings = settings
-        self.joined.clear()
+    def begin(self, deadline_s: float) -> None:
+        """A request begins; connections are made anew."""
+        self.deadline_s = deadline_s
+        self.connected.clear()
 
     def end(self) -> None:
         """Raise `NcclRuleError` when anything was issued and not waited for."""
@@ -137,7 +110,7 @@ class SimulatedWork(dist.Work):
         self.kind, self.text = kind, kind
         self.error: BaseException | None = None
         self.communicator: Communicator | None = None  # once it is issued
-        self._end: object = None
+        self.queued: object = None  # what stands for its end on the device
         self._simulation, self._done, self._waited = simulation, threading.Event(), False
         for tensor in (*sources, *targets):
             self._check(tensor)
@@ -154,8 +127,7 @@ class SimulatedWork(dist.Work):
         self._waited = True
         self._simulation.pending.remove(self)
         self.finish()
-        if self._simulation.device is not None:
-            self._simulation.device.wait(self._end)
+        self._simulation.device.wait(self.queued)
         with _disable_current_modes():
             for tensor, then in self.sources:
                 if not torch.equal(as_bytes(tensor).cpu(), then):
@@ -166,12 +138,6 @@ class SimulatedWork(dist.Work):
                 as_bytes(tensor).copy_(landed)
         return True
 
-    def queue_on(self, device: Device | None) -> None:
-        """Have its kernel on a stream of the communicator, where there is a device."""
-        if device is not None:
-            sources, targets = ([tensor for tensor, _ in run] for run in (self.sources, self.targets))
-            self._end = device.issue(self.text, self.communicator, sources, targets)
-
     def finish(self) -> None:
         """Return when it has moved. Raises what went wrong with it."""
         while not self._done.wait(LOOK_S):
@@ -179,10 +145,6 @@ class SimulatedWork(dist.Work):
                 self.communicator.refuse_standstill()
         if self.error is not None:
             raise self.error
-
-    def is_completed(self) -> bool:
-        """Whether it has moved."""
-        return self._done.is_set()
 
     def end(self, error: BaseException | None) -> None:
         """It has moved, or cannot."""
@@ -208,32 +170,31 @@ class Communicator:
 
     def issue(self, work: SimulatedWork, messages: list[Message], *, everybody: bool) -> SimulatedWork:
         """Put an operation behind those before it. With `everybody` it is a collective of all members."""
-        towards = ", ".join(f"{'to' if m.outgoing else 'from'} rank {self.members[m.peer]}" for m in messages)
-        work.text = f"{work.kind} {'' if everybody else towards} among ranks {tuple(self.members)}".replace("  ", " ")
+        towards = "" if everybody else self._towards(messages)
+        work.text = f"{work.kind}{towards} among ranks {tuple(self.members)}"
         if not everybody and not all(message.data.numel() for message in messages):
             raise NcclRuleError(f"{work.text}: a message without elements; leave it out on both sides")
         work.communicator = self
-        work.queue_on(self._simulation.device)
+        tensors = ([tensor for tensor, _ in run] for run in (work.sources, work.targets))
+        work.queued = self._simulation.device.issue(work.text, self, *tensors)
         self._simulation.pending.append(work)
         self._queue.put((work, everybody, messages))
         return work
 
-    def join(self, peers: Sequence[int]) -> None:
-        """Meet `peers`, to make the communicator: the host waits for them."""
-        self._by_host("join", peers, [], f"making the communicator of ranks {tuple(self.members)}")
-
     def connect(self, messages: Sequence[Message], *, gather: bool) -> None:
         """Make the connections that these messages need and that are not there: the host waits for the other ends."""
-        joined, me, new = self._simulation.joined, self.members.index(self._simulation.rank), []
+        connected, me, new = self._simulation.connected, self.members.index(self._simulation.rank), []
         for message in messages:
             link = (me, message.peer) if message.outgoing else (message.peer, me)
-            if message.data.numel() and (self._tag, gather, *link) not in joined:
-                joined.add((self._tag, gather, *link))
+            if message.data.numel() and (self._tag, gather, *link) not in connected:
+                connected.add((self._tag, gather, *link))
                 new.append(replace(message, data=HELLO, dtype=HELLO.dtype))
         if new:
-            towards = ", ".join(f"{'to' if m.outgoing else 'from'} rank {self.members[m.peer]}" for m in new)
-            text = f"connecting {towards} among ranks {tuple(self.members)}"
+            text = f"connecting{self._towards(new)} among ranks {tuple(self.members)}"
             self._by_host("connect", sorted({message.peer for message in new}), new, text)
+
+    def _towards(self, messages: Sequence[Message]) -> str:
+        return ",".join(f" {'to' if each.outgoing else 'from'} rank {self.members[each.peer]}" for each in messages)
 
     def end(self, peers: Sequence[int]) -> None:
         """Meet `peers`, to end the communicator: the host waits for them."""
@@ -265,7 +226,7 @@ class Communicator:
             self._refuse_standstill_of(self._head)
 
     def _refuse_standstill_of(self, head: tuple[str, float]) -> None:
-        deadline_s = self._simulation.settings.deadline_s
+        deadline_s = self._simulation.deadline_s
         if time.monotonic() - head[1] < deadline_s:
             return
         behind = [queued[0].text for queued in tuple(self._queue.queue) if queued is not None]
@@ -278,35 +239,24 @@ class Communicator:
 
     @torch.inference_mode()
     def _run(self) -> None:
-        number = 0
+        error: BaseException | None = None  # nothing that is or comes behind what went wrong moves
         while (queued := self._queue.get()) is not None:
             work, everybody, messages = queued
-            settings = self._simulation.settings
-            number += 1
-            drawn = random.Random(f"{settings.seed} {self._simulation.rank} {self._tag} {number}")  # noqa: S311  delays
-            time.sleep(drawn.random() * settings.delay_s)
             self._head = work.text, time.monotonic()
-            try:
-                self._move(work, everybody, messages)
-            except RuntimeError as error:
-                self._fail(work, error)
+            if error is None:
+                try:
+                    self._move(work, everybody, messages)
+                except RuntimeError as raised:
+                    error = raised
             self._head = None
-            work.end(None)
-            del queued, work, messages  # or what they sent stays until the next operation
-
-    def _fail(self, work: SimulatedWork, error: BaseException) -> NoReturn:
-        """Nothing that is or comes behind what went wrong moves."""
-        while True:
             work.end(error)
-            if (queued := self._queue.get()) is None:
-                sys.exit()
-            work = queued[0]
+            del queued, work, messages  # or what they sent stays until the next operation
 
     def _move(self, work: SimulatedWork, everybody: bool, messages: list[Message]) -> None:
         me = self.members.index(self._simulation.rank)
         others = [peer for peer in range(len(self.members)) if peer != me]
         peers = others if everybody else sorted({message.peer for message in messages})
-        kind = work.kind if everybody else KINDS[0]
+        kind = work.kind if everybody else "point to point"
         self._meet(kind, peers, messages, tag=self._tag, text=work.text)
         moving = []
         for message in messages:
@@ -318,26 +268,29 @@ class Communicator:
 
     def _meet(self, kind: str, peers: Sequence[int], messages: list[Message], *, tag: int, text: str) -> None:
         """Wait until each peer is at an operation, and see that it is the same one."""
-        headers = {peer: _header(kind, [message for message in messages if message.peer == peer]) for peer in peers}
-        theirs = {peer: torch.zeros_like(header) for peer, header in headers.items()}
-        wire, members = self._simulation.wire, self.members
-        sent = [wire.send([header], members[peer], tag) for peer, header in headers.items()]
-        came = {peer: wire.recv([theirs[peer]], members[peer], tag) for peer in peers}
-        for peer, coming in came.items():
+        wire, members, sent, came = self._simulation.wire, self.members, [], {}
+        towards = {peer: [message for message in messages if message.peer == peer] for peer in peers}
+        for peer, own in towards.items():
+            header = torch.tensor(list(_header(kind, own).ljust(HEADER_BYTES).encode()), dtype=torch.uint8)
+            sent.append(wire.send([header], members[peer], tag))
+            theirs = torch.empty_like(header)
+            came[peer] = wire.recv([theirs], members[peer], tag), theirs
+        for peer, (coming, theirs) in came.items():
             coming.wait()
-            _refuse_others(headers[peer].tolist(), theirs[peer].tolist(), f"{text}: rank {members[peer]}")
+            said, expected = bytes(theirs.tolist()).decode().rstrip(), _header(kind, towards[peer], other_end=True)
+            if said != expected:
+                raise NcclRuleError(f"{text}: rank {members[peer]} is at {said}; ranks must agree, here on {expected}")
         for message in sent:
             message.wait()
 
 
 class SimulatedGroup(dist.ProcessGroup):
-    """A process group of this rank and others, with one communicator, and when lazy one more for each pair."""
+    """A process group of this rank and others, with one communicator."""
 
     def __init__(self, simulation: Simulation, rank: int, members: list[int], *, number: int) -> None:
         super().__init__(rank, len(members))
-        self._simulation, self._members, self._tag = simulation, members, number * TAGS_A_GROUP
-        self._whole = Communicator(simulation, members, tag=self._tag)
-        self._pairs: dict[int, Communicator] = {}
+        self._simulation, self._members = simulation, members
+        self._communicator = Communicator(simulation, members, tag=number * TAGS_A_GROUP)
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
         """As torch asks for it."""
@@ -354,13 +307,10 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """As torch calls it to destroy the group."""
-        communicators = (self._whole, *self._pairs.values())
-        left = next((work for work in self._simulation.pending if work.communicator in communicators), None)
+        left = next((work for work in self._simulation.pending if work.communicator is self._communicator), None)
         if left is not None:
             raise NcclRuleError(f"{left.text}: its group is destroyed before it was waited for")
-        self._whole.end([peer for peer in range(len(self._members)) if peer != self.rank()])
-        for peer in sorted(self._pairs, key=lambda peer: sorted((peer, self.rank()))):
-            self._pairs[peer].end([peer])
+        self._communicator.end([peer for peer in range(len(self._members)) if peer != self.rank()])
         self._simulation.groups.remove(len(self._members))
 
     def alltoall_base(
@@ -376,9 +326,6 @@ class SimulatedGroup(dist.ProcessGroup):
             target_lengths, source_lengths = (
                 [tensor.shape[0] // len(self._members)] * len(self._members) for tensor in (target, source)
             )
-        for tensor, lengths in ((target, target_lengths), (source, source_lengths)):
-            if sum(lengths) != tensor.shape[0] or len(lengths) != len(self._members):
-                raise NcclRuleError(f"all_to_all of {tensor.shape[0]} rows in runs of {lengths}; they do not add up")
         work = SimulatedWork(self._simulation, "all_to_all", [source], [target])
         row_bytes = [data.numel() // max(1, tensor.shape[0]) for tensor, data in (*work.sources, *work.targets)]
         outgoing = work.sources[0][1].split([rows * row_bytes[0] for rows in source_lengths])
@@ -387,8 +334,6 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def all_gather_single(self, target: torch.Tensor, source: torch.Tensor, _: object = None) -> SimulatedWork:
         """Everybody's tensor to everybody."""
-        if target.numel() != source.numel() * len(self._members):
-            raise NcclRuleError(f"all_gather of {source.numel()} elements each into {target.numel()}")
         work = SimulatedWork(self._simulation, "all_gather", [source], [target])
         outgoing = [work.sources[0][1]] * len(self._members)
         return self._everybody(work, outgoing, work.targets[0][1].chunk(len(self._members)), source.dtype)
@@ -398,12 +343,12 @@ class SimulatedGroup(dist.ProcessGroup):
     def send(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
         """One tensor to one rank of the group."""
         work = SimulatedWork(self._simulation, "isend", tensors, [])
-        return self._alone(work, Message(peer, True, work.sources[0][1], tensors[0].dtype))
+        return self._some(work, [Message(peer, True, work.sources[0][1], tensors[0].dtype)])
 
     def recv(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
         """One tensor from one rank of the group."""
         work = SimulatedWork(self._simulation, "irecv", [], tensors)
-        return self._alone(work, Message(peer, False, work.targets[0][1], tensors[0].dtype))
+        return self._some(work, [Message(peer, False, work.targets[0][1], tensors[0].dtype)])
 
     def batch(self, operations: Sequence[dist.P2POp]) -> SimulatedWork:
         """Sends and receives as one operation, as between ncclGroupStart and ncclGroupEnd."""
@@ -416,9 +361,7 @@ class SimulatedGroup(dist.ProcessGroup):
             for outgoing, run, held in ((True, sends, work.sources), (False, receives, work.targets))
             for operation, (_, data) in zip(run, held, strict=True)
         ]
-        self._make(self._whole, sorted({message.peer for message in messages}), pair=-1)
-        self._whole.connect(messages, gather=False)
-        return self._whole.issue(work, messages, everybody=False)
+        return self._some(work, messages)
 
     def _everybody(
         self,
@@ -428,31 +371,18 @@ class SimulatedGroup(dist.ProcessGroup):
         dtype: torch.dtype,
     ) -> SimulatedWork:
         others = [peer for peer in range(len(self._members)) if peer != self.rank()]
-        self._make(self._whole, others, pair=-1)
         incoming[self.rank()].copy_(outgoing[self.rank()])
         messages = [Message(peer, True, outgoing[peer], dtype) for peer in others]
         messages += [Message(peer, False, incoming[peer], dtype) for peer in others]
-        self._whole.connect(messages, gather=work.kind == "all_gather")
-        return self._whole.issue(work, messages, everybody=True)
+        self._communicator.connect(messages, gather=work.kind == "all_gather")
+        return self._communicator.issue(work, messages, everybody=True)
 
-    def _alone(self, work: SimulatedWork, message: Message) -> SimulatedWork:
-        communicator = self._whole
-        if self._simulation.settings.lazy:
-            if message.peer not in self._pairs:
-                self._pairs[message.peer] = Communicator(self._simulation, self._members, tag=self._tag + 2)
-            communicator = self._pairs[message.peer]
-        self._make(communicator, [message.peer], pair=message.peer)
-        communicator.connect([message], gather=False)
-        return communicator.issue(work, [message], everybody=False)
-
-    def _make(self, communicator: Communicator, peers: Sequence[int], *, pair: int) -> None:
-        """A lazy group's communicator is made by the first operation on it, by all of its ranks together."""
-        if self._simulation.settings.lazy and (self._tag, pair) not in self._simulation.joined:
-            self._simulation.joined.add((self._tag, pair))
-            communicator.join(peers)
+    def _some(self, work: SimulatedWork, messages: list[Message]) -> SimulatedWork:
+        self._communicator.connect(messages, gather=False)
+        return self._communicator.issue(work, messages, everybody=False)
 
 
-def join_world(device: Device | None = None) -> Simulation:
+def join_world(device: Any) -> Simulation:
     """Put a world with NCCL's rules in the place of the gloo world that this rank has joined."""
     rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
     store.add("left the gloo world", 1)
@@ -462,7 +392,7 @@ def join_world(device: Device | None = None) -> Simulation:
     patience = timedelta(days=1)
     wire = ProcessGroupGloo(dist.PrefixStore("wire", store), rank, size, patience)
     simulation = Simulation(wire, dist.PrefixStore("simulation", store), rank, device)
-    dist.Backend.register_backend(BACKEND, simulation.new_group, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(BACKEND, simulation.new_group, devices=["cuda"])
     dist.init_process_group(
         BACKEND, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=patience
     )
@@ -472,10 +402,13 @@ def join_world(device: Device | None = None) -> Simulation:
 
 
 def _batch(operations: Sequence[dist.P2POp]) -> list[SimulatedWork]:
-    group = operations[0].group or dist.group.WORLD
-    if not isinstance(group, SimulatedGroup):
-        raise NcclRuleError(f"a batch on {group}, which is no simulated group")
-    return [group.batch(operations)]
+    return [(operations[0].group or dist.group.WORLD).batch(operations)]
+
+
+def launches(func: torch._ops.OpOverload) -> bool:
+    """Whether an operator runs a kernel: it is no view and does more than to allocate."""
+    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in func._schema.returns)
+    return not is_view and "empty" not in func._schema.name
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -483,24 +416,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _header(kind: str, messages: Sequence[Message]) -> torch.Tensor:
-    """What a rank says to one peer of an operation, before its bytes: its kind, bytes and messages each way, dtypes."""
-    said = [KINDS.index(kind)]
-    for outgoing in (True, False):
-        run = [message for message in messages if message.outgoing is outgoing]
-        dtypes = sum((1 + DTYPES.index(message.dtype)) * 100**place for place, message in enumerate(run[:4]))
-        said += [sum(message.data.numel() for message in run), len(run), dtypes]
-    return torch.tensor(said)
-
-
-def _refuse_others(ours: list[int], theirs: list[int], text: str) -> None:
-    """Raise `NcclRuleError` when a peer's header is not the other end of ours."""
-    if theirs == [ours[0], *ours[4:], *ours[1:4]]:
-        return
-    if ours[0] == theirs[0] == KINDS.index("connect"):
-        raise NcclRuleError(f"{text} connects otherwise; both ends of a first message must come to it")
-    if theirs[0] != ours[0]:
-        raise NcclRuleError(f"{text} is at {KINDS[theirs[0]]} instead; ranks must agree on the order of operations")
-    told = [f"{run[0]} bytes in {run[1]} messages of dtypes {run[2]}" for run in (theirs[1:4], ours[4:])]
-    back = [f"{run[0]} bytes in {run[1]} messages of dtypes {run[2]}" for run in (theirs[4:], ours[1:4])]
-    raise NcclRuleError(f"{text} sends {told[0]}, expected {told[1]}; it expects {back[0]}, is sent {back[1]}")
+def _header(kind: str, messages: Sequence[Message], *, other_end: bool = False) -> str:
+    """What a rank says to one peer of an operation before its bytes, or what it is to hear from the `other_end`."""
+    sends, receives = (
+        ", ".join(f"{each.data.numel()} bytes of {each.dtype}" for each in messages if each.outgoing is outgoing)
+        for outgoing in (not other_end, other_end)
+    )
+    return f"{kind}, sends {sends or 'nothing'}, receives {receives or 'nothing'}"

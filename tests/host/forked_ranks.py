@@ -38,8 +38,7 @@ COMFYUI = "main.py"
 # Modules that are run with -m, and scripts by their names.
 OURS = {ENTRY, "parallel_runtime.models.hosted.reference", "parallel_runtime.machines.relay"}
 PROGRAMS = OURS | {
-    *(COMFYUI, "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
-    *(f"models.{name}" for name in ("ranks", "pipeline_ranks", "step_cache_ranks", "quantised_ranks", "supported")),
+    *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -194,12 +193,18 @@ def fork_each(orders: socket.socket, room: tuple[int, int]) -> None:
         data, fds, _, _ = socket.recv_fds(orders, MOST_BYTES, MOST_FDS)
         if not data:
             return
+        order, (begins, begun) = json.loads(data), os.pipe()
         pid = ctypes.PyDLL(None).syscall(SYS_CLONE, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0)
         if pid == 0:
             number.value = os.getpid()  # as fork() of the C library would, which knows no CLONE_PARENT
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            _become(json.loads(data), fds, room)
-        for each in fds:
+            if order["new_session"]:
+                os.setsid()
+            os.close(begun)
+            _become(order, fds, room)
+        os.close(begun)
+        os.read(begins, 1)  # it has its session: who kills its group at once finds it
+        for each in (*fds, begins):
             os.close(each)
         orders.send(str(pid).encode())
 
@@ -227,8 +232,6 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
     """Run the program that the command line names as a fresh interpreter would, as far as it can tell."""
     code = 1
     try:
-        if order["new_session"]:
-            os.setsid()
         _place(fds, order["numbers"])
         for below, above in itertools.pairwise((*sorted(order["numbers"]), 1 << 16)):
             os.closerange(below + 1, above)

@@ -7,25 +7,20 @@ and when the machine comes back it takes part again.
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from machines.hosts import ROOT, Hosts
+from machines.hosts import Hosts
 from machines.world import SILENCE_S, Joined, World, until
 from machines.worlds import FILE, Model, tiny_model
-from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.machines.server import MachineServer
-from parallel_runtime.machines.versions import own_versions
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
@@ -42,8 +37,7 @@ LOST = r"machine host2 \(10\.77\.0\.2:\d+\) is lost: "
 class Fault:
     """`act` on a host of which `join` is given; `undo` it. The machine is lost, unless `stays`.
 
-    `silent`: nothing is undone, a rank stays as it is until it is asked something and found by its silence.
-    Where it is host 2 and used, `error` is a pattern of the first line within `within_s`.
+    `error` is a pattern of the first line, which comes within `within_s`.
     """
 
     name: str
@@ -52,7 +46,6 @@ class Fault:
     error: str
     within_s: float
     stays: bool = False
-    silent: bool = False
 
 
 def _signal(which: signal.Signals, *, who: str) -> Callable[[World, Joined], None]:
@@ -105,9 +98,7 @@ FAULTS = (
     Fault("its power is cut", _power_off, _mend, LOST + "nothing was heard of it for 3 s", SILENT_S),
     Fault("a rank is killed", _signal(KILL, who="rank"), _nothing, "host2.*killed by SIGKILL", 2.0, stays=True),
     Fault("its launcher is killed", _signal(KILL, who="launcher"), _nothing, "machine host2", 3.0, stays=True),
-    Fault(
-        "a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True, silent=True
-    ),
+    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True),
 )
 
 
@@ -175,44 +166,6 @@ class Running:
             return "the machine is not lost"
         return self.afterwards(fault)
 
-    def while_unused(self, fault: Fault) -> str:
-        """The fault on the machine that a plan leaves out, in the middle of steps: nobody waits for it or misses it."""
-        self.all_there()
-        self.pool.close()
-        unused = self.joined[int(self.world.server.machines()[-1].name[-1])]
-        if problem := self.exact(REST):
-            return f"before: {problem}"
-        generation, slowest_s = self.pool.generation, 0.0
-        fault.act(self.world, unused)
-        until_s = time.monotonic() + fault.within_s + SLACK_S
-        while time.monotonic() < until_s:
-            began_s = time.monotonic()
-            if problem := self.exact(REST):
-                return problem
-            slowest_s = max(slowest_s, time.monotonic() - began_s)
-        print(f"    the slowest step took {slowest_s:.1f} s")  # noqa: T201
-        problems = [f"a step took {slowest_s:.1f} s"] if slowest_s > REQUEST_S / 2 else []
-        if self.pool.generation != generation:
-            problems.append("ranks were started anew")
-        fault.undo(self.world, unused)
-        self.all_there()
-        if fault.silent:
-            problems += self.found_by_its_silence(unused)
-        if problem := self.exact(ALL):
-            problems.append(f"when it is back: {problem}")
-        return "; ".join(filter(None, problems))
-
-    def found_by_its_silence(self, joined: Joined) -> list[str]:
-        """What is wrong with the error of a plan that asks a rank there, which does not run, to load first of all."""
-        try:
-            self.exact(ALL)
-        except PoolError as error:
-            said = str(error).partition("\n")[0]
-            print(f"    {said}")  # noqa: T201
-            parts = (f"of machine {joined.name} (", "no answer to LOAD", f"the deadline is {REQUEST_S:g} s")
-            return [f"the error says nothing of {part!r}" for part in parts if part not in said]
-        return ["a rank that does not run has answered"]
-
     def afterwards(self, fault: Fault) -> str:
         """Who is there goes on; the machine comes back and takes part; nothing is left meanwhile."""
         problems = []
@@ -243,21 +196,17 @@ class Running:
 
 
 def faults(hosts: Hosts, folder: Path) -> Iterator[Case]:
-    """Every fault, running and idle; then those at the door."""
+    """Every fault, running and idle."""
     with hosts, World(hosts, folder) as world:
         model = tiny_model(world.models(1))
         world.copy(FILE)
-        yield from at_the_door(world)
         with closing(Running(world, model)) as running:
             for fault in FAULTS:
                 yield f"{fault.name} while it runs", lambda fault=fault: running.while_it_runs(fault)
                 if not fault.stays:
                     yield f"{fault.name} while idle", lambda fault=fault: running.while_idle(fault)
-                yield f"{fault.name} where a plan leaves it out", lambda fault=fault: running.while_unused(fault)
             yield "a slow cable", lambda: slow(running)
-            yield from files(running)
         yield "no port is left", lambda: no_port(world)
-        yield from comfyui_dies(world)
 
 
 def no_port(world: World) -> str:
@@ -275,105 +224,3 @@ def slow(running: Running) -> str:
         return running.exact(ALL)
     finally:
         running.world.hosts.rate(None)
-
-
-def files(running: Running) -> Iterator[Case]:
-    """A copy that is missing, and one with other weights."""
-    copy = running.world.models(2) / "of host 2" / FILE
-    right = copy.read_bytes()
-
-    def refused(change: Callable[[], object], pattern: str) -> str:
-        running.all_there()
-        running.pool.close()
-        change()
-        try:
-            running.exact(ALL)
-        except (ValueError, PoolError) as error:
-            said = str(error).partition("\n")[0]
-            print(f"    {said}")  # noqa: T201
-            copy.write_bytes(right)
-            return ("" if re.search(pattern, said) else f"the error says {said!r}") or running.exact(ALL)
-        return "no error"
-
-    end = rf"; copy ComfyUI's file to {re.escape(str(running.world.models(2)))}/{FILE}"
-    yield "its copy of the file is missing", lambda: refused(copy.unlink, rf"machine host2 .* is not in .*{end}")
-    other = bytearray(right)
-    other[-(len(right) // 4) :] = bytes(len(right) // 4)
-    yield (
-        "its copy of the file is another",
-        lambda: refused(lambda: copy.write_bytes(other), rf"machine host2 .*, with other weights{end}"),
-    )
-    entry = max(read_header(copy).tensors.values(), key=lambda each: each.end - each.start)
-    one = bytearray(right)
-    one[entry.start + (entry.end - entry.start) // 4] ^= 1  # between the samples of its identity
-    yield (
-        "its copy of the file is another in one byte",
-        lambda: refused(
-            lambda: copy.write_bytes(one), rf"machine host2 .*, with other weights; copy .* to {re.escape(str(copy))}"
-        ),
-    )
-
-
-def at_the_door(world: World) -> Iterator[Case]:
-    """A token and a version that differ, with the command as users run it."""
-
-    def refused(start: Callable[[], Joined], pattern: str) -> str:
-        joined = start()
-        code, said = joined.process.wait(HERE_S), joined.log.read_text().strip().splitlines()[-1]
-        print(f"    {said}")  # noqa: T201
-        return "" if code == 2 and re.search(pattern, said) else f"exit code {code}"
-
-    other = world.folder / "other token"
-    other.write_text("f" * 32)
-    other.chmod(0o600)
-    refusal = r"join: ComfyUI at 10\.77\.0\.1:\d+ refuses this machine: it refuses our token; give both"
-    yield "another token", lambda: refused(lambda: world.start_join(2, "cpu:1", token_file=other), refusal)
-
-    def other_version() -> str:
-        first = world.server
-        versions = replace(own_versions(""), torch="2.6.1")
-        world.server = MachineServer(
-            f"{world.hosts.address(1)}:0", world.token_file.read_bytes(), versions=versions, silence_s=SILENCE_S
-        )
-        try:
-            pattern = r"refuses this machine: torch is [\d.]+ there and 2\.6\.1 beside ComfyUI; install the same torch"
-            return refused(lambda: world.start_join(2, "cpu:1"), pattern)
-        finally:
-            world.server.close()
-            world.server = first
-
-    yield "another version of torch", other_version
-
-
-def comfyui_dies(world: World) -> Iterator[Case]:
-    """A process that has the server and the pool, as ComfyUI has, is killed, or stopped, in the middle of steps."""
-
-    def dies(sent: signal.Signals, within_s: float) -> str:
-        command = [sys.executable, "-u", "-m", "machines.comfyui_side", str(world.folder), world.hosts.address(1)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as side:
-            try:
-                port = int(side.stdout.readline())
-                address = f"{world.hosts.address(1)}:{port}"
-                joined = world.start_join(2, "cpu:1", address=address)
-                if side.stdout.readline() != "running\n":
-                    return "it does not run"
-                began = time.monotonic()
-                side.send_signal(sent)
-                gone = until(lambda: not joined.processes() and not world.listening(2), within_s + SLACK_S)
-                taken = time.monotonic() - began
-            finally:
-                side.kill()
-            if not gone:
-                return f"left on host2 after {taken:.1f} s: {joined.processes()}, {world.listening(2)}"
-        print(f"    {taken:.1f} s until nothing is left on host2")  # noqa: T201
-        first, world.server = world.server, world.listen(port)  # ComfyUI again, at the same address
-        try:
-            world.server.wait_for(1, HERE_S)
-        finally:
-            world.server.close()
-            world.server = first
-            joined.end()
-        return ""
-
-    yield "ComfyUI is killed", lambda: dies(signal.SIGKILL, 1.0)
-    yield "ComfyUI is stopped", lambda: dies(signal.SIGSTOP, SILENT_S)

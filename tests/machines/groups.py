@@ -37,13 +37,10 @@ def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
         "faults": lambda: faults(Hosts(3), folder),
         "4+4": lambda: plans_over(Hosts(2), folder, (4, 4)),
         "4+2+2": lambda: plans_over(Hosts(3), folder, (4, 2, 2)),
-        "1+1, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (1, 1)),
         "2+2, slow": lambda: plans_over(Hosts(2), folder, (2, 2), rates=RATES),
-        "2+2, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (2, 2)),
         "2+1+1, slow": lambda: plans_over(Hosts(3), folder, (2, 1, 1), rates=RATES),
         "2+1+1, 20 ms": lambda: plans_over(Hosts(3, delay_s=FAR_S), folder, (2, 1, 1)),
         "4+4, slow": lambda: plans_over(Hosts(2), folder, (4, 4), only=EIGHT, rates=RATES),
-        "4+4, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (4, 4), only=EIGHT),
     }
 
 

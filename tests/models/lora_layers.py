@@ -14,7 +14,7 @@ from parallel_runtime.models.hosted.changes import Changes
 from parallel_runtime.models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_beside
 from parallel_runtime.weight_patch import WeightPatch
 
-from .ranks import call, difference
+from .tiny import call, difference
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,6 @@ all tests: each counts from what graphs there are when it begins, so they run in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from runtime.loras import lora
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.compiled import TOLD, _kind_of
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
@@ -29,7 +27,6 @@ from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from .cases import CASES
 from .compiled_ranks import largest_difference
 from .conftest import run_ranks
-from .pooled import write_wan
 
 # To make a graph takes some 10 s of a core, and minutes where others use them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -123,19 +120,6 @@ def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: st
     exec(BLOCK.format(helper=helper), names)  # noqa: S102  of this file
     plan = SimpleNamespace(methods_of=lambda _: ["forward"])
     assert TOLD - _kind_of(names["Block"](), plan, "blocks").unread == HELPERS[helper]  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """The model's file."""
-    return write_wan(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    """Two ranks."""
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        yield pool
 
 
 def run(

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .ranks import call, difference, fork_ranks, start_comfyui
+from .gloo_group import GlooGroup, OwnTokensOnly
+from .ranks import Ranks, RanksFailedError
+from .tiny import call, difference
 
 RANKS = (2, 3)
 ERROR = 1e-5  # of the model's output
@@ -102,28 +102,30 @@ def first_unlike(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> dict[st
     return None
 
 
-def rank_main(rank: int, ranks: int, folder: Path, case: tuple[nn.Module, dict[str, Any], Tensor, Outputs]) -> None:
-    """One rank: writes what it found."""
+def tried(group: GlooGroup, name: str) -> dict[str, Any]:
+    """What one rank finds of a case. Raises ValueError for a class without a plan."""
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
 
-    from .gloo_group import GlooGroup, OwnTokensOnly
+    from .cases import CASES
 
-    model, inputs, want, wanted = case
+    model, inputs = CASES[name]()
+    plan = spec_of(type(model))
+    wanted = Outputs(model)
+    want = call(model, inputs)
+    wanted.remove()
     row: dict[str, Any] = {"first": None, "raised": ""}
-    with torch.inference_mode():
-        outputs = Outputs(model)  # before the plan's hooks, so that a rank's own rows are seen
-        try:
-            shared = SharedModel(model, spec_of(type(model)), GlooGroup())
-            row["error"] = difference(call(model, inputs), want)
-            outputs.remove()
-            shared.group = OwnTokensOnly()
-            row["control"] = difference(call(model, inputs), want)
-        except Exception as error:  # noqa: BLE001  said by the parent, with the module before it
-            inside = f"in {outputs.under_way[-1]}: " if outputs.under_way else ""
-            row["raised"] = f"{inside}{type(error).__name__}: {error}"
-        row["first"] = first_unlike(outputs.found, wanted.found)
-    (folder / f"{ranks}-{rank}.json").write_text(json.dumps(row))
+    outputs = Outputs(model)  # before the plan's hooks, so that a rank's own rows are seen
+    try:
+        shared = SharedModel(model, plan, group)
+        row["error"] = difference(call(model, inputs), want)
+        outputs.remove()
+        shared.group = OwnTokensOnly()
+        row["control"] = difference(call(model, inputs), want)
+    except Exception as error:  # noqa: BLE001  said with the module before it
+        inside = f"in {outputs.under_way[-1]}: " if outputs.under_way else ""
+        row["raised"] = f"{inside}{type(error).__name__}: {error}"
+    return row | {"first": first_unlike(outputs.found, wanted.found)}
 
 
 def verdict(ranks: int, rows: list[dict[str, Any]]) -> tuple[bool, str]:
@@ -207,32 +209,30 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     return list(lines)
 
 
-def try_case(name: str, *, show: bool) -> bool:
-    """Run one case; returns whether its plan is right."""
+def described(_: object, name: str, show: bool) -> tuple[bool, list[str]]:
+    """Whether a case's class has a plan, and what is to be said before it is tried."""
     from parallel_runtime.models.specs import spec_of
 
     from .cases import CASES
 
-    with torch.inference_mode():
-        model, inputs = CASES[name]()
-        say(f"{name}: {type(model).__module__}.{type(model).__qualname__}")
+    model, inputs = CASES[name]()
+    lines = [f"{name}: {type(model).__module__}.{type(model).__qualname__}"]
+    try:
+        spec_of(type(model))
+    except ValueError as error:
+        return False, [*lines, str(error), *what_to_name(model, inputs)]
+    return True, [*lines, *(what_to_name(model, inputs) if show else [])]
+
+
+def try_case(comfyui: Ranks, name: str, *, show: bool) -> bool:
+    """Run one case; returns whether its plan is right."""
+    ((right, lines),) = comfyui.run(described, name, show, ranks=1)
+    say(*lines)
+    for ranks in RANKS if right else ():
         try:
-            spec_of(type(model))
-        except ValueError as error:
-            say(str(error), *what_to_name(model, inputs))
-            return False
-        if show:
-            say(*what_to_name(model, inputs))
-        outputs = Outputs(model)
-        want = call(model, inputs)
-        outputs.remove()
-    right = True
-    for ranks in RANKS:
-        with tempfile.TemporaryDirectory(prefix="try-plan-") as folder:
-            one = partial(rank_main, ranks=ranks, folder=Path(folder), case=(model, inputs, want, outputs))
-            fork_ranks(ranks, Path(folder), one)
-            rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob(f"{ranks}-*.json"))]
-        well, line = verdict(ranks, rows) if len(rows) == ranks else (False, f"{ranks} ranks: one ended; see above")
+            well, line = verdict(ranks, comfyui.run(tried, name, ranks=ranks))
+        except RanksFailedError as error:
+            well, line = False, f"{ranks} ranks: {error}"
         say(line)
         right = right and well
     return right
@@ -254,9 +254,8 @@ def main() -> int:
     names = [name for name in CASES if arguments.case in name]
     if not names:
         parser.error(f"no case's name contains {arguments.case!r}; there are {', '.join(CASES)}")
-    torch.set_num_threads(1)
-    start_comfyui(arguments.comfyui or str(comfyui_path()))
-    return 0 if all([try_case(name, show=arguments.show) for name in names]) else 1
+    with closing(Ranks(comfyui_path())) as comfyui:
+        return 0 if all([try_case(comfyui, name, show=arguments.show) for name in names]) else 1
 
 
 if __name__ == "__main__":

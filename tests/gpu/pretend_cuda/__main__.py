@@ -4,20 +4,19 @@ The last line counts each, and the exit status is 0, when all is well. `--only` 
 """
 
 import argparse
+import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-from gpu.cases import RUNS, Reference, is_plan, pairs
-from gpu.pretend_cuda import memory
-from gpu.pretend_cuda.forked import fork_ranks
+from gpu.cases import RUNS, Reference, drawn, write_model
 from gpu.pretend_cuda.library import library
-from gpu.pretend_cuda.mutants import MUTANTS, Scratch
-from gpu.pretend_cuda.pool import PretendPool
-from gpu.pretend_cuda.trial import Trial, write_model, wrong
-from parallel_runtime.devices import parse_devices
+from gpu.pretend_cuda.mistakes import MISTAKES
+from gpu.pretend_cuda.pool import PretendPool, Trial, fork_ranks
+from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.pool.pool import Pool
 
 CHOICES = {
@@ -26,13 +25,13 @@ CHOICES = {
         *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
     ),
     "weights": ("replicated", "sharded", "offloaded"),
-    "capability": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0)),
+    "capability": ((7, 5), (8, 6)),
     "dtype": ("float32", "bfloat16", "float16"),
     "run": tuple(RUNS),
     "in_workers": (True, False),
-    "lazy": (False, True),
     "launches_wait": (False, True),
 }
+ROUNDS = 3
 SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2", "cfg=2", "pipefusion=2"))
 # What is run to find where memory is allocated, and again with each place refused.
 ALLOCATING = (
@@ -41,77 +40,88 @@ ALLOCATING = (
     *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", in_workers=False)),
 )
 LEAST_SITES = 60
+GIVING_BACK = ("ulysses=2", "pipefusion=2", "cfg=2")
 
 
-def cases(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
-    """Run all of them; how many they are, and what is wrong."""
-    found = []
-    trials = [trial for row in pairs(CHOICES, allowed=is_plan) if match in str(trial := Trial(**row))]
-    sharing = [trial for trial in SHARING if match in str(trial)]
-    for ranks, shared, run in ((4, False, trials), (2, True, sharing)):
+def cases(folder: Path, reference: Reference, match: str, chance: random.Random) -> Iterator[tuple[str, str]]:
+    """Run all of them; the name of each and what is wrong."""
+    trials = [Trial(**row) for row in drawn(CHOICES, rounds=ROUNDS, chance=chance)]
+    for ranks, shared, run in ((4, False, trials), (2, True, SHARING)):
         with PretendPool(ranks, folder, shared=shared) as pool:
             for trial in run:
-                began = time.monotonic()
-                said = wrong(pool, reference, trial)
-                pool.forgive()
-                say(f"{said or 'right'}, {time.monotonic() - began:.1f} s: {trial}")
-                found += [said] if said else []
-    return len(trials) + len(sharing), found
+                if match in str(trial):
+                    yield str(trial), pool.wrong(reference, trial)
 
 
-def refusals(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
+def refusals(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
     """Refuse memory at each place of the product that allocates: one clear error, and the next prompt works."""
-    found, known = [], {}
+    known: dict[str, Trial] = {}
     with PretendPool(2, folder) as pool:
         for trial in ALLOCATING:
             pool.close()  # loading allocates too
-            said = wrong(pool, reference, trial, record=True)
-            found += [f"{trial}: {said}"] if said else []
-            for site in pool.sites():
-                known.setdefault(site, trial)
-        say(f"{len(known)} places allocate")
-        chosen = {site: trial for site, trial in known.items() if match in site}
-        for site, trial in sorted(chosen.items(), key=lambda item: ALLOCATING.index(item[1])):
-            if not site.startswith(("STEP ", "RUN ")):
-                pool.close()  # what is asked once a start is asked again
-            for text in broken(pool, reference, trial, site):
-                say(f"wrong: {text}")
-                found.append(text)
-    if len(known) < LEAST_SITES:
-        found.append(f"only {len(known)} places allocate; at least {LEAST_SITES} are known to")
-    return len(chosen), found
+            if said := pool.wrong(reference, trial, record=True):
+                yield str(trial), said
+            known.update((site, trial) for site in pool.sites() if site not in known)
+        few = f"at least {LEAST_SITES} are known to" if len(known) < LEAST_SITES else ""
+        yield f"{len(known)} places allocate", few
+        for site, trial in known.items():
+            if match in site:
+                if not site.startswith(("STEP ", "RUN ")):
+                    pool.close()  # what is asked once a start is asked again
+                yield site, refused(pool, reference, trial, site)
 
 
-def broken(pool: PretendPool, reference: Reference, trial: Trial, site: str) -> Iterator[str]:
+def refused(pool: PretendPool, reference: Reference, trial: Trial, site: str) -> str:
     """What is wrong when memory is refused at one place."""
-    said = wrong(pool, reference, trial, refuse=site)
+    said = pool.wrong(reference, trial, refuse=site)
     if not said:  # what the run before sent too is not copied again
         pool.close()
-        said = wrong(pool, reference, trial, refuse=site)
+        said = pool.wrong(reference, trial, refuse=site)
+    state = (pool.state, pool.status()["pids"])
     if "out of memory" not in said.lower() or "rank " not in said or ";" not in said:
-        yield f"{site}: said {said or 'nothing, and went on'}"
-    if said and (pool.state != "failed" or pool.status()["pids"]):
-        yield f"{site}: left {pool.state} with {pool.status()['pids']}"
-    pool.forgive()
-    after = wrong(pool, reference, trial)
-    if after:
-        yield f"{site}: the next prompt {after}"
-    say(f"{said.partition(';')[0][:110]}: {site}")
+        return f"said {said or 'nothing, and went on'}"
+    if state != ("failed", []):
+        return f"left {state}"
+    after = pool.wrong(reference, trial)
+    return after and f"the next prompt {after}"
 
 
-def mutants(folder: Path, reference: Reference, match: str) -> tuple[int, list[str]]:
-    """Try them all; how many they are, and which survive."""
-    scratch, found = Scratch(folder / "copy"), []
-    chosen = [mutant for mutant in MUTANTS if match in mutant.name]
-    for trial in dict.fromkeys(mutant.trial for mutant in chosen):
-        if said := scratch.wrong(reference, trial):
-            found.append(f"not spoilt, and {said}: {trial}")
-    for mutant in chosen:
-        began = time.monotonic()
-        said = scratch.found(reference, mutant)
-        say(f"{'caught' if said else 'SURVIVED'}, {time.monotonic() - began:.0f} s, {mutant.name}: {said[:160]}")
-        found += [] if said else [mutant.name]
-    return len(chosen), found
+def given_back(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
+    """After a run a rank gives back what it only cached of a device that the host computes on, and no other rank."""
+    for trial in (Trial(plan=plan) for plan in GIVING_BACK if match in plan):
+        with PretendPool(2, folder) as pool:
+            pool.load(reference.spec, trial.parallel_plan)
+            weights = pool.books()[0]["allocated"]
+            said = pool.wrong(reference, trial)
+            cached = pool.books()
+            pool.give_back([Device("cuda", 0)])
+            left = pool.books()
+            if cached[0]["reserved"] <= weights:
+                said = said or f"nothing is cached in {cached[0]} beside {weights} bytes of weights"
+            if left[0]["reserved"] > weights or left[1] != cached[1]:
+                said = said or f"of {cached} is left {left}, where {weights} bytes are weights"
+            yield trial.plan, said or pool.wrong(reference, trial)
+
+
+def mistakes(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
+    """Make each; that is wrong which its trial does not find, or finds where nothing is spoilt."""
+    with ExitStack() as held:
+        pools: dict[tuple[int, bool], PretendPool] = {}
+        sound: set[Trial] = set()
+        for mistake in MISTAKES:
+            if match not in mistake.name:
+                continue
+            trial = mistake.trial
+            key = trial.parallel_plan.ranks, trial.shared
+            pool = pools.get(key) or held.enter_context(PretendPool(*key[:1], folder, shared=trial.shared))
+            pools[key] = pool
+            if trial not in sound and (said := pool.wrong(reference, trial)):
+                yield mistake.name, f"not spoilt, and {said}"
+            sound.add(trial)
+            pool.close()
+            said = pool.wrong(reference, trial, mistake=[mistake.file, mistake.old, mistake.new])
+            pool.close()
+            yield f"{mistake.name}: {said[:160]}", "" if said else "not found"
 
 
 def say(text: str) -> None:
@@ -120,35 +130,33 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-PARTS = {
-    "cases": (cases, "{} cases, {} wrong"),
-    "refusals": (refusals, "{} allocation sites refused, {} wrong"),
-    "memory": (memory.checks, "{} decodes after a run, {} wrong"),
-    "mutants": (mutants, "{} mutants, {} survived"),
-}
+PARTS = {"cases": cases, "refusals": refusals, "given back": given_back, "mistakes": mistakes}
 
 
 def main() -> int:
     """Run what the command line chooses; the exit status."""
     parser = argparse.ArgumentParser(prog="gpu.pretend_cuda", description=__doc__)
     parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--match", default="", metavar="TEXT", help="cases, places and mutants with this in their name")
+    parser.add_argument(
+        "--match", default="", metavar="TEXT", help="cases, places and mistakes with this in their name"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="which choices meet in the cases (default: %(default)s)")
     options = parser.parse_args()
     library()
     fork_ranks()
-    results, wrongs, began = [], [], time.monotonic()
+    counts, wrongs, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
-        model = write_model(Path(name))
         with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as plain:
-            reference = Reference(plain, model)
-            for part, (run, words) in PARTS.items():
+            reference = Reference(plain, write_model(Path(name)))
+            for part, run in PARTS.items():
+                found, last = [], time.monotonic()
                 if options.only in (None, part):
-                    count, found = run(Path(name), reference, options.match)
-                    results.append(words.format(count, len(found)))
-                    wrongs += found
-    for text in wrongs:
-        say(f"wrong: {text}")
-    say(f"{'; '.join(results)}; {time.monotonic() - began:.0f} s")
+                    for what, wrong in run(Path(name), reference, options.match, random.Random(options.seed)):  # noqa: S311
+                        say(f"{wrong and 'WRONG'} {time.monotonic() - last:.1f} s  {what}  {wrong}".strip())
+                        found, last = [*found, wrong], time.monotonic()
+                    counts.append(f"{part}: {len(found)}, {sum(map(bool, found))} wrong")
+                    wrongs += [each for each in found if each]
+    say(f"{'; '.join(counts)}; {time.monotonic() - began:.0f} s")
     return 1 if wrongs else 0
 
 

@@ -2,7 +2,7 @@
 //
 // A build without CUDA leaves the CUDA dispatch key, its device guard and its allocator free. Owns those three: every
 // operator falls back to its CPU kernel on the same bytes; the allocator keeps a book by device, fills what it hands
-// out and what comes back with 0xFF (NaN in each floating type), and refuses what does not fit or is told to. Knows no
+// out and what comes back with 0xFF (NaN in each floating type), and refuses when it is told to. Knows no
 // stream: what is ordered after what is device.py's.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -26,8 +26,7 @@ thread_local c10::DeviceIndex current = 0;
 
 struct Book {
   std::mutex lock;
-  int64_t allocated[kDevices] = {}, reserved[kDevices] = {}, peak[kDevices] = {};
-  int64_t capacity = int64_t(24) << 30;
+  int64_t allocated[kDevices] = {}, reserved[kDevices] = {};
   int64_t count = 0;
   bool refuse_next = false;
   std::unordered_map<void*, std::pair<int64_t, int>> live;
@@ -71,17 +70,15 @@ struct Allocator final : c10::Allocator {
     const auto bytes = int64_t((size + 511) / 512 * 512);
     std::lock_guard<std::mutex> held(book.lock);
     ++book.count;
-    const bool refused = book.refuse_next || book.allocated[device] + bytes > book.capacity;
+    const bool refused = book.refuse_next;
     book.refuse_next = false;
     TORCH_CHECK_WITH(OutOfMemoryError, !refused, "CUDA out of memory. Tried to allocate ", bytes, " bytes. GPU ",
-                     int(device), " has a total capacity of ", book.capacity, " bytes, of which ",
-                     book.capacity - book.reserved[device], " bytes are free.");
+                     int(device), " has too little free.");
     void* p = nullptr;
     if (posix_memalign(&p, 512, bytes)) throw std::bad_alloc();
     std::memset(p, 0xFF, bytes);
     book.live[p] = {bytes, device};
     book.allocated[device] += bytes;
-    book.peak[device] = std::max(book.peak[device], book.allocated[device]);
     book.reserved[device] = std::max(book.reserved[device], book.allocated[device]);
     return {p, p, &release, c10::Device(c10::kCUDA, device)};
   }
@@ -255,9 +252,7 @@ void pretend_set_device(int device) { current = device; }
 int pretend_device() { return current; }
 int64_t pretend_allocated(int device) { return book.allocated[device]; }
 int64_t pretend_reserved(int device) { return book.reserved[device]; }
-int64_t pretend_capacity() { return book.capacity; }
 int64_t pretend_count() { return book.count; }
-void pretend_set_capacity(int64_t bytes) { book.capacity = bytes; }
 void pretend_refuse_next(bool refuse) { book.refuse_next = refuse; }
 void pretend_empty_cache() {
   std::lock_guard<std::mutex> held(book.lock);

@@ -8,6 +8,7 @@ that touch one storage without an order are found however they fell out. Rules b
   it must be ordered before that.
 - The host is a stream too, for pinned memory: it waits by events and synchronizations alone.
 - A launch may wait for all that is in flight (`launches_wait`); the allocator may refuse at one place of the product.
+- A device that is asked for its memory, or waited for, is touched: a real one makes a context of some hundred MiB.
 
 Owns what says `cuda`. The rules of NCCL are nccl_rules.py's, the bytes and their book device.cpp's.
 """
@@ -26,13 +27,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as pytree
+from nccl_rules import join_world, launches
+from pretend_cuda.library import library
 from torch.cuda import _sanitizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HOST = -1  # the host as a stream
 PRODUCT = f"{os.sep}parallel_runtime{os.sep}"
 ROOM = 4096  # freed blocks taken at once
+CAPACITY = 24 << 30
 
 
 class RaceError(RuntimeError):
@@ -50,7 +55,8 @@ class Pretence:
     streams: list["Stream"] = field(default_factory=list)
     owners: dict[int, int] = field(default_factory=dict)  # by storage, the stream it was allocated on
     pinned: set[int] = field(default_factory=set)  # storages of the host that a device may use
-    sites: dict[str, int] = field(default_factory=dict)
+    sites: dict[str, None] = field(default_factory=dict)  # of the product, where this request allocated
+    touched: set[int] = field(default_factory=set)
     refuse: str = ""
     cold: object = None  # waits for all that is in flight
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -155,6 +161,12 @@ def device_index(device):
     return PRETENCE.lib.pretend_device() if index is None else index
 
 
+def touch(device):
+    """Note that the process makes a context on a device."""
+    PRETENCE.touched.add(device_index(device))
+    return True
+
+
 def current_stream(device=None):
     return PRETENCE.streams[-1]
 
@@ -191,9 +203,7 @@ class Watch(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         pinned = kwargs.pop("pin_memory", False) if func._schema.name.startswith("aten::empty") else False
         PRETENCE.collect_freed()
-        is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in func._schema.returns)
-        allocates = "empty" in func._schema.name
-        if PRETENCE.cold is not None and not is_view and not allocates:
+        if PRETENCE.cold is not None and launches(func):
             PRETENCE.cold()
         site = product_site(func)
         PRETENCE.lib.pretend_refuse_next(bool(site) and site == PRETENCE.refuse)
@@ -201,10 +211,11 @@ class Watch(TorchDispatchMode):
         out = func(*args, **kwargs)
         PRETENCE.lib.pretend_refuse_next(False)
         if PRETENCE.lib.pretend_count() > before:
-            PRETENCE.sites[site] = PRETENCE.sites.get(site, 0) + 1
+            PRETENCE.sites[site] = None
         if pinned:
             PRETENCE.pinned.add(storage_of(out))
-        if not is_view:
+        allocates = "empty" in func._schema.name
+        if allocates or launches(func):
             self._tell(func, args, kwargs, out, allocates=allocates)
         return out
 
@@ -270,41 +281,14 @@ def plain_attention(q, k, v, bias=None):
     return out.transpose(1, 2).contiguous().transpose(1, 2), scores.logsumexp(-1)
 
 
-def refuse_unfit(name, tensors):
-    """What each fused CUDA kernel demands."""
-    for tensor in tensors:
-        if tensor.stride(-1) != 1:
-            raise RuntimeError(f"{name}: the last dim must be contiguous")
-        if tensor.shape[-1] % 8 or not tensor.numel():
-            raise RuntimeError(f"{name}: shape {tuple(tensor.shape)}; a head size that 8 divides, and no empty input")
-
-
 def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    if PRETENCE.capability < (8, 0):
-        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    refuse_unfit("flash", (q, k, v))
-    out, lse = plain_attention(q, k, v)
+    """What a device of the capability cannot do is tests/runtime/test_kernels.py's."""
     nothing = torch.empty(0, device=q.device)
-    return out, lse, None, None, q.shape[2], k.shape[2], nothing, nothing, nothing
-
-
-def cudnn(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    out, lse, *others = flash(q, k, v)
-    return out, lse.unsqueeze(-1), *others
+    return *plain_attention(q, k, v), None, None, q.shape[2], k.shape[2], nothing, nothing, nothing
 
 
 def efficient(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, scale=None):
-    if q.dtype == torch.bfloat16 and PRETENCE.capability < (8, 0):
-        raise RuntimeError("Expected query dtype fp16 or fp32; bf16 is only supported on sm80 or newer")
-    refuse_unfit("efficient", (q, k, v))
-    if bias is not None:
-        aligned = 16 // bias.element_size()
-        if bias.dtype != q.dtype or bias.shape != (*q.shape[:3], k.shape[2]):
-            raise RuntimeError(f"invalid bias: {bias.dtype} {tuple(bias.shape)}")
-        if bias.stride(-1) != 1 or any(stride % aligned for stride in bias.stride()[:-1]) or bias.data_ptr() % 16:
-            raise RuntimeError("attn_bias is not correctly aligned")
+    """Its log-sum-exp has rows of a multiple of 32, of which the last are anything."""
     out, lse = plain_attention(q, k, v, bias)
     padded = lse.new_full((*lse.shape[:2], -(-lse.shape[2] // 32) * 32), float("nan"))
     padded[..., : lse.shape[2]] = lse
@@ -323,13 +307,12 @@ def take_settings(op):
     PRETENCE.capability = tuple(told.get("capability", (8, 6)))
     asked, _, site = told.get("refuse", "").partition(" ")
     PRETENCE.refuse = site if asked == op else ""
-    PRETENCE.lib.pretend_set_capacity(told.get("capacity", 24 << 30))
     return told
 
 
 def install():
     """Put the pretend device into torch. Once a process, before anything asks for a device."""
-    torch.ops.load_library(str(library_path()))
+    torch.ops.load_library(str(library()))
     cuda = torch.cuda
     PRETENCE.handler._handle_event_creation(HOST)
     PRETENCE.handler._handle_stream_creation(HOST)
@@ -340,25 +323,25 @@ def install():
     cuda.set_device = lambda device: PRETENCE.lib.pretend_set_device(device_index(device))
     # a torch without CUDA makes no device of a number alone, as ComfyUI asks it to
     cuda.current_device = lambda: torch.device("cuda", device_index(None))
-    cuda.synchronize = lambda device=None: PRETENCE.handler._handle_device_synchronization()
+    cuda.synchronize = lambda device=None: touch(device) and PRETENCE.handler._handle_device_synchronization()
     cuda.empty_cache = PRETENCE.lib.pretend_empty_cache
     cuda.memory_allocated = lambda device=None: PRETENCE.lib.pretend_allocated(device_index(device))
     cuda.memory_reserved = lambda device=None: PRETENCE.lib.pretend_reserved(device_index(device))
-    cuda.mem_get_info = lambda device=None: (
-        PRETENCE.lib.pretend_capacity() - PRETENCE.lib.pretend_reserved(device_index(device)),
-        PRETENCE.lib.pretend_capacity(),
+    cuda.mem_get_info = lambda device=None: touch(device) and (CAPACITY - cuda.memory_reserved(device), CAPACITY)
+    cuda.memory_stats = lambda device=None: (
+        touch(device)
+        and {
+            "active_bytes.all.current": cuda.memory_allocated(device),
+            "reserved_bytes.all.current": cuda.memory_reserved(device),
+        }
     )
-    cuda.memory_stats = lambda device=None: {
-        "active_bytes.all.current": PRETENCE.lib.pretend_allocated(device_index(device)),
-        "reserved_bytes.all.current": PRETENCE.lib.pretend_reserved(device_index(device)),
-    }
     cuda.get_allocator_backend = lambda: "native"
     cuda.is_bf16_supported = lambda including_emulation=True: PRETENCE.capability >= (8, 0)
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
         name="pretend",
         major=PRETENCE.capability[0],
         minor=PRETENCE.capability[1],
-        total_memory=PRETENCE.lib.pretend_capacity(),
+        total_memory=CAPACITY,
     )
     cuda.get_device_name = lambda device=None: "pretend"
     cuda.get_device_capability = lambda device=None: PRETENCE.capability
@@ -367,7 +350,6 @@ def install():
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")
     kernels.impl("_scaled_dot_product_flash_attention", flash, "CUDA")
-    kernels.impl("_scaled_dot_product_cudnn_attention", cudnn, "CUDA")
     kernels.impl("_scaled_dot_product_efficient_attention", efficient, "CUDA")
     PRETENCE.streams[0].kernels = kernels  # held, or they are taken back
     dispatched = torch.nn.functional.scaled_dot_product_attention
@@ -384,9 +366,6 @@ def install():
 
 def join_with_nccl_rules():
     """Have `init_process_group("nccl")` join the simulated NCCL."""
-    import torch.distributed as dist
-    from nccl_rules import join_world
-
     real = dist.init_process_group
 
     def init_process_group(backend, *, device_id=None, **options):
@@ -422,17 +401,10 @@ class Communication:
         end.wait()
 
 
-def library_path():
-    from pretend_cuda.library import library
-
-    return library()
-
-
 def _pretence():
-    lib = ctypes.CDLL(str(library_path()))
-    for name in ("allocated", "reserved", "capacity", "count", "take_freed"):
+    lib = ctypes.CDLL(str(library()))
+    for name in ("allocated", "reserved", "count", "take_freed"):
         getattr(lib, f"pretend_{name}").restype = ctypes.c_int64
-    lib.pretend_set_capacity.argtypes = [ctypes.c_int64]
     lib.pretend_take_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     return Pretence(lib)
 

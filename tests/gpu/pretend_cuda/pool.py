@@ -1,47 +1,98 @@
-"""Pools whose ranks have pretend devices."""
+"""Pools whose ranks have pretend devices, and one run of a plan on them against CPU ranks."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gpu.cases import Case, Reference
+from host import forked_ranks
 from parallel_runtime.devices import Device
+from parallel_runtime.errors import PoolError
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
+from parallel_runtime.pool import process
 from parallel_runtime.pool.pool import Pool
 
 GPU = Path(__file__).resolve().parents[1]
 ENGINE = "pretend_cuda.engine:PretendEngine"
+RANK = "pretend_cuda.rank"
+DEADLOCK_S = 10.0
+
+
+def fork_ranks() -> None:
+    """Have this process's pools fork their ranks, and ranks on a GPU pretend theirs."""
+    forked_ranks.OURS.add(RANK)
+    forked_ranks.fork_ranks(forked_ranks.FOR_COMFYUI)
+    spawn = process.spawn_owned
+
+    def spawn_owned(module: str, arguments: Mapping[str, object], *more: Any) -> process.OwnedProcess:
+        return spawn(RANK if str(arguments.get("device")).startswith("cuda") else module, arguments, *more)
+
+    process.spawn_owned = spawn_owned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Case):
+    """A case and the device it runs on. `shared`: all ranks on one device, which exchange through the host.
+
+    `before`: plans whose groups are made first.
+    """
+
+    dtype: str = "float32"
+    capability: tuple[int, int] = (8, 6)
+    launches_wait: bool = False
+    shared: bool = False
+    before: tuple[str, ...] = ()
 
 
 class PretendPool(Pool):
-    """A pool on `cuda:0` and so on, or with `shared` all ranks on `cuda:0`. `folder` is its own, for its settings.
+    """A pool on `cuda:0` and so on, or with `shared` all ranks on `cuda:0`. `folder` is its own, for its settings."""
 
-    Its ranks run the product of the folder `copy`, where there is one.
-    """
-
-    def __init__(self, ranks: int, folder: Path, *, shared: bool = False, copy: Path | None = None) -> None:
-        self._told = folder / "pretend.json"
+    def __init__(self, ranks: int, folder: Path, *, shared: bool = False) -> None:
+        self._folder = folder
         self.tell({})
-        path = tuple(str(place) for place in (GPU, folder, copy) if place is not None)
         devices = tuple(Device("cuda", 0 if shared else index) for index in range(ranks))
-        self._sites = folder / "sites.txt"
+        path = (str(GPU), str(folder))
         super().__init__(devices, threads_per_rank=1, engine=ENGINE, python_path=path, deadline_s=60.0)
+
+    def wrong(self, reference: Reference, trial: Trial, **settings: object) -> str:
+        """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
+        self.tell({"capability": trial.capability, "launches_wait": trial.launches_wait, **settings})
+        try:
+            for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
+                if any(self.exchange_pattern(plan)):
+                    return f"bytes arrive damaged under {plan.describe()}"
+                if wrong := self._too_many_groups(plan):
+                    return wrong
+            error = reference.error(self, trial, {}, dtype=trial.dtype)
+        except PoolError as failure:
+            self._generations.failures.forget()  # three in a minute are too many for a pool, not for this
+            return str(failure).splitlines()[0]
+        limit = reference.limit(trial.dtype)
+        return "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
+
+    def _too_many_groups(self, plan: ParallelPlan) -> str:
+        """Whether a rank has more groups than the planner counts."""
+        budget = bytes_of(communicators(plan, len(self.devices))) + kept_bytes(len(self.devices))
+        most = max((book["groups"] for book in self.books()), key=bytes_of)
+        return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""
 
     def sites(self) -> list[str]:
         """Where the product allocated since `record` was told, first come first; they are forgotten."""
-        found = list(dict.fromkeys(self._sites.read_text(encoding="utf-8").splitlines()))
-        self._sites.unlink()
+        notes = self._folder / "sites.txt"
+        found = list(dict.fromkeys(notes.read_text(encoding="utf-8").splitlines()))
+        notes.unlink()
         return found
 
-    def books(self) -> list[dict[str, int]]:
-        """What each rank's allocator had "allocated" and "reserved", in bytes, when it last answered."""
-        places = [self._told.with_name(f"book.{rank}.json") for rank in range(len(self.devices))]
+    def books(self) -> list[dict[str, Any]]:
+        """What each rank last said: bytes "allocated" and "reserved", and the sizes of its "groups"."""
+        places = [self._folder / f"book.{rank}.json" for rank in range(len(self.devices))]
         return [json.loads(place.read_text(encoding="utf-8")) for place in places]
 
     def tell(self, settings: Mapping[str, object]) -> None:
-        """How requests are run from now on."""
-        written = self._told.with_suffix(".new")
-        written.write_text(json.dumps(settings), encoding="utf-8")
-        written.replace(self._told)
-
-    def forgive(self) -> None:
-        """Forget failures: three in a minute are too many for a pool, not for this."""
-        self._generations.failures.forget()
+        """How requests are run from now on, and ranks started."""
+        written = self._folder / "pretend.new"
+        written.write_text(json.dumps({"deadline_s": DEADLOCK_S, **settings}), encoding="utf-8")
+        written.replace(self._folder / "pretend.json")

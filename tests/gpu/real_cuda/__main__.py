@@ -7,6 +7,7 @@ their tolerances; the control is a run without exchange, which must differ.
 """
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from gpu.cases import RUNS, Reference, is_plan, pairs
-from gpu.pretend_cuda.trial import DTYPES, Trial, write_model
+from gpu.cases import RUNS, Reference, drawn, write_model
+from gpu.pretend_cuda.pool import Trial
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
@@ -27,13 +28,15 @@ PLANS = (
     *("ulysses=1", "ulysses=2", "ulysses=3", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2,ulysses=2"),
     *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
 )
+DTYPES = ("float32", "bfloat16", "float16")
+ROUNDS = 3
 CONTROL = Trial(plan="ulysses=2")
 SHARING = 4  # ranks on the one GPU of a machine
 VISIBLE = 1e-3  # what a run without exchange must differ by
 
 
 def trials(ranks: int) -> list[Trial]:
-    """Plans of at most so many ranks, in pairs with weights, dtypes, runs and loops."""
+    """Plans of at most so many ranks, with draws of weights, dtypes, runs and loops."""
     choices = {
         "plan": tuple(plan for plan in PLANS if ParallelPlan.parse(plan).ranks <= ranks),
         "weights": ("replicated", "sharded", "offloaded") if ranks > 1 else ("replicated",),
@@ -41,7 +44,7 @@ def trials(ranks: int) -> list[Trial]:
         "run": tuple(RUNS),
         "in_workers": (True, False),
     }
-    return [Trial(**row) for row in pairs(choices, allowed=is_plan)]
+    return [Trial(**row) for row in drawn(choices, rounds=ROUNDS, chance=random.Random(ranks))]  # noqa: S311
 
 
 def wrong(pool: Pool, reference: Reference, trial: Trial, **options: object) -> tuple[float, str]:

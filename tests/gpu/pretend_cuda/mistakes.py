@@ -1,0 +1,75 @@
+"""Plausible mistakes in what only a GPU runs, each with the trial that must find it."""
+
+from typing import NamedTuple
+
+from .pool import Trial
+
+
+class Mistake(NamedTuple):
+    """name: what is wrong now. `old` stands once in the product's `file`; a rank reads `new` there (forked.py)."""
+
+    name: str
+    trial: Trial
+    file: str
+    old: str
+    new: str
+
+
+OFFLOADED = Trial(plan="ulysses=1", weights="offloaded")
+SHARDED = Trial(plan="ulysses=2", weights="sharded")
+ULYSSES, RING, LONG_RING = Trial(plan="ulysses=2"), Trial(plan="ring=2"), Trial(plan="ring=3")
+MASKED = Trial(plan="ulysses=2", run="a mask, an odd length")
+STAGES, CIRCLE = Trial(plan="pipefusion=2,patches=3"), Trial(plan="pipefusion=3")
+SHARED, SHARED_RING = Trial(plan="ulysses=2", shared=True), Trial(plan="ring=2", shared=True)
+PLANS = ("ulysses=2,ring=2", "pipefusion=4", "cfg=3", "ulysses=3", "pipefusion=3", "data=2,ulysses=2,weights=sharded")
+FREEING = Trial(plan="pipefusion=2,ulysses=2", before=PLANS)
+LEFT_OUT = "pass"
+
+# A stage that receives before its own work is queued is none of them: `receive` in links.py waits where it posts, so a
+# schedule that asks too early waits for ever on every backend, which tests/models finds on CPU ranks.
+MISTAKES = (
+    Mistake("computing does not wait for weights", OFFLOADED, "unit_feed.py", ".wait_stream(self._stream)", ""),
+    Mistake("weights do not wait for computing", OFFLOADED, "unit_feed.py", "self._stream.wait_stream(", "str("),
+    Mistake("weights come into the buffer in use", OFFLOADED, "unit_feed.py", "position % 2", "0"),
+    Mistake("a gather of weights is not waited for", SHARDED, "unit_feed.py", "gather.wait()", LEFT_OUT),
+    Mistake("one half of a gather is not waited for", SHARDED, "collectives.py", "work.wait()  # once", LEFT_OUT),
+    Mistake("a preview's copy does not wait for its step", MASKED, "pinned.py", "self._stream.wait_stream(", "str("),
+    Mistake("a preview is read before it is there", ULYSSES, "host_copies.py", "first.arrival.query()", "True"),
+    Mistake("the last previews are not waited for", ULYSSES, "host_copies.py", "first.arrival.synchronize()", LEFT_OUT),
+    Mistake("a preview's event is of another stream", ULYSSES, "pinned.py", "record(self._stream)", "record()"),
+    Mistake("an exchange of heads is not waited for", ULYSSES, "collectives.py", "self.work.wait()", LEFT_OUT),
+    Mistake("a hop around the ring is not waited for", RING, "ring.py", "shift.wait()", LEFT_OUT),
+    Mistake("keys of a ring are strided", RING, "ring.py", "((k, v)).contiguous()", "((k, v), -1).movedim(-1, 0)"),
+    Mistake(
+        "keys are written to while they travel", LONG_RING, "ring.py", "_hop(hop)\n", "_hop(hop); self.held.mul_(2)\n"
+    ),
+    Mistake(
+        "what a stage receives is not waited for", STAGES, "links.py", "work.wait()\n    return", "pass\n    return"
+    ),
+    Mistake("what a stage sends is left in flight", STAGES, "links.py", "while self._in_flight:", "while False:"),
+    Mistake("a stage receives on the first device", STAGES, "links.py", "staged else device", 'staged else "cuda:0"'),
+    Mistake("padding is taken for a log-sum-exp", RING, "kernels.py", "lse[:, :, : q.shape[2]]", "lse"),
+    Mistake("inputs lie on the first device", ULYSSES, "latent.py", "[name]), self._timer.device", '[name]), "cuda:0"'),
+    Mistake(
+        "ranks of one device exchange its memory", SHARED, "mesh.py", 'dist.get_backend() == "gloo" and', "False and"
+    ),
+    Mistake("what came by the host stays there", SHARED, "collectives.py", "received.to(self.device)", "received"),
+    Mistake("keys stay on the host", SHARED_RING, "collectives.py", "self.receive.copy_(self.target)", LEFT_OUT),
+    Mistake("stages of a circle all send first", CIRCLE, "pattern.py", "following.peer < rank", "False"),
+    Mistake(
+        "both links of two stages are one",
+        STAGES,
+        "mesh.py",
+        "[(sender, receiver)]",
+        "[tuple(sorted((sender, receiver)))]",
+    ),
+    Mistake(
+        "groups are freed in other orders",
+        FREEING,
+        "mesh.py",
+        "key in groups:",
+        "key in groups[:: 1 - 2 * (dist.get_rank() % 2)]:",
+    ),
+    Mistake("groups are never freed", FREEING, "mesh.py", "dist.destroy_process_group(group)", LEFT_OUT),
+    Mistake("a rank does not choose its device", ULYSSES, "start.py", "torch.cuda.set_device(device)", LEFT_OUT),
+)

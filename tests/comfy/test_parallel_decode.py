@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from families.variants import BY_NAME
-from host.client import ComfyClient, PromptResult, Workflow
+from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.outcomes import StockFailsError
 from host.pack_workflows import TOLERANCE, parallel
@@ -171,12 +171,17 @@ def test_a_rank_killed_in_the_middle_of_a_decode_is_named_and_the_next_decode_is
     assert not set(worker_pids(hosted_server)) & set(pids[-2:])
 
 
-def with_event(client: ComfyClient, graph: Workflow, act: Any) -> PromptResult:
-    """Run `graph`, whose VAE the ranks have, and act a second into its decode."""
+def with_event(client: ComfyClient, graph: Workflow, act: Callable[[], object]) -> PromptResult:
+    """Run `graph`, whose VAE the ranks have, and act as soon as they are told to be busy with its decode."""
+    under_way: list[str] = []
 
-    def on_event(event: Any) -> None:
+    def on_event(event: Event) -> None:
         if event.type == "executing" and event.data["node"] == "decode":
-            threading.Timer(1.0, act).start()
+            under_way.append("decode")
+        elif event.type == "parallel_dit.state" and under_way == ["decode"]:
+            if any(pool["state"] == "busy" for pool in event.data["pools"]):
+                under_way.append("acted")
+                act()
 
     return client.queue(graph, on_event=on_event)
 

@@ -218,7 +218,7 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -
     assert canvas.evaluate("(canvas) => canvas.toDataURL()") != whole
     canvas.focus()
     page.keyboard.press("0")
-    assert canvas.evaluate("(canvas) => canvas.toDataURL()") == whole
+    page.wait_for_function("([canvas, whole]) => canvas.toDataURL() === whole", arg=[canvas.element_handle(), whole])
     assert json.loads(saved(timeline, "JSON", ".json")) == report
     assert json.loads(saved(timeline, "Trace", ".trace.json"))["traceEvents"]
     picture = Image.open(io.BytesIO(saved(timeline, "PNG", ".png"))).convert("RGB")
@@ -228,6 +228,8 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -
     computing = (0.2, 0.35)
     wanted = [{"compute": share, "communication": 0.3, "idle": 0.7 - share} for share in computing]
     assert shares == [pytest.approx(each, abs=0.02) for each in wanted]
+    last = picture.crop((0, picture.height - height, width, picture.height))
+    assert any(low != high for low, high in last.getextrema()), "the charts are one over the other"
     page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
     timeline.get_by_role("button", name="Perfetto").click()
     assert page.evaluate("window.asked") == "https://ui.perfetto.dev"

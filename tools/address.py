@@ -1,7 +1,8 @@
-"""The repository's address: it stands once, in pyproject.toml's [project.urls], and the READMEs have it from there.
+"""The repository's address: it stands once, in pyproject.toml's [project.urls]; what else needs it has it from there.
 
-`python -m tools.address` writes their install line; `--check` says whether the pack may be published and ends with 1
-while there is no address. Owns: that line. Does not own: what the registry asks for besides (comfy-cli validates it).
+`python -m tools.address` writes the READMEs' install line, and the icon's and the banner's addresses; `--check` says
+whether the pack may be published and ends with 1 while there is no address. Owns: these. Does not own: what else the
+registry asks for (comfy-cli validates it).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "README.zh.md", "README.ja.md")
 LINE = re.compile(r"(?<=<!-- made by make address -->\n).*?(?=<!-- end of address -->)", re.DOTALL)
 ADDRESS = re.compile(r'^\[project\.urls\]\n(?:#.*\n)*Repository = "([^"]*)"', re.MULTILINE)
+PICTURES = {"Icon": "docs/images/icon.svg", "Banner": "docs/images/banner.svg"}
 FOLDER = "`ComfyUI/custom_nodes/parallel-dit`"
 # With an address, and without.
 INSTALL = {
@@ -49,6 +51,14 @@ def why_not(pyproject: str) -> str:
     return ""
 
 
+def with_pictures(pyproject: str, known: str) -> str:
+    """A pyproject.toml whose icon and banner are the repository's files; empty while there is no address."""
+    for field, path in PICTURES.items():
+        value = f"{known}/raw/HEAD/{path}" if known else ""
+        pyproject = re.sub(rf'^{field} = ".*"$', f'{field} = "{value}"', pyproject, flags=re.MULTILINE)
+    return pyproject
+
+
 def with_address(name: str, readme: str, known: str) -> str:
     """A README with its install line for this address. Raises ValueError where it has no place for it."""
     if not LINE.search(readme):
@@ -63,6 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--check" in arguments:
         sys.stdout.write(f"{why_not(text)}\n" if why_not(text) else f"published from {address(text)}\n")
         return 1 if why_not(text) else 0
+    (ROOT / "pyproject.toml").write_text(with_pictures(text, address(text)), encoding="utf-8")
     for name in READMES:
         path = ROOT / name
         path.write_text(with_address(name, path.read_text(encoding="utf-8"), address(text)), encoding="utf-8")

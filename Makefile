@@ -37,6 +37,8 @@ SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
+WEEKLY_FLAGS ?=
+WEEKLY_HOSTS ?= oldest
 MACHINES_FLAGS ?=
 PRETEND_FLAGS ?=
 QUALITY_FLAGS ?=
@@ -115,7 +117,7 @@ formats: venv
 
 # A plan of models/specs against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv
-	$(RUN) -m models.try_plan $(if $(SHOW),--show) "$(CASE)"
+	$(RUN) -m tools.try_plan $(if $(SHOW),--show) "$(CASE)"
 
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv
@@ -167,10 +169,16 @@ machines-table: venv
 machines-fuzz: venv
 	$(RUN) -m machines.strangers $(FUZZ_FLAGS)
 
-# Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
-# live. Some of them: make mutants MUTANTS_FLAGS="--only trace"
+# Plausible mistakes at 200 places that a seed chooses, and the panel's; prints those that no test finds. Which tests run a
+# line is recorded first, as by `make coverage`. Others, or some: make mutants MUTANTS_FLAGS="--seed 7 --match parallel/ring"
 mutants: venv chromium
 	$(RUN) -m mutants $(MUTANTS_FLAGS)
+
+# Every slow matrix in order, for hours; what passed on this commit is not run again. Ends with one table. Logs: build/weekly.
+# The ComfyUIs of test-host: make weekly WEEKLY_HOSTS="oldest /path/to/comfyui"; some: make weekly WEEKLY_FLAGS="--only soak"
+weekly: export WEEKLY_HOSTS := $(WEEKLY_HOSTS)
+weekly: venv chromium compiler
+	$(RUN) -m tools.weekly $(WEEKLY_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)
@@ -218,7 +226,20 @@ pipefusion: venv
 long-video: venv
 	$(RUN) -m benchmarks.long_video --write benchmarks/long_video.md
 
-# What the registry would be given: judged by its own tool, and packed into node.zip.
+# The READMEs' install line, from the address in pyproject.toml's [project.urls]
+address: venv
+	$(RUN) -m tools.address
+
+# The shell lines that get each template's files: docs/get_models.md and the templates' notes
+get-models: venv
+	$(RUN) -m tools.get_models --write
+
+# Before the pack goes to the registry: it has an address, and its own tool finds nothing wrong.
+publish-check: venv
+	@$(RUN) -m tools.address --check
+	@$(MAKE) --no-print-directory pack
+
+# What the registry would be given: judged by its own tool, and packed into node.zip. It needs no address.
 pack: venv $(REGISTRY)/.installed
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node validate </dev/null
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node pack </dev/null

@@ -9,7 +9,7 @@ before it imports torch.
 import re
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """The pack's version, which pyproject.toml says too. Parent and ranks must be of one version."""
 
 

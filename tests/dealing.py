@@ -22,7 +22,14 @@ TESTS = Path(__file__).resolve().parent
 NEEDS = {
     "hosted server": ("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py")
     + ("test_parallel_decode.py",),
-    "server": ("comfy", "endurance", "test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"),
+    "server": (
+        "comfy",
+        "endurance",
+        "demo_model",
+        "test_smoke_graph.py",
+        "test_nothing_private.py",
+        "test_two_at_once.py",
+    ),
     "browser": ("browser", "parity", "refusals"),
     "hosted modules": ("models",),
     "ranks": ("runtime",),

@@ -1,18 +1,21 @@
-"""Which lines of the pack the tests run, in every process: pytest's own, servers, workers, commands.
+"""Which lines and branches of the pack each test runs, in every process: pytest's own, servers, workers, commands.
 
-Owns: an environment over .venv in build/coverage in which every interpreter measures from its start; the report. Does
-not own: which tests run (arguments go to pytest).
+Owns: an environment over .venv in build/coverage in which every interpreter measures from its start; the report; what
+the recording is of. Does not own: which tests run (arguments go to pytest), how a process knows its test
+(measured_process.py), what reads the recording beside the report (mutants/recorded.py).
 
 A worker gets an environment that the pool writes out for it, and leaves by `os._exit`: coverage's own variable does
 not reach it, and nothing that runs at exit would save. A .pth file of the interpreter does reach it, and coverage's
-patch of `os._exit` saves. A process that is killed leaves nothing, so what only such processes ran counts as not run.
+patch of `os._exit` saves. A process that is killed leaves what it ran before the test that was running then.
 
 `PYTHONPATH=tests python -m line_coverage [PYTEST ARGUMENTS]`; the exit code is pytest's.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -20,15 +23,16 @@ import venv
 from pathlib import Path
 
 import coverage
+from measured_process import FOLDER
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "build" / "coverage"
 MEASURED = ("parallel_runtime", "nodes")
 SETTINGS = """[run]
 source =
     {sources}
 data_file = {folder}/data/lines
 parallel = true
+branch = true
 patch = _exit
 disable_warnings = no-data-collected, module-not-measured
 
@@ -36,10 +40,9 @@ disable_warnings = no-data-collected, module-not-measured
 skip_covered = true
 """
 SETTINGS_OF_TESTS = {"PYTHONPATH": "tests", "START_EACH_RANK": "1"}  # a forked rank has no interpreter's start
-# The variable that asks for it is gone again before anything else looks at the environment.
 START = (
-    "import os, coverage; os.environ['COVERAGE_PROCESS_START'] = {settings!r}; "
-    "coverage.process_startup(); del os.environ['COVERAGE_PROCESS_START']\n"
+    "import sys; sys.path.insert(0, {tests!r}); import measured_process; sys.path.remove({tests!r}); "
+    "measured_process.start({settings!r})\n"
 )
 
 
@@ -52,22 +55,26 @@ def make_environment() -> Path:
     command = [str(python), "-c", query]
     site = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
     (site / "1_packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    (site / "2_measure.pth").write_text(START.format(settings=str(FOLDER / "settings.ini")))
+    start = START.format(tests=str(ROOT / "tests"), settings=str(FOLDER / "settings.ini"))
+    (site / "2_measure.pth").write_text(start)
     return python
 
 
 def main() -> int:
     """Run pytest, then print what was not run by file, and the whole of each measured folder."""
-    (FOLDER / "data").mkdir(parents=True, exist_ok=True)
-    for left in (FOLDER / "data").iterdir():
-        left.unlink()
+    for name in ("data", "running", "seconds"):
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
+        (FOLDER / name).mkdir(parents=True)
     settings, sources = FOLDER / "settings.ini", "\n    ".join(str(ROOT / name) for name in MEASURED)
     settings.write_text(SETTINGS.format(sources=sources, folder=FOLDER))
-    command = [str(make_environment()), "-m", "pytest", *sys.argv[1:]]
+    files = [path for name in MEASURED for path in sorted((ROOT / name).rglob("*.py"))]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
+    command = [str(make_environment()), "-m", "pytest", "-p", "measured_tests", *sys.argv[1:]]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **SETTINGS_OF_TESTS}, check=False).returncode
     found = coverage.Coverage(config_file=str(settings))
     found.combine()
     found.save()
+    (FOLDER / "sources.json").write_text(json.dumps(texts), encoding="utf-8")
     found.report()
     for name in MEASURED:
         print(f"\n{name}:")  # noqa: T201

@@ -80,16 +80,8 @@ def test_the_demo_tells_its_story_and_with_open_leaves_the_server_up_until_ctrl_
     end(demo, signal.SIGINT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGHUP, marks=pytest.mark.full, id="a closed terminal"),
-        pytest.param(signal.SIGINT, marks=pytest.mark.full, id="Ctrl-C"),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_ended_while_ranks_run_the_demo_leaves_no_process(tmp_path: Path, number: int) -> None:
     demo = start_demo(tmp_path / "out")
     said_until(demo, "the exchange between the ranks switched off")

@@ -74,26 +74,8 @@ def test_a_page_names_only_what_exists(page: Path, known: dict[str, set[str]]) -
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("`make tests` after `make test`", ["make tests"]),
-        ("`FOLDER=here make picture`", ["make picture"]),
-        ("`parallel_runtime/pool/crew.py` and `parallel_runtime/pool/pool.py`", ["parallel_runtime/pool/crew.py"]),
-        ("`crew.py` and `pool.py`", ["crew.py"]),
-        ("`nodes/shelf/` and `nodes/host/`", ["nodes/shelf/"]),
-        ("`tests/runtime/test_paritty.py`", ["tests/runtime/test_paritty.py", "test_paritty"]),
-        ("`test_that_went` and `test_a_page_names_only_what_exists`", ["test_that_went"]),
-    ],
-)
-def test_a_name_that_nobody_has_is_found(text: str, found: list[str], known: dict[str, set[str]]) -> None:
-    assert ghosts(text, **known) == found
-
-
-def test_names_that_exist_are_found_in_the_pages(known: dict[str, set[str]]) -> None:
-    """Else the patterns might match nothing."""
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    without = ghosts(text, known=set(), makes=set(), tests=set())
-    assert len([name for name in without if name.startswith("make ")]) > 20
-    assert len([name for name in without if name.endswith(".py")]) > 60
-    assert len([name for name in without if name.startswith("test_")]) > 40
+def test_names_that_nobody_has_are_found(known: dict[str, set[str]]) -> None:
+    wrong = ["make tests", "parallel_runtime/pool/crew.py", "nodes/shelf/", "test_that_went"]
+    right = ["make test", "parallel_runtime/pool/pool.py", "pool.py", "nodes/host/", "test_docs_name_what_exists"]
+    text = " ".join(f"`{name}`" for name in [*wrong, *right])
+    assert sorted(ghosts(text, **known)) == sorted(wrong)

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/exchange_groups",
         "runtime/packages",
         "runtime/torch_flags",
-        "runtime/weight_patch",
+        "runtime/weight_delta",
         "runtime/sampler_recurrence",
         "runtime/stock_caches",
         "runtime/pinned",
@@ -194,59 +194,23 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
     ("file", "source", "expected"),
     [
         ("parallel_runtime/plan.py", "from .pool.pool import Pool", "imports runtime/pool, which is not below it"),
-        (
-            "parallel_runtime/pool/pool.py",
-            "from ..worker import engine",
-            "imports runtime/worker, which is not below it",
-        ),
-        ("parallel_runtime/models/specs/wan.py", "from ...worker import mesh", "imports runtime/worker"),
         ("parallel_runtime/worker/engine.py", "def f():\n    import comfy.utils", "only nodes/host touches"),
         ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
         ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),
-        ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
         ("nodes/loader.py", "from ..parallel_runtime.cli.plan import run", "imports runtime/cli, a program"),
-        (
-            "nodes/host/model/patcher.py",
-            "def f():\n    from ....parallel_runtime.worker import engine",
-            "imports runtime/worker",
-        ),
-        ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
-        (
-            "nodes/host/model/patcher.py",
-            "from ...loader import ParallelFluxLoader",
-            "imports nodes, which is not below it",
-        ),
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
         ("parallel_runtime/models/hosted/hooks.py", "import comfy.ops", "at its top; import it in a function"),
-        ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
-        ("parallel_runtime/models/specs/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
-        ("parallel_runtime/models/specs/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
-        ("parallel_runtime/parallel/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
+        ("parallel_runtime/models/hosted/hooks.py", "from ..specs import x\ndef f():\n    import comfy.ops", ""),
+        ("nodes/host/model/patcher.py", "import comfy.utils\nfrom ....parallel_runtime.pool.pool import Pool", ""),
     ],
 )
 def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, source: str, expected: str) -> None:
-    folders = ("nodes/host", "parallel_runtime/parallel", "parallel_runtime/worker", "parallel_runtime/models/hosted")
-    for folder in folders:
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "parallel_runtime/worker/engine.py").write_text("")
     path = tmp_path / file
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True)
     path.write_text(source)
-    (line,) = offences(read_imports(tmp_path))
-    assert expected in line
-
-
-def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
-    allowed = {
-        "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.model import patcher",
-        "nodes/host/model/patcher.py": "import comfy.utils\nfrom ....parallel_runtime.pool.pool import Pool",
-        "parallel_runtime/models/hosted/hooks.py": "from ..specs import spec_of\ndef f():\n    import comfy.ops",
-        "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .watch import x\nfrom .. import plan",
-    }
-    for file, source in allowed.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(source)
-    assert offences(read_imports(tmp_path)) == []
+    found = offences(read_imports(tmp_path))
+    assert len(found) == bool(expected)
+    assert expected in "".join(found)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from host.server import PACK_ROOT
 from saved_workflows.ui_format import CHOICE, NOTE, is_widget
 
 from .blueprints import BLUEPRINTS, as_blueprint, without_save
-from .templates import TEMPLATES, Template, downloads
+from .templates import TEMPLATES, Template, downloads, offered
 
 COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
 ROW, HEAD = 26, 70
@@ -43,7 +43,7 @@ COLUMNS += (
     ("CreateVideo", 4),
     ("Save", 4),
 )
-NOTE_SIZE = (3 * COLUMN - GAP, 90)
+NOTE_SIZE = (3 * COLUMN - GAP, 300)
 THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
 RESULT = THUMBNAIL[1] - TITLE - MARGIN  # pixels of what was drawn, beside the graph
 # What the demo's model draws for the templates that it can run.
@@ -69,7 +69,7 @@ def as_drawn(graph: Workflow, info: dict[str, Any], template: Template) -> dict[
         for slot, output in enumerate(node["outputs"]):
             output["links"] = [link[0] for link in links if link[1:3] == [node["id"], slot]] or None
     _place(nodes)
-    nodes.append(_note(len(nodes) + 1, template.note))
+    nodes.append(as_note(len(nodes) + 1, template.note(offered(nodes))))
     kept = {"groups": [], "config": {}, "extra": {}, "version": 0.4}
     return {"last_node_id": len(nodes), "last_link_id": len(links), "nodes": nodes, "links": links, **kept}
 
@@ -117,7 +117,7 @@ def _node(
     }
 
 
-def _note(number: int, text: str) -> dict[str, Any]:
+def as_note(number: int, text: str) -> dict[str, Any]:
     """A note above the graph."""
     return {
         **{"id": number, "type": NOTE, "pos": [LEFT, TOP - GAP - NOTE_SIZE[1]], "size": list(NOTE_SIZE), "flags": {}},

@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import re
 import sys
-import tempfile
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from host.fetch import comfyui_path, comfyui_says
-from models.conftest import run_ranks
-from models.supported import Found
+from host.outcomes import RefusedError, StockFailsError
+from models.ranks import Ranks, RanksFailedError
+from models.supported import Found, found
 from parallel_runtime.models.specs import SPECS
 
 FOLDER = Path(__file__).parent
-ERROR, CONTROL = 1e-5, 1e-3  # as tests/models
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,18 @@ def _differs(path: str, other: Path) -> bool:
     return any(not (other / each).is_file() or (other / each).read_bytes() != text for each, text in mine.items())
 
 
+def _is_equal(ranks: Ranks, name: str) -> bool:
+    """Whether a case is equal over two ranks, and another without exchange."""
+    from models.test_hosted_parity import test_a_shared_model_equals_the_same_module_in_one_process as compare
+
+    try:
+        ranks.run(compare, name)
+    except (RanksFailedError, RefusedError, StockFailsError) as error:
+        sys.stderr.write(f"{name}: {error}\n")
+        return False
+    return True
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,13 +163,11 @@ def main() -> None:
         text = (comfyui_path() / "comfyui_version.py").read_text(encoding="utf-8")
         since(listed(comfyui_path()), re.findall(r'"([\d.]+)"', text)[-1])
         return
-    with tempfile.TemporaryDirectory() as folder:
-        run_ranks("ranks", Path(folder), "2")
-        rows = json.loads((Path(folder) / "2.json").read_text())
-        said = json.loads((Path(folder) / "classes.json").read_text())
-    right = {name: row["error"] <= ERROR and row["control"] > CONTROL for name, row in rows.items()}
+    with closing(Ranks(comfyui_path())) as ranks:
+        (said,) = ranks.run(found, ranks=1)
+        right = {name: _is_equal(ranks, name) for name, path in said["cases"].items() if path in SPECS}
     equal = {path for name, path in said["cases"].items()} & set(SPECS)
-    equal -= {path for name, path in said["cases"].items() if not right[name]}
+    equal -= {path for name, path in said["cases"].items() if not right.get(name, True)}
     if given.beside is not None:
         differing = {path for path in equal if _differs(path, given.beside)}
         equal &= differing

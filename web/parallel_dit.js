@@ -22,6 +22,7 @@ const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
 const STRIP = 'ParallelDiT.Canvas.Strip'
 const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
+const FIRST_TEMPLATE = 'z_image_turbo' // it fits most cards
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
@@ -81,8 +82,21 @@ const first = {
   go(step) {
     if (step === 'doctor') return run('doctor')
     if (step === 'result') return run('timeline')
-    const { command } = app.extensionManager
-    return command.execute(step === 'run' ? 'Comfy.QueuePrompt' : 'Comfy.BrowseTemplates')
+    if (step === 'files') return openTemplate(FIRST_TEMPLATE)
+    return app.extensionManager.command.execute('Comfy.QueuePrompt')
+  }
+}
+
+/* Opens one of the pack's templates as the list of templates would; the list itself where that fails. */
+async function openTemplate(name) {
+  try {
+    const pack = new URL('.', import.meta.url).pathname.split('/').at(-2) // the folder it was installed to
+    const answer = await api.fetchApi(`/workflow_templates/${pack}/${name}.json`)
+    if (!answer.ok) throw new Error(`${name}: ${answer.status}`)
+    await app.loadGraphData(await answer.json(), true, true, name, { openSource: 'template' })
+  } catch (error) {
+    console.warn(error)
+    app.extensionManager.command.execute('Comfy.BrowseTemplates')
   }
 }
 

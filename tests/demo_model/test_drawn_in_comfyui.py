@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
 from demo import networks
 from demo.evaluation import agreement
-from demo.graphs import MODELS, demo_server, find, parallel_graph, without_exchange, without_our_nodes
+from demo.graphs import MODELS, find, parallel_graph, without_exchange, without_our_nodes
 from demo.words import Combination, combinations
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, relative_error
@@ -19,30 +17,23 @@ pytestmark = pytest.mark.slow
 ASKED = combinations()[1][2]  # a red apple on brown, bottom left
 
 
-@pytest.fixture(scope="module")
-def demo_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyClient]:
-    """A ComfyUI with the demo's model."""
-    with demo_server(tmp_path_factory.mktemp("demo")) as server:
-        yield ComfyClient(server.url)
-
-
 def graph_of(asked: Combination) -> Workflow:
     """The demo's graph for a combination over two CPU ranks."""
     return parallel_graph(asked.prompt(), devices="cpu:2")
 
 
-def test_two_ranks_draw_what_stock_comfyui_draws(demo_client: ComfyClient) -> None:
+def test_two_ranks_draw_what_stock_comfyui_draws(client: ComfyClient) -> None:
     ours = graph_of(ASKED)
-    stock = latent_of(demo_client, without_our_nodes(ours))
+    stock = latent_of(client, without_our_nodes(ours))
     assert stock.dtype == torch.float32
-    assert relative_error(latent_of(demo_client, ours), stock) <= TOLERANCE
-    assert relative_error(latent_of(demo_client, without_exchange(ours)), stock) > 0.1
+    assert relative_error(latent_of(client, ours), stock) <= TOLERANCE
+    assert relative_error(latent_of(client, without_exchange(ours)), stock) > 0.1
 
 
-def test_the_picture_shows_its_prompt_and_no_other(demo_client: ComfyClient) -> None:
+def test_the_picture_shows_its_prompt_and_no_other(client: ComfyClient) -> None:
     graph = without_our_nodes(graph_of(ASKED))
-    (item,) = demo_client.queue(graph).require_success().images()
-    pixels = torch.from_numpy(np.asarray(demo_client.image(item)).copy()).permute(2, 0, 1)[None] / 255
+    (item,) = client.queue(graph).require_success().images()
+    pixels = torch.from_numpy(np.asarray(client.image(item)).copy()).permute(2, 0, 1)[None] / 255
     classifier = networks.load(MODELS / "demo_classifier.safetensors", torch.device("cpu"))
     assert agreement(classifier, pixels, [ASKED]).tolist() == [[True, True, True]]
     others = Combination((ASKED.thing + 1) % 40, (ASKED.colour + 1) % 8, (ASKED.place + 1) % 5)
@@ -56,9 +47,9 @@ def test_the_picture_shows_its_prompt_and_no_other(demo_client: ComfyClient) -> 
         ("a red apple on blue, top left " * 2, "has 12 words, the demo's model takes 8"),
     ],
 )
-def test_words_it_never_learnt_are_named(demo_client: ComfyClient, text: str, said: str) -> None:
+def test_words_it_never_learnt_are_named(client: ComfyClient, text: str, said: str) -> None:
     graph = without_our_nodes(graph_of(ASKED))
     graph[find(graph, "CLIPTextEncode")]["inputs"]["text"] = text
-    failed = demo_client.queue(graph)
+    failed = client.queue(graph)
     assert (failed.status, failed.error_node) == ("error", "CLIPTextEncode")
     assert said in failed.error_message.splitlines()[0]

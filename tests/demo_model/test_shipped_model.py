@@ -33,12 +33,9 @@ def agreed(loaded: dict, transformer: torch.nn.Module, wanted: tuple[Combination
     return agreement(loaded["classifier"], in_parts(loaded["autoencoder"], "decode", latents).clamp(0, 1), wanted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "wanted",
-    [ONE_OF_EACH, pytest.param(UNSEEN, marks=[pytest.mark.full, pytest.mark.timeout(1200)])],
-    ids=["40", "200"],
-)
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("wanted", [ONE_OF_EACH, UNSEEN], ids=["40", "200"])
 def test_the_model_draws_what_training_never_saw(loaded: dict, wanted: tuple[Combination, ...]) -> None:
     found = agreed(loaded, loaded["transformer"], wanted)
     assert all(value >= 85 for value in summary(found).values()), summary(found)
@@ -52,7 +49,7 @@ def test_the_classifier_rejects_noise(loaded: dict) -> None:
     assert agreement(loaded["classifier"], noise, ONE_OF_EACH)[:, 0].sum() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("gates", ["as it starts", "random"])
 def test_the_classifier_rejects_what_an_untrained_model_draws(loaded: dict, gates: str) -> None:
     torch.manual_seed(0)

@@ -41,8 +41,7 @@ OURS = {ENTRY, LAUNCHER, "parallel_runtime.worker.by_torchrun", "parallel_runtim
 OURS |= {"parallel_runtime.models.hosted.reference", "benchmarks.gpu", "benchmarks.share"}
 WITH_RANKS = {COMFYUI, LAUNCHER, "benchmarks.gpu"}  # beside which stands a process that forks
 PROGRAMS = OURS | {
-    *(COMFYUI, "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
-    *(f"models.{name}" for name in ("ranks", "pipeline_ranks", "step_cache_ranks", "quantised_ranks", "supported")),
+    *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"

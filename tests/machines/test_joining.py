@@ -14,6 +14,7 @@ import pytest
 
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
+from parallel_runtime import VERSION
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines.connection import (
     ANSWER,
@@ -213,7 +214,7 @@ def test_another_token_is_refused_on_both_sides(server, token_file, tmp_path):
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
-        ({"pack": "9.9.9"}, "Parallel DiT is 9.9.9 there and 0.1.0 beside ComfyUI; update this pack on both"),
+        ({"pack": "9.9.9"}, f"Parallel DiT is 9.9.9 there and {VERSION} beside ComfyUI; update this pack on both"),
         ({"torch": "2.6.0+cpu"}, "torch is 2.6.0 there and 2.9.0 beside ComfyUI; install the same torch on both"),
         ({"comfyui": "0.25.0"}, "ComfyUI is 0.25.0 there and 0.24.0 beside ComfyUI; update ComfyUI on both"),
     ],

@@ -1,39 +1,36 @@
-"""Runs of cases and checks in forked ranks; that of all cases, over 2 and over 3 ranks, which several files look at."""
+"""What all tests of this folder share: ranks that have imported ComfyUI, a pool of four workers, a Wan's file."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from host.fetch import comfyui_path
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.pool.pool import Pool
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_ranks(module: str, folder: Path, numbers: str, *more: str, timeout_s: float = 280) -> Path:
-    """Run one of this folder's modules that fork ranks; returns `folder`, in which it wrote."""
-    command = [sys.executable, "-m", f"models.{module}", str(comfyui_path()), str(folder), numbers, *more]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
-
-
-# Three share heads unevenly, which two seldom do; two alone are left to the full tier.
-NUMBERS = [pytest.param(3), pytest.param(2, marks=pytest.mark.full)]
-
-
-@pytest.fixture(scope="session", params=NUMBERS)
-def ranks(request: pytest.FixtureRequest) -> int:
-    """How many ranks share each case."""
-    return int(request.param)
+from .pooled import write_wan
+from .ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def results(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that ranks.py wrote."""
-    return run_ranks("ranks", tmp_path_factory.mktemp("hosted"), str(ranks))
+def comfyui_ranks() -> Iterator[Ranks]:
+    """Ranks that run functions of these files."""
+    ranks = Ranks(comfyui_path())
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Four ranks."""
+    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A Wan's file."""
+    return write_wan(tmp_path_factory.mktemp("wan"))

@@ -1,15 +1,13 @@
 """Files of each format beside ComfyUI's own loader on pretended cards: which kernels run, and what they move.
 
-`python -m models.formats_as_stock COMFYUI FOLDER` loads each file twice for each card, as ComfyUI's loader does and as
-a rank does, calls both and counts. A card is a compute capability that ComfyUI is told of; everything runs on a CPU,
-which has products of fp8 and int8. Those of nvfp4 and mxfp8 are stand-ins of one operation each, which widens what it
-multiplies. Writes FOLDER/rows.json.
+Each file is loaded twice for each card, as ComfyUI's loader does and as a rank does; both are called and counted. A
+card is a compute capability that ComfyUI is told of; everything runs on a CPU, which has products of fp8 and int8.
+Those of nvfp4 and mxfp8 are stand-ins of one operation each, which widens what it multiplies.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,15 +24,14 @@ from host.formats import BLOCK
 from host.outcomes import StockFailsError
 from host.quantised import quantised
 from host.weight_traffic import Use, WeightTraffic, matrices_of
-from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.models.hosted.build import recognise
-from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.dtypes import loaded_dtypes
 from parallel_runtime.models.hosted.formats import widened_formats
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.worker.hosted_weights import HostedWeights
 
-from .quantised_ranks import INPUTS, SIZES, TOLD
+from .quantised_model import COMFYUI, INPUTS, SIZES, TOLD
 from .tiny import at, build, noise
 
 CPU = torch.device("cpu")
@@ -77,8 +74,9 @@ def card(capability: tuple[int, int], fast: str) -> Iterator[None]:
         yield
 
 
-def with_products() -> torch.library.Library:
-    """Have the products of nvfp4 and mxfp8 that a CPU lacks, one operation each, while their library is held."""
+@contextmanager
+def products() -> Iterator[None]:
+    """Inside, the products of nvfp4 and mxfp8 that a CPU lacks, one operation each."""
     import comfy_kitchen
 
     library = torch.library.Library("stand_in", "FRAGMENT")
@@ -109,8 +107,8 @@ def with_products() -> torch.library.Library:
         out: Tensor = torch.ops.stand_in.mxfp8(a, b, scales["block_scale_a"], scales["block_scale_b"], out_dtype)
         return out if bias is None else out + bias
 
-    comfy_kitchen.scaled_mm_nvfp4, comfy_kitchen.scaled_mm_mxfp8 = of_nvfp4, of_mxfp8
-    return library
+    with mock.patch.multiple(comfy_kitchen, scaled_mm_nvfp4=of_nvfp4, scaled_mm_mxfp8=of_mxfp8):
+        yield
 
 
 def write_files(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
@@ -156,7 +154,7 @@ def of_stock(path: Path) -> Loaded:
     return called(whole.diffusion_model, whole.get_dtype_inference())
 
 
-def of_rank(path: Path, comfyui: ComfyUI) -> Loaded:
+def of_rank(path: Path) -> Loaded:
     """What a rank makes of it, called; its spec is what the loader of this pack says of the file."""
     import comfy.utils
 
@@ -165,7 +163,7 @@ def of_rank(path: Path, comfyui: ComfyUI) -> Loaded:
     dtype, kept = loaded_dtypes("default", recognised.weights, recognised.config, CPU)
     name = str(dtype).removeprefix("torch.")
     weights = OnACard(
-        ModelSpec.of(str(path), name, comfyui=comfyui, kept=kept),
+        ModelSpec.of(str(path), name, comfyui=COMFYUI, kept=kept),
         device=CPU,
         group=Axis("one"),
         offloaded=False,
@@ -197,24 +195,16 @@ def row(stock: Loaded, rank: Loaded, file_bytes: int) -> dict[str, Any]:
     }
 
 
-def main(comfyui: str, folder: Path) -> int:
-    """Everything. Returns 0."""
-    torch.set_num_threads(1)
-    said = ComfyUI(comfyui, ("--use-pytorch-cross-attention",))
-    import_comfyui(said, CPU)
-    _library = with_products()
-    paths, absent = write_files(folder)
-    rows: dict[str, Any] = {"absent": absent}
-    for fast, kinds in FAST.items():
-        for name, capability in CARDS.items():
-            with card(capability, fast):
-                for kind in paths.keys() & set(kinds):
-                    path = paths[kind]
-                    found = row(of_stock(path), of_rank(path, said), path.stat().st_size)
-                    rows[f"{kind} | {name} | {fast}"] = found | {"widened": said_of(path)}
-    (folder / "rows.json").write_text(json.dumps(rows))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+def rows_of(_: object, folder: str) -> dict[str, Any]:
+    """Every file on every card, run in one rank."""
+    with products():
+        paths, absent = write_files(Path(folder))
+        rows: dict[str, Any] = {"absent": absent}
+        for fast, kinds in FAST.items():
+            for name, capability in CARDS.items():
+                with card(capability, fast):
+                    for kind in paths.keys() & set(kinds):
+                        path = paths[kind]
+                        found = row(of_stock(path), of_rank(path), path.stat().st_size)
+                        rows[f"{kind} | {name} | {fast}"] = found | {"widened": said_of(path)}
+    return rows

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_runtime.parallel.attention import QKV, AttentionFunction
+from parallel_runtime.parallel.collectives import Axis
 
 
 class GlooGroup:
@@ -18,6 +19,11 @@ class GlooGroup:
         self.parts, self.index = dist.get_world_size(), dist.get_rank()
         self.named = ""  # no kernel was asked for
         self.attentions = self.most_keys = 0
+
+    @property
+    def axis(self) -> Axis:
+        """An axis of all ranks."""
+        return Axis("all", self.parts, self.index, dist.group.WORLD)
 
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """Whole along `dim`."""

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel_runtime.models.block_chain import CHAINS
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.hook_points import find_hook_points
@@ -34,7 +33,12 @@ from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.kept_keys import HeldRows
 from parallel_runtime.weights.block_shards import blocks_of
 
+from .cases import CASES
+from .gloo_group import GlooGroup
+from .tiny import call, difference
+
 Call = Callable[[nn.Module, dict[str, Any]], Tensor]
+PATCHES = 3
 
 
 def moved(inputs: dict[str, Any], amount: float) -> dict[str, Any]:
@@ -79,8 +83,6 @@ class Pipeline:
         costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
         run = stage_run(costs, stages=ranks, stage=rank)
         before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
-        staged = [*blocks.values(), *before.values()]
-        self._blocks = staged
         self.staged = StagedBlocks(model, plan, blocks, run, before=before)
         self.shared = SharedModel(model, plan, self.group)
         self.last = rank == ranks - 1
@@ -107,13 +109,6 @@ class Pipeline:
                 assert not (self.last and (warm or patch == self.patches - 1))
         assert (out is not None) == self.last
         return out
-
-    def remove(self) -> None:
-        """The model as it was."""
-        self.shared.remove()
-        for block in self._blocks:
-            del vars(block)[CHAINS]
-            vars(block).pop("forward", None)
 
 
 class Simulation:
@@ -276,32 +271,25 @@ def axes_of(parts: int, kind: str, groups: list[dist.ProcessGroup | None]) -> di
     return axes | {kind: Axis(kind, parts, rank % parts, groups[rank // parts], traffic)} if parts > 1 else axes
 
 
-def compare(
-    model: nn.Module, inputs: dict[str, Any], call: Call, *, patches: int, axes: dict[str, Axis]
-) -> dict[str, Any]:
-    """Errors of a pipeline over these ranks, on those of the last stage: in warm-up, and in the two steps after one.
+def errors(group: GlooGroup, name: str, kind: str) -> dict[str, float]:
+    """Of a case in two stages over these ranks, on those of the last stage: in warm-up, and in the two steps after one.
 
-    `stale`: how far PipeFusion is from the module itself.
+    `kind`: the axis that the ranks of a stage have. `stale`: how far PipeFusion is from the module itself.
     """
+    model, inputs = CASES[name]()
     steps = [inputs, moved(inputs, 0.3), moved(inputs, 0.6)]
     wanted = [call(model, each) for each in steps]
-    parts = axes["ring"].size * axes["ulysses"].size
-    simulation = Simulation(model, patches, parts, call, inputs)
+    parts = group.parts // 2
+    groups = [dist.new_group(list(range(first, first + parts))) for first in range(0, group.parts, parts)]
+    simulation = Simulation(model, PATCHES, parts, call, inputs)
     simulated = [simulation(each, warm=not number) for number, each in enumerate(steps)]
-    pipeline = Pipeline(model, patches, axes)
-    try:
-        got = [pipeline(call, copy.copy(each), warm=not number) for number, each in enumerate(steps)]
-        again = pipeline(call, steps[1], warm=True)
-    finally:
-        pipeline.remove()
+    pipeline = Pipeline(model, PATCHES, axes_of(parts, kind, groups))
+    got = [pipeline(call, copy.copy(each), warm=not number) for number, each in enumerate(steps)]
+    again = pipeline(call, steps[1], warm=True)
     if not pipeline.last:
         return {}
-
-    def error(out: Tensor, want: Tensor) -> float:
-        return float((out - want).norm() / want.norm()) if out.isfinite().all() else math.inf
-
     return {
-        "warm": max(error(got[0], wanted[0]), error(again, wanted[1])),
-        "simulated": max(error(got[step], simulated[step]) for step in (1, 2)),
-        "stale": error(got[2], wanted[2]),
+        "warm": max(difference(got[0], wanted[0]), difference(again, wanted[1])),
+        "simulated": max(difference(got[step], simulated[step]) for step in (1, 2)),
+        "stale": difference(got[2], wanted[2]),
     }

@@ -1,263 +1,242 @@
-"""Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
+"""Ranks over gloo that have imported torch and ComfyUI once, live for the session, and run functions by their names.
 
-ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. A case that
-fails ends no other: the ranks are forked anew for those after it. Writes into FOLDER:
+A test of this folder hands them one with `in_ranks`, or `Ranks.run`: each of N ranks finds the function in its file,
+calls it with the group of all ranks, and answers with what it returned or with its traceback. A process of its own
+imports ComfyUI and forks each N from there. After a failure that N is forked anew, since its ranks may wait in an
+exchange. What travels between processes is JSON: names, numbers, texts.
 
-- RANKS.json, a row for each case: relative error, that of the negative control, or why it failed;
-- left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan;
-- checks-RANKS-RANK.json, what each check of checks.py found on a rank;
-- given.json, for each case the layers that are given the tensor of the layer before (shared_inputs.py);
-- loras.json, for the first case of each class how LoRAs beside its layers differ from merged ones (lora_layers.py);
-- classes.json, what ComfyUI's list of models has (supported.py).
+Does not own: cases (cases_*.py), what a rank's group does (gloo_group.py).
 """
 
 from __future__ import annotations
 
-import copy
+import importlib
+import inspect
+import itertools
 import json
 import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from parallel_runtime.parallel.attention import SequenceParallelAttention
-from parallel_runtime.parallel.collectives import Axis
+from host import outcomes
 
-from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
-from .shared_inputs import Found, watched
-
-CHUNKS = (1, 2, 3)  # into which heads are sent, where ranks have as many
+ROOT = Path(__file__).resolve().parents[2]
+GROUP = "group"  # the argument of a function that runs in ranks, which each rank makes
+SAID_BY_TESTS = (outcomes.StockFailsError, outcomes.RefusedError)
 
 
 def start_comfyui(path: str) -> None:
-    """Import ComfyUI from a folder as a worker does: no command line but ours, attention replaced first."""
-    sys.path.insert(0, path)
-    sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
-    import comfy.options
+    """Import ComfyUI from a folder as a worker does."""
+    from parallel_runtime.checkpoint import ComfyUI
+    from parallel_runtime.models.hosted.comfyui import import_comfyui
 
-    comfy.options.enable_args_parsing()
-    import comfy.patcher_extension
-
-    from parallel_runtime.models.hosted.attention import install
-
-    install()
+    import_comfyui(ComfyUI(path, ("--use-pytorch-cross-attention",)), torch.device("cpu"))
 
 
-def call(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-    """One call, its output flat."""
-    given = copy.deepcopy(inputs)
-    if hasattr(model, "clear_kv_cache"):  # as the worker before each call
-        model.clear_kv_cache()
-    out = model(**given)
-    return torch.cat([each.flatten() for each in out]) if isinstance(out, (list, tuple)) else out.flatten()
+class RanksFailedError(AssertionError):
+    """A function failed in a rank; the text is the traceback of the rank that said so first."""
 
 
-def difference(got: Tensor, want: Tensor) -> float:
-    """Relative error; infinite for what is not finite or has another shape."""
-    if got.shape != want.shape or not got.isfinite().all():
-        return float("inf")
-    return float((got - want).norm() / want.norm())
+class Ranks:
+    """The process that has imported ComfyUI, and the ranks that it forked."""
+
+    def __init__(self, comfyui: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
+        self._said = tempfile.TemporaryFile("w+")  # what it prints
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "models.ranks", str(comfyui)],
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+        )
+
+    def run(self, function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
+        """What the function returned on each rank. Raises RanksFailedError, or what a test says of stock ComfyUI."""
+        assert self._process.stdin and self._process.stdout
+        name = getattr(function, "named", f"{function.__module__}:{function.__qualname__}")
+        asked = {"ranks": ranks, "function": name, "arguments": arguments}
+        self._process.stdin.write(json.dumps(asked, default=str) + "\n")  # of paths the texts
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._said.seek(0)
+            raise RanksFailedError(f"the process that has ComfyUI ended: {self._said.read()[-4000:]}")
+        answer = json.loads(line)
+        for kind in SAID_BY_TESTS:
+            if answer.get("kind") == kind.__name__:
+                raise kind(answer["text"])
+        if "failed" in answer:
+            raise RanksFailedError(answer["failed"])
+        found: list[Any] = answer["returned"]
+        return found
+
+    def close(self) -> None:
+        """End all of them."""
+        self._process.communicate(timeout=60)
+        self._said.close()
 
 
-def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dict[str, Any]:
-    """A case shared: twice, with heads in one chunk and in more, then without exchange, then whole again."""
-    from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.specs import spec_of
+def in_ranks(ranks: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Have a test's body run on each of so many ranks, or as many as its parameter `ranks` says.
 
-    group = GlooGroup()
-    shared = SharedModel(model, spec_of(type(model)), group)
-    error = max(difference(call(model, inputs), want) for _ in range(2))
-    gathers = group.attentions
-    axis = Axis("ulysses", group.parts, group.index, dist.group.WORLD)
-    outputs, exchanges = [], []
-    for number in CHUNKS:
-        axis.traffic.reset()
-        shared.group = SequenceParallelAttention(ulysses=axis, chunks=partial(chunks_of, number))
-        outputs.append(call(model, inputs))
-        exchanges.append(axis.traffic.calls)
-    shared.group = OwnTokensOnly()
-    control = difference(call(model, inputs), want)
-    shared.active = False
-    whole = difference(call(model, inputs), want)
-    shared.remove()
-    return {
-        "error": max(error, difference(outputs[0], want)),
-        "control": control,
-        "whole": whole,
-        "attentions": gathers,
-        "chunks": all(torch.equal(outputs[0], each) for each in outputs[1:]),
-        "exchanges": exchanges,
-    }
+    Its first argument is the group of all ranks (`GlooGroup`), the others are its parameters.
+    """
+
+    def of_ranks(function: Callable[..., None]) -> Callable[..., None]:
+        names = [name for name in inspect.signature(function).parameters if name != GROUP]
+
+        def test(comfyui_ranks: Ranks, **given: Any) -> None:
+            number = given.pop("ranks") if ranks is None else ranks
+            comfyui_ranks.run(test, *(given[name] for name in names), ranks=number)
+
+        taken = ["comfyui_ranks", *names, *(["ranks"] if ranks is None else [])]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        test.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in taken])  # type: ignore[attr-defined]
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(test, name, getattr(function, name))
+        test.body = function  # type: ignore[attr-defined]
+        test.named = f"{function.__module__}:{function.__qualname__}"  # type: ignore[attr-defined]
+        return pytest.mark.slow(test)
+
+    return of_ranks
 
 
-def run_checks() -> dict[str, str]:
-    """Check -> what was wrong on this rank, "" when nothing was."""
-    from . import (  # noqa: F401  which add to them
-        checks_build,
-        checks_keeper,
-        checks_kept,
-        checks_layouts,
-        checks_patches,
-        checks_unets,
-        checks_whole,
-        checks_words,
-    )
-    from .checks import CHECKS
+def found(name: str) -> Callable[..., Any]:
+    """The function of a file by its name, of a test its body."""
+    module, _, path = name.partition(":")
+    function = getattr(importlib.import_module(module), path)
+    return getattr(function, "body", function)
+
+
+def failed(error: BaseException, where: str) -> dict[str, str]:
+    """What is answered for a function that raised."""
+    told = "".join(traceback.format_exception(error))
+    return {"kind": type(error).__name__, "text": str(error), "failed": f"{where}: {told}"}
+
+
+@contextmanager
+def refused(*texts: str) -> Iterator[None]:
+    """Inside, a ValueError with all of these texts is raised."""
+    with pytest.raises(ValueError, match=re.escape(texts[0])) as error:
+        yield
+    missing = [text for text in texts if text not in str(error.value)]
+    assert not missing, f"{missing} not in: {error.value}"
+
+
+class RankSet:
+    """Ranks that meet in `store`, a file that was not there before."""
+
+    def __init__(self, number: int, store: Path) -> None:
+        self.number, self._children, self._sockets = number, list[int](), list[socket.socket]()
+        for rank in range(number):
+            mine, its = socket.socketpair()
+            child = os.fork()
+            if child == 0:
+                for each in (mine, *self._sockets):
+                    each.close()
+                os._exit(_rank(its, rank, number, store))
+            its.close()
+            self._children.append(child)
+            self._sockets.append(mine)
+
+    def run(self, line: str) -> dict[str, Any]:
+        """Hand all ranks the line; their answers, or that of the first that failed."""
+        answers: dict[int, Any] = {}
+        with selectors.DefaultSelector() as waiting:
+            for rank, each in enumerate(self._sockets):
+                each.sendall(line.encode())
+                waiting.register(each.makefile("r", encoding="utf-8"), selectors.EVENT_READ, rank)
+            while len(answers) < self.number:
+                for key, _ in waiting.select():
+                    said = key.fileobj.readline()  # type: ignore[union-attr]
+                    answer = json.loads(said) if said else {"failed": f"rank {key.data} of {self.number} ended"}
+                    if "failed" in answer:
+                        return answer
+                    answers[key.data] = answer["returned"]
+                    waiting.unregister(key.fileobj)
+        return {"returned": [answers[rank] for rank in range(self.number)]}
+
+    def end(self, *, kill: bool = False) -> None:
+        """All of its processes, of which some may wait for another."""
+        for child, each in zip(self._children, self._sockets, strict=True):
+            if kill:
+                os.kill(child, signal.SIGKILL)
+            each.shutdown(socket.SHUT_RDWR)  # of which ranks that were forked later have copies
+            each.close()
+        for child in self._children:
+            os.waitpid(child, 0)
+
+
+def _rank(its: socket.socket, rank: int, ranks: int, store: Path) -> int:
+    """One rank, until nobody hands it functions. Returns its exit code."""
     from .gloo_group import GlooGroup
 
-    found = {}
-    for name, check in CHECKS.items():
-        try:
-            check(GlooGroup())
-            found[name] = ""
-        except (AssertionError, KeyError, RuntimeError, ValueError):
-            found[name] = traceback.format_exc()
-    return found
-
-
-def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], *, checks: bool) -> None:
-    """One rank: every case, in order, then all checks. Rank 0 writes a row for each case, whichever rank fails."""
-    path = folder / f"{ranks}.json"
-    rows = json.loads(path.read_text()) if path.exists() else {}
-    with torch.inference_mode():
-        for name, (model, inputs, want) in cases.items():
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(store), ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    with its.makefile("r", encoding="utf-8") as lines:
+        for line in lines:
+            asked = json.loads(line)
+            torch.manual_seed(0)  # alike on all ranks, whatever ran before
             try:
-                rows[name] = compare(model, inputs, want)
-            except Exception as error:
-                said = {"name": name, "failed": f"rank {rank} of {ranks}: {type(error).__name__}: {error}"}
-                (folder / f"failed-{rank}").write_text(json.dumps(said))
-                raise RuntimeError(f"{name}, rank {rank} of {ranks}") from error
-            if rank == 0:
-                path.write_text(json.dumps(rows))
-        if checks:
-            (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(run_checks()))
+                with torch.inference_mode():
+                    returned = found(asked["function"])(GlooGroup(), *asked["arguments"])
+                answer = {"returned": returned}
+            except BaseException as error:  # noqa: BLE001  said by the test
+                answer = failed(error, f"rank {rank} of {ranks}")
+            its.sendall((json.dumps(answer) + "\n").encode())
+    dist.destroy_process_group()
+    sys.stderr.flush()
+    return 0
 
 
-def run_cases(ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], *, checks: bool) -> bool:
-    """Run all cases in forked ranks; after one that fails, the next ones in new ranks. Whether the last ended well."""
-    path, left = folder / f"{ranks}.json", dict(cases)
-    while True:
-        for marker in folder.glob("failed-*"):
-            marker.unlink()
-        (folder / f"meet{ranks}").unlink(missing_ok=True)
-        well = fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=left, checks=checks))
-        names = list(left)
-        said = [json.loads(marker.read_text()) for marker in folder.glob("failed-*")]
-        if well or not said:
-            return well
-        first = min(said, key=lambda each: names.index(each["name"]))  # what other ranks say follows from it
-        rows = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(rows | {first["name"]: {"failed": first["failed"]}}))
-        left = {name: left[name] for name in names[names.index(first["name"]) + 1 :]}
-
-
-def fork_ranks(ranks: int, folder: Path, one: Callable[[int], None]) -> bool:
-    """Run `one` in each rank, with a process group that meets in `folder`; returns whether all of them ended well."""
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                dist.init_process_group(
-                    "gloo",
-                    store=dist.FileStore(str(folder / f"meet{ranks}"), ranks),
-                    rank=rank,
-                    world_size=ranks,
-                    timeout=timedelta(seconds=60),
-                )
-                one(rank)
-                dist.barrier()
-                code = 0
-            finally:
-                if code:
-                    traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(code)
-        children.append(child)
-    return all([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children])
-
-
-RankMain = Callable[..., None]  # of a rank, with `ranks`, `folder` and `cases`: a model and its inputs, by name
-
-
-def run_some(arguments: Sequence[str], takes: Callable[[Any], bool], one: RankMain) -> int:
-    """Run `one` in ranks, for the cases whose plan `takes` says yes to: COMFYUI FOLDER RANKS,... [NAME ...].
-
-    Returns 0 when all ranks ended well.
-    """
-    comfyui, folder, numbers, *names = arguments
+def main(comfyui: str) -> None:
+    """Import ComfyUI, then run what is asked for, a line each, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what ComfyUI prints
     torch.set_num_threads(1)
     start_comfyui(comfyui)
-    from parallel_runtime.models.specs import find_spec
-
-    from .cases import CASES
-
-    cases = {}
-    with torch.inference_mode():
-        for name in names or CASES:
-            model, inputs = CASES[name]()
-            plan = find_spec(type(model))
-            if plan is not None and takes(plan):
-                cases[name] = (model, inputs)
-    well = [
-        fork_ranks(ranks, Path(folder), partial(one, ranks=ranks, folder=Path(folder), cases=cases))
-        for ranks in map(int, numbers.split(","))
-    ]
-    return 0 if all(well) else 1
-
-
-def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
-    """Everything. Returns 0 when all ranks ended well."""
-    torch.set_num_threads(1)
-    start_comfyui(comfyui)
-    from parallel_runtime.models.specs import spec_of
-
-    from .cases import CASES
-
-    cases: dict[str, tuple[Any, Any, Any]] = {}
-    given: dict[str, Found] = {}
-    left_out: dict[str, dict[str, str]] = {"stock fails": {}, "refused": {}}
-    with torch.inference_mode():
-        for name, make in CASES.items():
-            if only in name:
-                try:
-                    model, inputs = make()
-                    with watched(model) as given[name]:
-                        cases[name] = (model, inputs, call(model, inputs))
-                except Exception as error:  # noqa: BLE001  whatever this ComfyUI's class raises for the case
-                    left_out["stock fails"][name] = f"{type(error).__name__}: {error}"
-    for name in list(cases):
-        try:
-            spec_of(type(cases[name][0]))
-        except ValueError as error:
-            left_out["refused"][name] = str(error)
-            del cases[name]
-    (folder / "left_out.json").write_text(json.dumps(left_out))
-    (folder / "given.json").write_text(json.dumps({name: asdict(each) for name, each in given.items()}))
-    if not only:
-        from .lora_layers import beside_and_merged
-        from .supported import found
-
-        firsts = {type(model): (name, model, inputs) for name, (model, inputs, _) in reversed(cases.items())}
-        with torch.inference_mode():
-            loras = {name: beside_and_merged(model, inputs) for name, model, inputs in firsts.values()}
-        (folder / "loras.json").write_text(json.dumps(loras))
-        (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
-    well = [run_cases(ranks, folder, cases, checks=not only) for ranks in numbers]
-    return 0 if all(well) else 1
+    sets: dict[int, RankSet] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        stores = (Path(folder) / f"{number}" for number in itertools.count())
+        for line in sys.stdin:
+            asked = json.loads(line)
+            try:
+                found(asked["function"])  # whose imports all ranks that are forked from now on have
+                number = asked["ranks"]
+                if number not in sets:
+                    sets[number] = RankSet(number, next(stores))
+                answer = sets[number].run(line)
+            except Exception as error:  # noqa: BLE001  said by the test
+                answer = failed(error, "before any rank ran")
+            if "failed" in answer and (ranks := sets.pop(asked["ranks"], None)):
+                ranks.end(kill=True)
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        for ranks in sets.values():
+            ranks.end()
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], "".join(sys.argv[4:]))
-    )
+    main(sys.argv[1])

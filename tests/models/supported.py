@@ -1,26 +1,20 @@
 """What ComfyUI's list of models is made of: the transformer or U-Net of each class of `comfy.supported_models.models`.
 
 Each class of the list makes its model on the meta device, as ComfyUI's loader has it do, with too few sizes for most;
-what `BaseModel` was then about to build is read from its frame. `python -m models.supported COMFYUI` prints that, and
-what each case of cases_*.py builds, as JSON.
+what `BaseModel` was then about to build is read from its frame.
 
 Owns: what is asked of ComfyUI. Does not own: the page (tools/class_list.py), nor the test (test_supported.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import traceback
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
 # What some classes look up before they build anything.
 SIZES = {"in_channels": 4, "hidden_size": 2604, "dim": 2000}
 
@@ -64,36 +58,20 @@ def refusal(kind: type) -> str:
     return ""
 
 
-def found(cases: dict[str, nn.Module]) -> Found:
-    """What this process's ComfyUI has; and the classes of these cases."""
+def found(_: object) -> Found:
+    """What this process's ComfyUI has, and the classes of the cases that it can make: run in a rank."""
     import comfy.supported_models
     import comfyui_version
 
+    from .cases import CASES
+
     kinds = {each.__name__: transformer_of(each) for each in comfy.supported_models.models}
+    cases = {}
+    for name, make in CASES.items():
+        with suppress(Exception):  # what this ComfyUI cannot make fails where the case is compared
+            cases[name] = path_of(type(make()[0]))
     return {
         "version": comfyui_version.__version__,
         "classes": {name: {"path": path_of(kind), "refused": refusal(kind)} for name, kind in kinds.items()},
-        "cases": {name: path_of(type(module)) for name, module in cases.items()},
+        "cases": cases,
     }
-
-
-def ask() -> Found:
-    """The same, from a process of its own."""
-    from host.fetch import comfyui_path
-
-    command = [sys.executable, "-m", "models.supported", str(comfyui_path())]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    if done.returncode:
-        raise RuntimeError(f"ComfyUI's list of models could not be read: {done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-if __name__ == "__main__":
-    from .ranks import start_comfyui
-
-    start_comfyui(sys.argv[1])
-    from .cases import CASES
-
-    with torch.inference_mode():
-        print("\n" + json.dumps(found({name: make()[0] for name, make in CASES.items()})))  # noqa: T201

@@ -6,13 +6,12 @@ share a call agree (test_quantised.py).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from .conftest import run_ranks
-from .formats_as_stock import CARDS, FAST
+from .formats_as_stock import CARDS, FAST, rows_of
+from .ranks import Ranks
 
 # Kernels that multiply in the file's own format, by their names, and the cards that have them. Others widen first.
 FP8, INT8, STAND_IN = "aten._scaled_mm", "comfy_kitchen.int8_linear", "stand_in."
@@ -30,10 +29,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def rows(comfyui_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What formats_as_stock.py counted, by file, card and --fast."""
-    folder = run_ranks("formats_as_stock", tmp_path_factory.mktemp("stock"), "1")
-    found: dict[str, Any] = json.loads((folder / "rows.json").read_text())
+    (found,) = comfyui_ranks.run(rows_of, tmp_path_factory.mktemp("stock"), ranks=1)
     return found
 
 

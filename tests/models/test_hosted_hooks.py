@@ -1,60 +1,200 @@
-"""Hooks on ComfyUI's classes: what is refused, what is left behind, when ranks speak, and attention's every argument.
+"""Hooks on ComfyUI's classes: what is refused, what is left behind, what is asked for.
 
-Owns: that no check of checks.py finds anything on any rank. Does not own: parity of models (test_hosted_parity.py).
+Does not own: parity of models (test_hosted_parity.py), attention's arguments (test_hosted_attention.py).
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
-import pytest
 import torch
+from torch import Tensor, nn
 
-from . import (  # noqa: F401  which add to them
-    checks_build,
-    checks_keeper,
-    checks_kept,
-    checks_layouts,
-    checks_patches,
-    checks_unets,
-    checks_whole,
-    checks_words,
-)
-from .checks import CHECKS
-from .shared_inputs import watched
+from parallel_runtime.models.hosted.attention import installed
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.specs import ShardingSpec, spec_of
+from tools.try_plan import Outputs, first_unlike
 
-pytestmark = pytest.mark.slow
+from .cases import CASES
+from .gloo_group import GlooGroup
+from .ranks import in_ranks, refused
+from .tiny import noise
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_every_rank_finds_that(results: Path, check: str, ranks: int) -> None:
-    for rank in range(ranks):
-        found = json.loads((results / f"checks-{ranks}-{rank}.json").read_text())[check]
-        assert not found, f"rank {rank}: {found}"
+def fresh(name: str) -> tuple[nn.Module, ShardingSpec, dict[str, Any]]:
+    """A case's model that no hook was on, its plan and its inputs."""
+    model, inputs = CASES[name]()
+    return model, spec_of(type(model)), inputs
 
 
-def test_no_class_writes_to_a_tensor_between_two_layers_that_it_gives_it_to(results: Path) -> None:
-    """What ranks exchange once for both, a scale of it, would be another for the second."""
-    given = json.loads((results / "given.json").read_text())
-    assert not {name: each["changed"] for name, each in given.items() if each["changed"]}
-    assert sum(bool(each["shared"]) for each in given.values()) > len(given) // 2, "layers of q, k and v are not seen"
+def number_of_hooks(model: nn.Module) -> int:
+    """Of all modules."""
+    return sum("forward" in vars(each) for each in model.modules())
 
 
-class Writes(torch.nn.Module):
-    """Gives two layers the same tensor, and writes to it in between."""
+@in_ranks(2)
+def test_a_plan_that_names_what_the_class_lacks_is_refused_with_both_names(group: GlooGroup) -> None:
+    model, plan, _ = fresh("Wan t2v")
+    attention, cut = plan.attention, plan.cut
+    wrong = {
+        "'stages.*'": replace(plan, attention={"stages": "x"}),
+        "'blocks.*.self_attention'": replace(plan, attention={"blocks": {"self_attention": "x"}}),
+        "'tail'": replace(plan, gather={"tail": "x"}),
+        "'rear.*'": replace(plan, cut={**cut, "rear.*": {"e": "x"}}),
+        "'eps'": replace(plan, cut={**cut, "head": {"eps": "x"}}),
+        "'**eps'": replace(plan, cut={**cut, "head": {"**eps": "x"}}),
+        "'middle'": replace(plan, whole={"middle": {"x": "x"}}),
+    }
+    for name, other in wrong.items():
+        with refused("WanModel", name, "use a ComfyUI that the plan was made for"):
+            SharedModel(model, other, group)
+    assert number_of_hooks(model) == 0
+    SharedModel(model, replace(plan, attention=attention), group).remove()
+
+
+@in_ranks(2)
+def test_a_wrong_plan_is_told_by_the_first_module_that_it_changes(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Flux.1")
+    whole = Outputs(model)
+    model(**inputs)
+    whole.remove()
+    wrong = {**plan.cut, "double_blocks.*": {"pe": "img+txt@2"}}
+    for each, module in ((plan, None), (replace(plan, cut=wrong), "double_blocks.0.img_attn.proj (Linear)")):
+        mine = Outputs(model)
+        shared = SharedModel(model, each, group)
+        model(**inputs)
+        shared.remove()
+        mine.remove()
+        assert len(mine.found) == len(whole.found) > 50
+        first = first_unlike(mine.found, whole.found)
+        assert (first and first["module"]) == module, f"{module}: {first}"
+
+
+@in_ranks(2)
+def test_hooks_are_taken_off_again(group: GlooGroup) -> None:
+    for name in ("LTX-2, a timestep for each frame", "HiDream-O1"):  # the plan of one has a word for the model itself
+        model, plan, _ = fresh(name)
+        shared = SharedModel(model, plan, group)
+        assert number_of_hooks(model) > 0
+        shared.remove()
+        assert number_of_hooks(model) == 0
+
+
+# Calls in which every stream, or every one that a plan cuts, has one token: case -> shapes of inputs.
+ONE_TOKEN = {
+    "Flux.1, mask": {"x": (2, 16, 2, 2), "context": (2, 1, 48), "attention_mask": (2, 2, 2)},
+    "Wan t2v": {"x": (2, 16, 1, 2, 2)},
+    "Cosmos 1": {"x": (1, 16, 1, 2, 2)},
+    "SD3.5 large": {"x": (2, 16, 2, 2), "context": (2, 1, 48)},
+}
+
+
+@in_ranks(2)
+def test_every_rank_computes_one_token_and_the_next_call_is_shared(group: GlooGroup) -> None:
+    for name, shapes in ONE_TOKEN.items():
+        model, plan, inputs = fresh(name)
+        tiny = inputs | {key: noise(*shape) for key, shape in shapes.items()}
+        want, want_tiny = model(**inputs), model(**tiny)
+        group.attentions = 0
+        SharedModel(model, plan, group)
+        torch.testing.assert_close(model(**tiny), want_tiny, msg=f"{name}: one token")
+        assert group.attentions == 0, f"{name}: there was nothing to exchange"
+        torch.testing.assert_close(model(**inputs), want, rtol=1e-4, atol=1e-5, msg=f"{name}: the next call")
+        assert group.attentions > 0, name
+
+
+@in_ranks(2)
+def test_a_forward_that_raises_leaves_nothing(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Wan t2v")
+    want = model(**inputs)
+    shared = SharedModel(model, plan, group)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the middle")
+
+    handle = model.blocks[1].self_attn.q.register_forward_hook(fail)
+    try:
+        model(**inputs)
+    except RuntimeError as error:
+        assert "in the middle" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    handle.remove()
+    assert installed().call is None and shared._call is None
+    shared.active = False
+    assert torch.equal(model(**inputs), want)
+    shared.active = True
+    assert torch.allclose(model(**inputs), want, rtol=1e-4, atol=1e-5)
+
+
+class Counting(GlooGroup):
+    """Counts what is gathered outside of attention."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.gathers = 0
+        self.attending = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (rows, 4), which it changes."""
-        out = self.first(x) + self.second(x)
-        return out + self.third(x.add_(1))
+    def gather(self, tensor: Tensor, **options: Any) -> Tensor:
+        """As the group."""
+        self.gathers += not self.attending
+        return super().gather(tensor, **options)
+
+    def attend(self, *arguments: Any, **options: Any) -> Tensor:
+        """As the group."""
+        self.attending = True
+        try:
+            return super().attend(*arguments, **options)
+        finally:
+            self.attending = False
 
 
-def test_a_write_between_two_layers_would_be_seen() -> None:
-    with torch.inference_mode(), watched(model := Writes()) as found:
-        model(torch.ones(2, 4))
-    assert (found.shared, found.changed) == (["second", "third"], ["third"])
+@in_ranks(2)
+def test_lengths_that_streams_tell_are_not_asked_for(group: GlooGroup) -> None:
+    for name in ("Flux.1", "Wan i2v", "Cosmos 1", "SD3.5 medium, ControlNet"):
+        model, plan, inputs = fresh(name)
+        counting = Counting()
+        SharedModel(model, plan, counting)
+        model(**inputs)
+        embedders = 2 * (name == "Cosmos 1")  # modules that need all tokens
+        assert counting.gathers == 1 + embedders, f"{name}: {counting.gathers}"
+
+
+@in_ranks(2)
+def test_another_crop_of_the_text_is_another_length_of_keys(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Mochi, cropped text")
+    crops = (6, 4, 1, 9)
+    wanted = [model(**{**inputs, "num_tokens": tokens}) for tokens in crops]
+    SharedModel(model, plan, group)
+    for tokens, want in zip(crops, wanted, strict=True):
+        got = model(**{**inputs, "num_tokens": tokens})
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=f"{tokens} tokens")
+
+
+@in_ranks(2)
+def test_a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Flux.1, ControlNet and mask")
+    SharedModel(model, plan, group)
+    control = inputs["control"]
+    kept = {name: list(each) for name, each in control.items()}
+    model(**inputs)
+    assert all(one is other for name in kept for one, other in zip(kept[name], control[name], strict=True))
+    by_place = {name: each for name, each in inputs.items() if name not in ("x", "timestep", "context", "control")}
+    arguments = [inputs["x"], inputs["timestep"], inputs["context"], by_place.pop("y"), by_place.pop("guidance"), None]
+    assert torch.equal(model(*arguments, control, **by_place), model(**inputs))
+    with refused("Flux: a ControlNet's list 'middle' is not in the plan", "input, output"):
+        model(**{**inputs, "control": {**control, "middle": control["input"]}})
+
+
+@in_ranks(2)
+def test_a_model_in_which_an_attribute_is_set_that_a_plan_excludes_is_refused_with_both_names(group: GlooGroup) -> None:
+    model, plan, _ = fresh("Stable Audio 1")
+    windowed = {"transformer.layers": {"ff": "x within width"}}
+    for wrong in ({"unless": {"transformer": "width"}}, {"attention": windowed}):
+        with refused("AudioDiffusionTransformer", "no attribute 'width'", "use a ComfyUI that the plan was made for"):
+            SharedModel(model, replace(plan, **wrong), group)
+    model.transformer.layers[1].self_attn.feat_scale = True
+    with refused("transformer.layers.1.self_attn has feat_scale", "use cfg parallel"):
+        SharedModel(model, plan, group)
+    assert number_of_hooks(model) == 0

@@ -1,45 +1,121 @@
-"""ComfyUI's own classes shared by 2 and 3 ranks equal the same module in one process.
+"""ComfyUI's own classes shared by ranks equal the same module in one process.
 
 Owns: the bound and the negative control, for every case of tiny.py. Does not own: which cases there are, how ranks run.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import copy
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from host.outcomes import RefusedError, StockFailsError
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.specs import spec_of
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+from tools.known import cases
 
 from .cases import CASES
+from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
+from .lora_layers import beside_and_merged
+from .ranks import in_ranks
+from .shared_inputs import Found, watched
+from .tiny import call, difference
 
 ERROR = 1e-5  # fp32, relative to the whole output: what another order of additions explains
 CONTROL = 1e-3  # without exchange a case must be this wrong, or it would not notice
 
-pytestmark = pytest.mark.slow
+# Three have a rank in the middle: heads that they do not divide, tokens that not all have, each kind of cut.
+THREE = {
+    *(
+        "Flux.1, 3 tokens of text and 3 of image",
+        "Flux.1, 4 heads",
+        "Wan t2v, 4 heads",
+        "Flux.1, mask",
+        "Krea 2",
+        "MiniMax H3",
+    ),
+    *("Cosmos Predict2, a timestep for each frame", "HunyuanVideo, text mask", "LTX-2, a timestep for each frame"),
+    *(
+        "Stable Audio 3, what is to be kept, more tokens of its own than one rank has",
+        "MiniMax H3",
+        "Z-Image Omni, reference and what vision sees",
+    ),
+}
+RUNS = [pytest.param(name, 2, id=name) for name in CASES]
+RUNS += [
+    pytest.param(name, 3, id=f"{name}, 3 ranks", marks=[] if name in THREE else pytest.mark.full) for name in CASES
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_shared_model_equals_the_same_module_in_one_process(results: Path, name: str, ranks: int) -> None:
-    left_out = json.loads((results / "left_out.json").read_text())
-    if name in left_out["stock fails"]:
-        raise StockFailsError(left_out["stock fails"][name])
-    if name in left_out["refused"]:
-        raise RefusedError(left_out["refused"][name])
-    row = json.loads((results / f"{ranks}.json").read_text())[name]
-    assert "failed" not in row, row["failed"]
-    assert row["error"] <= ERROR
-    assert row["whole"] == 0, "with the hooks inactive the model is as it was"
-    assert row["attentions"] > 0, "no attention call went through the group"
-    assert row["chunks"], "heads in chunks give other bits than all at once"
-    assert row["control"] > CONTROL, "without exchange the case must be wrong"
+def whole(name: str) -> tuple[nn.Module, dict[str, Any], Tensor, Found]:
+    """A case's model and inputs, what stock makes of them, and what its layers were given."""
+    try:
+        model, inputs = CASES[name]()
+        with watched(model) as given:
+            return model, inputs, call(model, inputs), given
+    except Exception as error:
+        raise StockFailsError(f"{type(error).__name__}: {error}") from error
 
 
-def test_loras_beside_every_layer_of_each_class_equal_merged_ones(results: Path) -> None:
+@pytest.mark.parametrize(("name", "ranks"), RUNS)
+@in_ranks()
+def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, name: str) -> None:
+    """Of its layers, none is given a tensor that is written to before another has it: what ranks exchange once for
+    both, a scale of it, would be another for the second."""
+    model, inputs, want, given = whole(name)
+    try:
+        plan = spec_of(type(model))
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    assert not given.changed
+    sequences = [SequenceParallelAttention(ulysses=group.axis, chunks=partial(chunks_of, chunks)) for chunks in (1, 3)]
+    shared = SharedModel(model, plan, sequences[0])
+    outputs = []
+    for shared.group in sequences:
+        outputs.append(call(model, inputs))
+        assert difference(outputs[-1], want) <= ERROR
+    assert torch.equal(*outputs), "heads in chunks give other bits than all at once"
+    shared.group = OwnTokensOnly()
+    assert difference(call(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
+    shared.active = False
+    assert torch.equal(call(model, inputs), want), "with the hooks inactive the model is as it was"
+
+
+def of_each_class() -> list[str]:
+    """The first case of each class."""
+    firsts = {known.path: known.name for known in reversed(cases().values()) if known.name in CASES}
+    return list(firsts.values())
+
+
+@pytest.mark.parametrize("name", of_each_class())
+@in_ranks(1)
+def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGroup, name: str) -> None:
     """A class that reads a layer's weight itself would compute without the LoRA."""
-    rows = json.loads((results / "loras.json").read_text())
-    assert rows
-    for name, row in rows.items():
-        assert row["layers"] and row["moved"] > CONTROL, f"{name}: {row}"
-        assert row["error"] <= ERROR, f"{name}: {row}"
+    model, inputs = CASES[name]()
+    row = beside_and_merged(model, copy.deepcopy(inputs))
+    assert row["layers"] and row["moved"] > CONTROL, row
+    assert row["error"] <= ERROR, row
+
+
+class Writes(nn.Module):
+    """Gives two layers the same tensor, and writes to it in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, 4), which it changes."""
+        out = self.first(x) + self.second(x)
+        return out + self.third(x.add_(1))
+
+
+def test_a_write_between_two_layers_would_be_seen() -> None:
+    with torch.inference_mode(), watched(model := Writes()) as found:
+        model(torch.ones(2, 4))
+    assert (found.shared, found.changed) == (["second", "third"], ["third"])

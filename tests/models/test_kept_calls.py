@@ -1,7 +1,7 @@
 """Calls of Qwen-Image 2.1 in a pool: later steps compute the picture's rows alone, and nothing of a run outlives it.
 
 There where ComfyUI can load the model. Owns when a run begins and ends in the ranks, and that the planner counts what
-they keep and compute; the rows and keys of one call are checks_kept.py's.
+they keep and compute; the rows and keys of one call are test_kept_state.py's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
@@ -73,12 +72,6 @@ if qwen21 in NEWER:
         models = write_families(Path(tmp_path_factory.mktemp("qwen")), only=["qwen-image 2.1"])
         path, comfyui = models / "diffusion_models" / FILE, ComfyUI(str(comfyui_path()), ())
         return ModelSpec.of(path, "float32", comfyui=comfyui)
-
-    @pytest.fixture(scope="module")
-    def pool() -> Pool:
-        """Four ranks."""
-        with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as ranks:
-            yield ranks
 
     @pytest.mark.parametrize(
         "plan", ["ulysses=2", "ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=2,ulysses=2,weights=sharded"]

@@ -6,7 +6,6 @@ other plans of as many patches must compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,60 +14,44 @@ import torch
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import STEPS, TEXTS, run_steps, write_wan
+from .pooled import STEPS, TEXTS, run_steps
 
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-5  # fp32 sums in another order
 DIFFERENT = 1e-4  # what older keys or a missing exchange must move
 PLANS = (
-    *("pipefusion=2,patches=4", "pipefusion=3,patches=4", "pipefusion=2,patches=4,ulysses=2"),
-    *("pipefusion=2,patches=4,ring=2", "pipefusion=2,patches=4,cfg=2", "pipefusion=2,patches=4,data=2"),
-    *("pipefusion=2,patches=4,ulysses=2,weights=sharded", "pipefusion=2,patches=4,cfg=2,weights=sharded"),
-    "pipefusion=2,patches=4,weights=offloaded",
+    *("pipefusion=3,patches=4", "pipefusion=2,patches=4,ulysses=2,weights=sharded", "pipefusion=2,patches=4,ring=2"),
+    *("pipefusion=2,patches=4,cfg=2", "pipefusion=2,patches=4,data=2", "pipefusion=2,patches=4,weights=offloaded"),
 )
 
 
 @pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """The model's file."""
-    return write_wan(tmp_path_factory.mktemp("wan"))
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    """Four ranks."""
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def one(ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def one(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what ComfyUI's module computes in one process."""
-    return {batch: run_steps(ranks, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(pool, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
 
 
 @pytest.fixture(scope="module")
-def stale(ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def stale(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what two stages compute with one step of warm-up."""
     plan = ParallelPlan(pipefusion=2, patches=4)
-    return {batch: run_steps(ranks, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(pool, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_is_exact_in_warm_up_and_computes_the_same_after_it(
-    ranks: Pool, wan: ModelSpec, one: dict, stale: dict, name: str
+    pool: Pool, wan: ModelSpec, one: dict, stale: dict, name: str
 ) -> None:
     batch = 2 if "data" in name else 1
     warm = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
-    for got, want in zip(run_steps(ranks, wan, warm, run=f"warm {name}", batch=batch), one[batch], strict=True):
+    for got, want in zip(run_steps(pool, wan, warm, run=f"warm {name}", batch=batch), one[batch], strict=True):
         assert relative_error(got, want) <= TOLERANCE
-    got = run_steps(ranks, wan, ParallelPlan.parse(name), run=name, batch=batch)
+    got = run_steps(pool, wan, ParallelPlan.parse(name), run=name, batch=batch)
     assert relative_error(got[0], one[batch][0]) <= TOLERANCE
     for step in range(1, STEPS):
         assert relative_error(got[step], stale[batch][step]) <= TOLERANCE
@@ -76,14 +59,14 @@ def test_every_plan_is_exact_in_warm_up_and_computes_the_same_after_it(
 
 
 @pytest.mark.parametrize("name", ["pipefusion=2,ulysses=2", "pipefusion=2,patches=4"])
-def test_without_the_keys_of_others_it_is_wrong(ranks: Pool, wan: ModelSpec, stale: dict, name: str) -> None:
+def test_without_the_keys_of_others_it_is_wrong(pool: Pool, wan: ModelSpec, stale: dict, name: str) -> None:
     alone = {"local_attention": True}
-    got = run_steps(ranks, wan, ParallelPlan.parse(name), run=f"alone {name}", options=alone)
+    got = run_steps(pool, wan, ParallelPlan.parse(name), run=f"alone {name}", options=alone)
     assert relative_error(got[2], stale[1][2]) > 10 * DIFFERENT
 
 
-def test_stages_hold_their_own_blocks_alone(ranks: Pool, wan: ModelSpec) -> None:
-    whole, staged = (ranks.load(wan, plan).parameter_bytes for plan in (ParallelPlan(), ParallelPlan(pipefusion=2)))
+def test_stages_hold_their_own_blocks_alone(pool: Pool, wan: ModelSpec) -> None:
+    whole, staged = (pool.load(wan, plan).parameter_bytes for plan in (ParallelPlan(), ParallelPlan(pipefusion=2)))
     outside = sum(staged[:2]) - whole[0]  # of the blocks each is on one stage, what is outside of them on both
     assert 0 < outside < min(staged[:2]) < whole[0]
 
@@ -92,38 +75,38 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
     """What the caller raises to cancel."""
 
 
-def test_a_cancelled_step_in_the_middle_of_a_run_leaves_nothing(ranks: Pool, wan: ModelSpec, stale: dict) -> None:
+def test_a_cancelled_step_in_the_middle_of_a_run_leaves_nothing(pool: Pool, wan: ModelSpec, stale: dict) -> None:
     plan = ParallelPlan(pipefusion=2, patches=4)
     many = [
         replace(made, options={**made.options, "place": {"run": "cancelled", "key": str(number)}})
         for number, made in enumerate([call(0, text=TEXTS[0])] * 40)
     ]
-    ranks.run(wan, plan, many)
-    generation, asked = ranks.generation, []
+    pool.run(wan, plan, many)
+    generation, asked = pool.generation, []
 
     def cancel() -> None:
-        asked.append(ranks.state)
+        asked.append(pool.state)
         if asked.count("busy") > 1:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        ranks.run(wan, plan, many, check_cancelled=cancel)
-    again = run_steps(ranks, wan, plan, run="after")
+        pool.run(wan, plan, many, check_cancelled=cancel)
+    again = run_steps(pool, wan, plan, run="after")
     assert all(relative_error(got, want) <= TOLERANCE for got, want in zip(again, stale[1], strict=True))
-    assert ranks.generation == generation
+    assert pool.generation == generation
 
 
-def test_fewer_tokens_than_patches_are_refused_with_both_numbers(ranks: Pool, wan: ModelSpec, stale: dict) -> None:
+def test_fewer_tokens_than_patches_are_refused_with_both_numbers(pool: Pool, wan: ModelSpec, stale: dict) -> None:
     plan = ParallelPlan(pipefusion=2, patches=4)
     with pytest.raises(PoolError, match="patches=4 is more than the tokens of this call, 2 of x; use fewer patches"):
-        ranks.run(wan, plan, [call(0, text=7, size=(1, 2, 4))])
-    again = run_steps(ranks, wan, plan, run="after few")
+        pool.run(wan, plan, [call(0, text=7, size=(1, 2, 4))])
+    again = run_steps(pool, wan, plan, run="after few")
     assert relative_error(again[2], stale[1][2]) <= TOLERANCE
 
 
-def test_tokens_that_patches_and_ranks_do_not_divide(ranks: Pool, wan: ModelSpec) -> None:
+def test_tokens_that_patches_and_ranks_do_not_divide(pool: Pool, wan: ModelSpec) -> None:
     given = call(0, text=5, size=(3, 6, 10))  # 45 tokens over 4 patches of 2 ranks
-    want = ranks.run(wan, ParallelPlan(), [given]).outs[0]
+    want = pool.run(wan, ParallelPlan(), [given]).outs[0]
     for name in ("ulysses", "ring"):
         plan = ParallelPlan(pipefusion=2, patches=4, **{name: 2})
-        assert relative_error(ranks.run(wan, plan, [given]).outs[0], want) <= TOLERANCE
+        assert relative_error(pool.run(wan, plan, [given]).outs[0], want) <= TOLERANCE

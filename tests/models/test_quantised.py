@@ -1,21 +1,44 @@
-"""Files in ComfyUI's quantised formats, shared by ranks, equal the same module in one process; bad ones are refused.
+"""Files in ComfyUI's quantised formats, shared by ranks, equal the same module in one process.
 
 Owns: the bounds and the controls for every kind of file, replicated and sharded, with a LoRA and when it is taken back.
-Does not own: which kinds there are (host/quantised.py), how ranks run, stock ComfyUI beside them (families/).
+Does not own: which kinds there are (host/quantised.py), files that are refused (test_quantised_files.py), stock
+ComfyUI beside them (families/).
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from host.formats import allowed_by
-from host.outcomes import StockFailsError
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.worker.own_tokens import OwnTokens
 
-from .conftest import run_ranks
-from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU, SOME
+from .gloo_group import GlooGroup
+from .quantised_model import (
+    CASES,
+    LAYOUTS,
+    ON_A_GPU,
+    SOME,
+    alone,
+    bytes_elsewhere,
+    call,
+    exchanged,
+    kernels,
+    loaded,
+    moves,
+    over_groups,
+    runs,
+    unrounded,
+    write,
+)
+from .ranks import in_ranks
+from .tiny import difference
 
 ERROR = 1e-5
 # Layers of these round what they are given, to 255 values or to 15. A last digit, which another order of additions
@@ -31,63 +54,53 @@ NO_LAYERS = 18_000  # bytes in fp32 of Wan's modulations, which nothing casts wh
 LAYERS, TOGETHER = 2 * 10, 2 * 7
 FROM_ALL_TOKENS = [f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, smoothed")]
 
-pytestmark = pytest.mark.slow
+RUNS = [
+    pytest.param(
+        case, ranks, id=f"{case}, {ranks} ranks", marks=() if (case in SOME and ranks == 2) else pytest.mark.full
+    )
+    for ranks in (2, 3)
+    for case in CASES
+]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that quantised_ranks.py wrote, of 2 ranks and some cases."""
-    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2", "some")
+@pytest.mark.parametrize(("case", "ranks"), RUNS)
+@in_ranks()
+def test_a_shared_file_equals_the_same_module_in_one_process(group: GlooGroup, case: str, tmp_path: str) -> None:
+    spec = write(Path(tmp_path) / "model.safetensors", case)
+    with kernels(case):
+        model = loaded(spec, Axis("one"))
+        want = runs(model, alone())
+        rounds = case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU)
+        bound = allowed_by(moves(model, want["plain"]), least=ROUNDED) if rounds else ERROR
+        assert bound < CONTROL, "one process moves so far that a wrong plan would pass"
+        assert rounds or difference(want["beside"], unrounded(model)) <= ERROR, "a LoRA beside a weight rounds it"
+        for layout in LAYOUTS:
+            ring = layout == "sharded" and group.parts == 2
+            judge(group, case, spec, want, bound, sharded=layout == "sharded", ring=ring)
 
 
-@pytest.fixture(scope="module")
-def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 2 and of 3 ranks, and all cases."""
-    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2,3", "all", timeout_s=900)
-
-
-def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
-    left_out = json.loads((folder / "left_out.json").read_text())
-    if case in left_out:
-        raise StockFailsError(left_out[case])
-    row = json.loads((folder / f"{ranks}.json").read_text())[f"{case} | {layout}"]
-    moved = json.loads((folder / "moved.json").read_text())[case]
-    rounds = case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU)
-    bound = allowed_by(moved, least=ROUNDED) if rounds else ERROR
-    assert bound < CONTROL, "one process moves so far that a wrong plan would pass"
-    assert max(row["plain"], row["LoRA"], row["beside"], row.get("cfg", 0.0)) <= bound, row
-    lora = json.loads((folder / "rounded.json").read_text())[case]
-    assert rounds or lora["beside"] <= ERROR, "a LoRA beside a weight rounds it"
-    assert not row["taken back"], "a LoRA was not taken back to the last bit"
-    assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
-    assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row
-    asks = LAYERS if case in FROM_ALL_TOKENS else 0
-    together = TOGETHER if case == FROM_ALL_TOKENS[0] else asks
-    assert (row["exchanged"], row["exchanged, unwatched"]) == (together, asks), row
-    for name in row.keys() & {"own scales", "cfg, own scales"}:
-        assert (row[name] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", SOME)
-def test_a_shared_file_equals_the_same_module_in_one_process(results: Path, case: str, layout: str) -> None:
-    judge(results, 2, case, layout)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
-def test_a_file_of_each_kind_equals_the_same_module_in_one_process(
-    all_results: Path, case: str, layout: str, ranks: int
+def judge(
+    group: GlooGroup, case: str, spec: ModelSpec, want: dict[str, Tensor], bound: float, *, sharded: bool, ring: bool
 ) -> None:
-    judge(all_results, ranks, case, layout)
-
-
-def test_every_rank_finds_nothing_wrong_with_scales_and_refusals(results: Path) -> None:
-    for rank in range(2):
-        found = json.loads((results / f"checks-2-{rank}.json").read_text())
-        wrong = {name: text for name, text in found.items() if text}
-        if wrong and all(StockFailsError.__name__ in text for text in wrong.values()):
-            raise StockFailsError(", ".join(wrong))  # of a format that this ComfyUI does not have
-        assert found and not wrong, f"rank {rank}: {wrong}"
+    """Raises AssertionError for a file in this layout that is further from one process than `bound`."""
+    everybody, one = group.axis, Axis("one")
+    sequence = SequenceParallelAttention(ring=everybody if ring else one, ulysses=one if ring else everybody)
+    model = loaded(spec, everybody if sharded else one)
+    assert bytes_elsewhere(model, spec.path) <= NO_LAYERS, "weights are held beside the file's pages"
+    found = runs(model, sequence)
+    for name in ("plain", "LoRA", "beside"):
+        assert difference(found[name], want[name]) <= bound, name
+    assert torch.equal(found["plain"], found["again"]), "a LoRA was not taken back to the last bit"
+    assert difference(found["LoRA"], found["plain"]) > CONTROL
+    by_all = case in FROM_ALL_TOKENS
+    if group.parts == 2 and not sharded:
+        assert difference(over_groups(model, (0, 0)), want["plain"].flatten()) <= bound
+        assert (difference(over_groups(model, (0, 1)), want["plain"].flatten()) > OWN_SCALES) == by_all
+    asks = LAYERS if by_all else 0
+    assert exchanged(model, sequence) == (TOGETHER if case == FROM_ALL_TOKENS[0] else asks)
+    for layer in model.module.modules():
+        vars(layer).pop("forward", None) if hasattr(layer, "layout_type") else None
+    assert exchanged(model, sequence) == asks, "of layers that nobody watches"
+    assert (difference(call(model, sequence, scales=False), want["plain"]) > OWN_SCALES) == by_all
+    sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
+    assert difference(call(model, sequence), want["plain"]) > CONTROL, "without exchange it must be wrong"

@@ -5,7 +5,6 @@ Owns whole sampling runs. What one step of a pipeline computes is test_hosted_pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
@@ -38,37 +36,30 @@ RUNS: dict[str, tuple[Model, str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    """Four ranks."""
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize("name", RUNS)
-def test_a_full_pipeline_computes_what_an_empty_one_does(ranks: Pool, tmp_path: Path, name: str) -> None:
+def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: Path, name: str) -> None:
     model, written, made = RUNS[name]
     spec, plan, shown = model.write(tmp_path), ParallelPlan.parse(written), list[torch.Tensor]()
     run = sampled(model, made.pop("recurrence", euler()), **made) if made else sampled(model, euler())
-    got = ranks.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
+    got = pool.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
     assert [each.drained for each in got.ran] == [None] * plan.ranks
-    want, previews = step_by_step(ranks, spec, plan, run, name=name.replace(" ", "_"))
+    want, previews = step_by_step(pool, spec, plan, run, name=name.replace(" ", "_"))
     assert relative_error(got.out, want) <= TOLERANCE
     for seen, preview in zip(shown, previews, strict=True):
         assert relative_error(seen, preview) <= TOLERANCE
-    other, _ = step_by_step(ranks, spec, plan, run, name="other_keys", keys_of=2)
+    other, _ = step_by_step(pool, spec, plan, run, name="other_keys", keys_of=2)
     assert relative_error(got.out, other) > DIFFERENT, "keys of the step before last would pass"
 
 
 def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_says_why(
-    ranks: Pool, tmp_path: Path
+    pool: Pool, tmp_path: Path
 ) -> None:
     """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's."""
     spec, plan = WAN.write(tmp_path), ParallelPlan.parse("pipefusion=3,patches=4")
     run = sampled(WAN, euler(), latent=(16, 1, 7, 12))
-    got = ranks.sample(spec, plan, run)
+    got = pool.sample(spec, plan, run)
     assert got.ran[-1].drained == "WanModel mixes the tokens of patches outside of its blocks"
-    want, _ = step_by_step(ranks, spec, plan, run, name="odd")
+    want, _ = step_by_step(pool, spec, plan, run, name="odd")
     assert relative_error(got.out, want) <= TOLERANCE
 
 
@@ -76,18 +67,18 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
     """What the caller raises to cancel."""
 
 
-def test_a_cancelled_run_leaves_nothing_in_the_links(ranks: Pool, tmp_path: Path) -> None:
+def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, tmp_path: Path) -> None:
     spec, plan = WAN.write(tmp_path), ParallelPlan.parse("pipefusion=3,patches=4")
     run = sampled(WAN, euler(tuple((20 - step) / 20 for step in range(21))))
-    generation, steps = ranks.generation, list[int]()
+    generation, steps = pool.generation, list[int]()
 
     def cancel() -> None:
         if len(steps) > 2:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        ranks.sample(spec, plan, run, on_step=lambda step, _: steps.append(step), check_cancelled=cancel)
+        pool.sample(spec, plan, run, on_step=lambda step, _: steps.append(step), check_cancelled=cancel)
     short = sampled(WAN, euler())
-    again, want = ranks.sample(spec, plan, short), step_by_step(ranks, spec, plan, short, name="after")[0]
+    again, want = pool.sample(spec, plan, short), step_by_step(pool, spec, plan, short, name="after")[0]
     assert relative_error(again.out, want) <= TOLERANCE and len(steps) < 20
-    assert ranks.generation == generation
+    assert pool.generation == generation

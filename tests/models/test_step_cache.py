@@ -9,7 +9,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,14 +17,17 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
+from parallel_runtime.models.specs import SPECS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
+from tools.known import cases
 
-from .conftest import run_ranks
-from .pooled import TEXTS, write_wan
+from .cases import CASES as ALL
+from .pooled import TEXTS
+from .ranks import Ranks
+from .skipping import skipping
 
 pytestmark = pytest.mark.slow
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -40,37 +42,27 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("names", [CASES, pytest.param((), id="all", marks=pytest.mark.full)])
-def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(names: tuple[str, ...], tmp_path: Path) -> None:
-    run_ranks("step_cache_ranks", tmp_path, "1,2", *names)
-    one, *two = (json.loads((tmp_path / f"{which}.json").read_text()) for which in ("1-0", "2-0", "2-1"))
-    for rows in (one, *two):
-        assert set(rows) == set(names or rows) and len(rows) >= len(CASES)
-        wrong = {name: row for name, row in rows.items() if not max(row["skipped"], row["whole"]) <= ERROR}
-        assert not wrong, wrong
-        unseen = {name: row for name, row in rows.items() if not row["visible"] > VISIBLE}
-        assert not unseen, unseen
-        held = {name: row for name, row in rows.items() if row["held"] or not row["kept"]}
-        assert not held, "what was kept must go before the call that replaces it is computed"
-    for name, row in one.items():
-        changes = {rows[name]["change"] for rows in two}
-        assert len(changes) == 1, f"{name}: ranks found different changes {changes}"
-        assert changes.pop() == pytest.approx(row["change"], rel=ERROR), name
-    apart = [abs(two[0][name]["alone"] - two[1][name]["alone"]) / one[name]["alone"] for name in one]
-    assert min(apart) > 10 * ERROR, "without the others' sums ranks would find the same"
+def has_chain(path: str) -> bool:
+    """Whether blocks of a class follow one another."""
+    return not SPECS[path].unchained and not SPECS[path].whole
 
 
-@pytest.fixture(scope="module")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """The model's file."""
-    return write_wan(tmp_path_factory.mktemp("wan"))
+RUNS = [
+    pytest.param(each.name, id=each.name, marks=() if each.name in CASES else pytest.mark.full)
+    for each in cases().values()
+    if each.name in ALL and has_chain(each.path)
+]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Pool:
-    """Four ranks."""
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
-        yield pool
+@pytest.mark.parametrize("name", RUNS)
+def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(comfyui_ranks: Ranks, name: str) -> None:
+    (one,), two = (comfyui_ranks.run(skipping, name, ranks=ranks) for ranks in (1, 2))
+    for row in (one, *two):
+        assert max(row["skipped"], row["whole"]) <= ERROR, row
+        assert row["visible"] > VISIBLE, row
+        assert not row["held"] and row["kept"], "what was kept must go before the call that replaces it is computed"
+    assert two[0]["change"] == two[1]["change"] == pytest.approx(one["change"], rel=ERROR)
+    assert abs(two[0]["alone"] - two[1]["alone"]) > 10 * ERROR * one["alone"], "without the others' sums it is the same"
 
 
 STEPS = (0.0, 0.1, 0.2, 1.0, 1.05, 1.1)  # of the latent: small moves, a large one, small ones again
@@ -105,22 +97,24 @@ def errors(got: list[RunResult], want: list[RunResult]) -> list[float]:
 THRESHOLD = 0.15  # one of the two calls skips where the other does not
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        *("ulysses=2", "ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=2,ulysses=2,weights=sharded"),
-        pytest.param("ulysses=2,weights=offloaded", marks=pytest.mark.full),
-        pytest.param("ulysses=2,ring=2,weights=sharded", marks=pytest.mark.full),
-    ],
-)
-def test_every_plan_skips_the_calls_that_one_rank_skips(ranks: Pool, wan: ModelSpec, plan: str) -> None:
-    exact, one = run(ranks, wan, "ulysses=1", 0.0), run(ranks, wan, "ulysses=1", THRESHOLD)
+@pytest.fixture(scope="module")
+def one(pool: Pool, wan: ModelSpec) -> list[RunResult]:
+    """What one rank computes, which skips some calls; without a cache it skips none."""
+    exact, found = run(pool, wan, "ulysses=1", 0.0), run(pool, wan, "ulysses=1", THRESHOLD)
     assert [sum(each) for each in skipped(exact)] == [0] * len(STEPS)
-    counts = [each[0] for each in skipped(one)]
+    counts = [each[0] for each in skipped(found)]
     assert counts[0] == counts[3] == 0 and 0 < sum(counts) < 2 * len(STEPS), counts
-    moved = [error > VISIBLE for error in errors(one, exact)]
+    moved = [error > VISIBLE for error in errors(found, exact)]
     assert moved == [count > 0 for count in counts], (moved, counts)
-    got = run(ranks, wan, plan, THRESHOLD)
+    return found
+
+
+@pytest.mark.parametrize("plan", ["ring=2", "cfg=2,ulysses=2,weights=sharded"])
+def test_every_plan_skips_the_calls_that_one_rank_skips(
+    pool: Pool, wan: ModelSpec, one: list[RunResult], plan: str
+) -> None:
+    counts = [each[0] for each in skipped(one)]
+    got = run(pool, wan, plan, THRESHOLD)
     parts = ParallelPlan.parse(plan).parts
     for step, by_rank in enumerate(skipped(got)):
         groups = [by_rank[first] for first in range(0, len(by_rank), parts)]
@@ -141,21 +135,21 @@ def rows_apart(pool: Pool, spec: ModelSpec, plan: str) -> list[RunResult]:
     return found
 
 
-def test_rows_of_one_call_decide_together(ranks: Pool, wan: ModelSpec) -> None:
+def test_rows_of_one_call_decide_together(pool: Pool, wan: ModelSpec) -> None:
     """As prompt and negative that ComfyUI puts into one call, of which each batch group has one."""
-    one, two = (rows_apart(ranks, wan, plan) for plan in ("ulysses=1", "cfg=2"))
+    one, two = (rows_apart(pool, wan, plan) for plan in ("ulysses=1", "cfg=2"))
     assert [each * 2 for each in skipped(one)] == skipped(two), "batch groups decided apart"
     assert 0 < sum(each[0] for each in skipped(one)) < len(STEPS) - 1
     assert max(errors(two, one)) <= ERROR
 
 
-def test_runs_and_shapes_keep_their_own_residuals(ranks: Pool, wan: ModelSpec) -> None:
-    first = run(ranks, wan, "ulysses=2", 10.0, name="first")
-    again = run(ranks, wan, "ulysses=2", 10.0, name="again")
+def test_runs_and_shapes_keep_their_own_residuals(pool: Pool, wan: ModelSpec) -> None:
+    first = run(pool, wan, "ulysses=2", 10.0, name="first")
+    again = run(pool, wan, "ulysses=2", 10.0, name="again")
     assert [sum(each) for each in skipped(first)] == [0, *[4] * (len(STEPS) - 1)]
     assert skipped(again) == skipped(first)
     assert max(errors(again, first)) == 0
-    assert errors(run(ranks, wan, "ulysses=2", 0.0), run(ranks, wan, "ulysses=1", 0.0))[-1] <= ERROR
+    assert errors(run(pool, wan, "ulysses=2", 0.0), run(pool, wan, "ulysses=1", 0.0))[-1] <= ERROR
 
 
 def test_a_pipeline_takes_none() -> None:

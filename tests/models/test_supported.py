@@ -5,9 +5,7 @@ Read from the ComfyUI under test, so a class that is new to it fails here. Does 
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,16 +17,18 @@ from tools.known import came_with, cases, classes, is_there, number
 from tools.usage import KINDS, templates
 
 from .cases import CASES
-from .supported import Found
+from .ranks import Ranks
+from .supported import Found, found
 from .tiny import LACKING
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def said(results: Path) -> Found:
-    """What the process that forked the ranks found in its ComfyUI."""
-    return json.loads((results / "classes.json").read_text())
+def said(comfyui_ranks: Ranks) -> Found:
+    """What a rank found in its ComfyUI."""
+    (told,) = comfyui_ranks.run(found, ranks=1)
+    return told
 
 
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:

@@ -7,6 +7,7 @@ case of what newer ComfyUIs alone have is there where the ComfyUI under test has
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable
@@ -78,3 +79,19 @@ def noise(*shape: int) -> Tensor:
 def at(*values: float) -> Tensor:
     """A timestep for each image."""
     return torch.tensor(values)
+
+
+def call(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """One call, its output flat."""
+    given = copy.deepcopy(inputs)
+    if hasattr(model, "clear_kv_cache"):  # as the worker before each call
+        model.clear_kv_cache()
+    out = model(**given)
+    return torch.cat([each.flatten() for each in out]) if isinstance(out, (list, tuple)) else out.flatten()
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Relative error; infinite for what is not finite or has another shape."""
+    if got.shape != want.shape or not got.isfinite().all():
+        return float("inf")
+    return float((got - want).norm() / want.norm())

@@ -1,134 +1,130 @@
-"""`python -m mutants [--only TEXT] [--jobs N]`: every mutant must be killed by a test that passes without it.
+"""`python -m mutants [--seed N] [--places N] [--jobs N]`: does a test fail where the code has a plausible mistake?
 
-Owns the order and what is printed. The last line is `N mutants, 0 survived`, and the exit status 0, when all is well.
+Tries mistakes at so many places of the pack, chosen by the seed, and the panel's; each with the tests that run its
+line, quickest first, for at most a minute. Prints the survivors; the last line is `N mutants, K survived`. The exit
+status is 0 where each survivor is named in equivalent.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import queue
+import subprocess
 import sys
 import tempfile
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from .mutant import Mutant
-from .table import AREAS
-from .tree import NotApplicableError, Tree
-from .trial import BASELINE_S, Outcome, Scratch
+from measured_process import FOLDER
+
+from .equivalent import EQUIVALENT
+from .panel import MUTANTS
+from .places import Place, chosen, places
+from .recorded import Recording
+from .trial import MODULES, Outcome, each
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = ("parallel_runtime", "nodes")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mutant. text: the whole file with the mistake. tests: nodes of pytest. key: as in equivalent.py."""
+
+    title: str
+    file: str
+    text: str
+    tests: list[str]
+    shown: str = ""
+    key: tuple[str, str] = ("", "")
 
 
 def main() -> int:
-    """Try the mutants that the command line chooses; returns the exit status."""
+    """Try what the command line chooses; returns the exit status."""
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this in `AREA: NAME`")
+    parser.add_argument("--seed", type=int, default=0, help="what chooses the places (0)")
+    parser.add_argument("--places", type=int, default=200, help="how many of the pack's code (200)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
+    parser.add_argument("--match", default="", metavar="TEXT", help="places with this in `FILE:LINE OPERATOR`")
+    parser.add_argument("--recording", type=Path, default=FOLDER, help="where `make coverage` wrote")
+    parser.add_argument("--preload", default=MODULES, help="what is imported once, for all tests")
     options = parser.parse_args()
-    mutants = chosen(options.only)
-    if not mutants:
-        parser.error(f"--only {options.only!r} is in no mutant's `AREA: NAME`")
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs} is too few; use 1 or more")
-    tree = Tree(ROOT)
-    wrong = list(not_applicable(tree, mutants.values()))
-    for text in wrong:
-        say(f"does not apply: {text}")
-    if wrong:
-        return 1
+    if options.jobs < 1 or options.places < 0:
+        parser.error(f"--jobs {options.jobs} --places {options.places}: use one job or more, and no negative number")
+    if not (options.recording / "sources.json").exists():
+        say(f"{options.recording} has no recording of what each test runs; it is made first")
+        command = [sys.executable, "-m", "line_coverage", "-q", "-n", "2", "-m", "not full"]
+        subprocess.run(command, cwd=ROOT, check=False)
+    mistakes = [*of_the_pack(options), *of_the_panel(options.match)]
+    if not mistakes:
+        parser.error(f"--match {options.match!r} is in no place")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        with Copies(tree, Path(folder), options.jobs) as copies:
-            return 0 if baseline(copies, tree, mutants.values()) and try_all(copies, mutants) else 1
+        work = [lambda copy, m=mistake: copy.tried(m.file, m.text, m.tests) for mistake in mistakes]
+        return report(mistakes, each(ROOT, Path(folder), options.jobs, work, options.preload))
 
 
-def chosen(only: str) -> dict[str, Mutant]:
-    """The mutants that have `only` in `AREA: NAME`, by that."""
-    everything = {f"{area}: {mutant.name}": mutant for area, mutants in AREAS.items() for mutant in mutants}
-    return {title: mutant for title, mutant in everything.items() if only in title}
+def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
+    """The places that the seed chooses, each with the tests that run it."""
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for folder in CODE
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+    recording = Recording(options.recording, sources, collected())
+    if recording.changed:
+        say(f"{len(recording.changed)} of {len(sources)} files have changed since `make coverage`; in those, all tests")
+        say("of a function count as running each of its lines")
+    everything = [place for file, text in sources.items() for place in places(file, text)]
+    for place in chosen([place for place in everything if options.match in title(place)], options.seed, options.places):
+        text = place.applied(sources[place.file])
+        shown = f"    - {place.before}\n    + {place.after}"
+        yield Mistake(title(place), place.file, text, recording.tests(place), shown, place.key)
 
 
-def not_applicable(tree: Tree, mutants: Iterable[Mutant]) -> Iterator[str]:
-    """What is wrong with each mutant whose text or tests are not found."""
-    for mutant in mutants:
-        try:
-            tree.place(mutant)
-            for test in mutant.tests:
-                tree.node(test)
-        except NotApplicableError as error:
-            yield str(error)
+def of_the_panel(match: str) -> Iterator[Mistake]:
+    """The panel's mistakes."""
+    for mutant in MUTANTS:
+        named = f"web: {mutant.name}"
+        if match in named:
+            file = mutant.place(ROOT)
+            text = (ROOT / file).read_text(encoding="utf-8").replace(mutant.old, mutant.new)
+            yield Mistake(named, str(file), text, list(mutant.tests))
 
 
-class Copies:
-    """As many scratch copies as jobs; each job has one for itself."""
-
-    def __init__(self, tree: Tree, folder: Path, jobs: int) -> None:
-        self._all = [Scratch(tree, folder / str(job)) for job in range(jobs)]
-        self._free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
-        for copy in self._all:
-            self._free.put(copy)
-        self._threads = ThreadPoolExecutor(jobs)
-
-    def __enter__(self) -> Copies:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        for copy in self._all:
-            copy.close()
-
-    def each(self, work: Sequence[Callable[[Scratch], Outcome]]) -> Iterator[Outcome]:
-        """Do all of `work`, the first ones first; yields the outcomes in that order."""
-
-        def do(one: Callable[[Scratch], Outcome]) -> Outcome:
-            copy = self._free.get()
-            try:
-                return one(copy)
-            finally:
-                self._free.put(copy)
-
-        return self._threads.map(do, work)
+def title(place: Place) -> str:
+    """What a place is called."""
+    return f"{place.file}:{place.line} {place.operator}"
 
 
-def baseline(copies: Copies, tree: Tree, mutants: Iterable[Mutant]) -> bool:
-    """Whether all tests that are named pass without a mutant. If not, a failure on one would say nothing."""
-    folders: dict[str, list[str]] = defaultdict(list)  # a process a folder, which shares its servers and pools
-    for node in sorted({tree.node(test) for mutant in mutants for test in mutant.tests}):
-        folders[node.rpartition("/")[0]].append(node)
-    parts = sorted(folders.values(), key=len, reverse=True)
-    work = [lambda copy, nodes=nodes: copy.run(nodes, limit_s=BASELINE_S) for nodes in parts]
-    began, passed = time.monotonic(), True
-    for nodes, outcome in zip(parts, copies.each(work), strict=True):
-        if not outcome.passed:
-            say(f"without a mutant, of {len(nodes)} tests: {outcome.failed or outcome.status}\n{outcome.said}")
-            passed = False
-    if passed:
-        say(f"{sum(map(len, parts))} tests pass without a mutant, {time.monotonic() - began:.0f} s")
-    return passed
+def collected() -> set[str]:
+    """The tests that there are."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0"]
+    said = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    return {line for line in said.splitlines() if "::" in line}
 
 
-def try_all(copies: Copies, mutants: dict[str, Mutant]) -> bool:
-    """Whether every mutant is killed."""
-    survivors = []
-    outcomes = copies.each([lambda copy, m=mutant: copy.tried(m) for mutant in mutants.values()])
-    for title, outcome in zip(mutants, outcomes, strict=True):
+def report(mistakes: list[Mistake], outcomes: Iterator[Outcome]) -> int:
+    """Say what becomes of each, then who survived; returns the exit status."""
+    survivors: list[tuple[Mistake, str]] = []
+    for mistake, outcome in zip(mistakes, outcomes, strict=True):
         if outcome.killed:
-            say(f"killed, {outcome.took_s:3.0f} s, {title}: {outcome.failed}")
-        else:
-            survivors.append(title)
-            why = "SURVIVED" if outcome.passed else f"NOT DECIDED ({outcome.status})"
-            say(f"{why}, {outcome.took_s:.0f} s, {title}\n{outcome.said}")
-    for title in survivors:
-        say(f"survived: {title}")
-    say(f"{len(mutants)} mutants, {len(survivors)} survived")
-    return not survivors
+            say(f"killed, {outcome.took_s:3.0f} s, {mistake.title}: {outcome.failed or 'it cannot be imported'}")
+            continue
+        why = f"{len(mistake.tests)} tests pass" if outcome.status == 0 else "no end in time"
+        why = why if mistake.tests else "no test runs it"
+        survivors.append((mistake, EQUIVALENT.get(mistake.key, "")))
+        say(f"SURVIVED, {outcome.took_s:.0f} s, {why}, {mistake.title}\n{mistake.shown}")
+    unknown = [mistake for mistake, reason in survivors if not reason]
+    for mistake, reason in survivors:
+        say(f"survived: {mistake.title}{f' (equivalent: {reason})' if reason else ''}\n{mistake.shown}")
+    untested = sum(not mistake.tests for mistake in unknown)
+    say(f"{len(survivors) - len(unknown)} of the survivors are named equivalent, {untested} others no test runs")
+    say(f"{len(mistakes)} mutants, {len(survivors)} survived")
+    return bool(unknown)
 
 
 def say(text: str) -> None:
-    """One line, at once."""
+    """At once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,14 +1,43 @@
-"""Mistakes in what the panel reads from a report, draws and exports."""
+"""Mistakes in what the panel reads from a report, draws and exports. They are JavaScript, so they are kept by hand."""
 
 from __future__ import annotations
 
-from .mutant import Mutant
+from dataclasses import dataclass
+from pathlib import Path
 
-AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
-TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
-NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
-SAVED = "test_a_run.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
-BARS = "test_benchmark_bars.py::test_bars_are_as_long_as_their_cases_are_quick"
+DRAWING, BENCHMARK, RUN = (f"tests/browser/test_{name}.py" for name in ("panel_drawing", "benchmark_bars", "a_run"))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new`. `old` stands exactly once in all files of the panel, or in those named `file`.
+
+    name: what is wrong now, in a few words. tests: nodes of pytest that must find it, with or without parameters.
+    """
+
+    name: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    file: str = "*.*js"
+
+    def place(self, root: Path) -> Path:
+        """The file in which it stands, relative to the repository. Raises `ValueError`."""
+        found = [
+            path for path in (root / "web").rglob(self.file) for _ in range(path.read_text("utf-8").count(self.old))
+        ]
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.name}: its old text stands {len(found)} times in {self.file} of web/; mend panel.py"
+            )
+        return found[0].relative_to(root)
+
+
+AREAS = f"{DRAWING}::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
+TRACE = f"{DRAWING}::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
+NUMBERS = f"{DRAWING}::test_what_stands_for_many_numbers_is_theirs"
+SAVED = f"{RUN}::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
+BARS = f"{BENCHMARK}::test_bars_are_as_long_as_their_cases_are_quick"
 
 MUTANTS = (
     Mutant(
@@ -46,7 +75,7 @@ MUTANTS = (
         "a part of the time begins at the left of the whole",
         "fill(frame, name, (at_s - from_s) * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
         "fill(frame, name, at_s * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
-        ("test_panel_drawing.py::test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it",),
+        (f"{DRAWING}::test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it",),
     ),
     Mutant(
         "what a rank idles is left out of a report",
@@ -85,13 +114,13 @@ MUTANTS = (
         "a click looks at the step after",
         "  return low - 1\n",
         "  return low\n",
-        ("test_panel_drawing.py::test_a_place_on_the_timeline_is_the_time_and_the_step_there",),
+        (f"{DRAWING}::test_a_place_on_the_timeline_is_the_time_and_the_step_there",),
     ),
     Mutant(
         "an older state replaces a newer one",
         "known.session === state.session && known.revision > state.revision) return",
         "known.session === state.session && known.revision < state.revision) return",
-        ("test_panel_drawing.py::test_only_a_newer_state_of_the_same_server_is_taken",),
+        (f"{DRAWING}::test_only_a_newer_state_of_the_same_server_is_taken",),
     ),
     Mutant(
         "the saved report is what the panel made of it",

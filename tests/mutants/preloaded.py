@@ -1,7 +1,9 @@
 """A process that has imported what tests import, and forks for each run of pytest: imports take longer than most tests.
 
-Speaks JSON, one value a line: of `{"folder", "arguments", "log"}` it says the child's process id and, at its end, its
-exit status. Owns the fork. Imports nothing of the product, or a mistake in it would not be seen.
+`preloaded.py "MODULES" PADDING`; the padding is room for the command lines of what is forked. Speaks JSON, one value a
+line: of `{"folder", "options", "nodes", "log"}` it says the child's process id and, at its end, its exit status. What
+forks ranks and ComfyUIs for the tests (host/forked_ranks.py) is forked from here as well.
+Imports nothing of the product, or a mistake in it would not be seen.
 """
 
 from __future__ import annotations
@@ -9,22 +11,27 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
+import socket
 import sys
 from contextlib import suppress
+from typing import Any
 
-LARGE = (
-    "torch",
-    "torch.distributed",
-    "safetensors.torch",
-    "yunchang",
-    "diffusers.models.transformers.transformer_flux",
-)
-SMALL = ("numpy", "PIL.Image", "hypothesis", "pytest", "pytest_timeout", "psutil", "playwright.sync_api", "aiohttp")
+
+class InThisOrder:
+    """A plugin of pytest: the tests as they were named."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        self._place = {node: place for place, node in enumerate(nodes)}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Those of a node that was named without parameters stay together."""
+        items.sort(key=lambda item: self._place.get(item.nodeid, self._place.get(item.nodeid.partition("[")[0], 0)))
 
 
 def serve() -> None:
     """Import, then run whatever is asked, until nobody asks."""
-    for name in (*LARGE, *SMALL):
+    for name in sys.argv[1].split():
         with suppress(ImportError):  # a test that needs it will say so
             importlib.import_module(name)
     _tell("ready")
@@ -38,7 +45,7 @@ def serve() -> None:
         _tell(os.waitstatus_to_exitcode(status))
 
 
-def _run(folder: str, arguments: list[str], log: str) -> None:
+def _run(folder: str, options: list[str], nodes: list[str], log: str) -> None:
     """In the child: pytest in `folder`, all it says in `log`."""
     os.setsid()
     os.chdir(folder)
@@ -46,14 +53,35 @@ def _run(folder: str, arguments: list[str], log: str) -> None:
     for descriptor in (1, 2):
         os.dup2(out, descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ["PYTHONPATH"] = f"{folder}/tests"
+    os.environ |= {"PYTHONPATH": f"{folder}/tests", "OMP_NUM_THREADS": "1"}
     sys.path[:0] = [f"{folder}/tests", folder]
+    forking = _fork_what_forks()
     import pytest
 
-    status = pytest.main(arguments)
+    with suppress(ImportError):
+        from host import forked_ranks
+
+        forked_ranks.FORKING._socket, forked_ranks.FORKING._pid = forking, os.getpid()
+    status = pytest.main([*options, *nodes], plugins=[InThisOrder(nodes)])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(status))
+
+
+def _fork_what_forks() -> socket.socket:
+    """What host/forked_ranks.py would start, with all that it imports imported here. It begins with the first order."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            ours.close()
+            select.select([theirs], [], [])
+            from host.forked_ranks import serve
+
+            serve(theirs.detach())
+        finally:
+            os._exit(0)
+    theirs.close()
+    return ours
 
 
 def _tell(value: object) -> None:

@@ -1,12 +1,13 @@
-"""Tries mutants in scratch copies of the tree: writes the mistake, runs the tests that must fail, writes it back.
+"""Tries mistakes in scratch copies of the tree: writes the mistake, runs tests until one fails, writes it back.
 
-Owns the copies and the runs of pytest. Does not own which mutants there are (table.py) nor where they lie (tree.py).
+Owns the copies and the runs of pytest. Does not own which mistakes there are, nor which tests.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -14,20 +15,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .mutant import Mutant
-from .tree import Tree
-
-LIMIT_S = 300.0  # a mutant's tests take seconds; one that makes them wait for ever is not killed by them
-BASELINE_S = 1500.0
+LIMIT_S = 60.0  # of a mistake's tests
+HANGS_S = 25.0  # of one test: the time of the tests that are chosen together is about as long
+# What the tests import beside the pack, what host/forked_ranks.py names for ComfyUI among it.
+MODULES = (
+    "torch torch.distributed torch._dynamo safetensors.torch numpy PIL.Image hypothesis pytest pytest_timeout psutil "
+    "playwright.sync_api aiohttp aiohttp.web transformers torchvision torchaudio scipy.integrate scipy.signal einops "
+    "comfy_kitchen spandrel kornia av sqlalchemy.orm alembic.command pydantic_settings"
+)
+ROOM = 2048
 PRELOADED = Path(__file__).with_name("preloaded.py")
-OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider")
-FAILED = re.compile(r"^(?:FAILED|ERROR) \S*?(\w+\.py::\S+)", re.MULTILINE)
-LAST_LINES = 25
+OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?\.py(?:::.+?)?)(?: - |$)", re.MULTILINE)
+PASSED, TESTS_FAILED, USAGE_ERROR = 0, 1, 4  # pytest's statuses
 
 
 @dataclass(frozen=True)
@@ -40,67 +46,72 @@ class Outcome:
     took_s: float
 
     @property
-    def passed(self) -> bool:
-        """All tests that were named ran, and none failed."""
-        return self.status == 0
-
-    @property
     def killed(self) -> bool:
-        """A test failed. No end in time, or a table that names no test, is not that."""
-        return self.status == 1
+        """A test failed, or nothing can be collected any more. No end in time is not that."""
+        return self.status not in (PASSED, -signal.SIGKILL)
 
 
 class Scratch:
-    """A copy of the tree's files that may be spoilt, and the process that runs its tests. One run at a time."""
+    """A copy of a tree's files that may be spoilt, and the process that runs its tests. One run at a time."""
 
-    def __init__(self, tree: Tree, folder: Path) -> None:
-        self.tree, self.folder = tree, folder
+    def __init__(self, root: Path, files: Iterable[str], folder: Path, modules: str) -> None:
+        self.root, self.folder = root, folder
         self._written = 0  # seconds, of files that are spoilt: no copy was made in 1970
-        for name in tree.files:
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(tree.root / name, target)
-        self._runner = subprocess.Popen(
-            [sys.executable, str(PRELOADED)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
-        )
+        self._sound: dict[str, bool] = {}
+        for name in files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / name, folder / name)
+        command = [sys.executable, str(PRELOADED), modules, "-" * ROOM]
+        self._runner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder)
         self._ready = False
 
     def close(self) -> None:
         """End the process that runs tests."""
         self._runner.communicate()
 
-    def tried(self, mutant: Mutant) -> Outcome:
-        """What the tests of a mutant come to while it is in place."""
-        name = self.tree.place(mutant)
-        pristine = (self.tree.root / name).read_text(encoding="utf-8")
-        self._write(name, pristine.replace(mutant.old, mutant.new))
-        try:
-            return self.run([self.tree.node(test) for test in mutant.tests], limit_s=LIMIT_S)
-        finally:
-            self._write(name, pristine)
+    def tried(self, file: str, text: str, tests: Sequence[str]) -> Outcome:
+        """What tests come to while `file` has this text. A test that fails without it as well finds nothing."""
+        left = [test for test in tests if self._sound.get(test, True)]
+        while left:
+            self._write(file, text)
+            try:
+                outcome = self.run(left)
+            finally:
+                self._write(file, (self.root / file).read_text(encoding="utf-8"))
+            if not outcome.killed or outcome.failed not in left or self._is_sound(outcome.failed):
+                return outcome
+            left.remove(outcome.failed)
+        return Outcome(PASSED, "", "no test that passes without it runs this line", 0.0)
 
-    def run(self, nodes: Sequence[str], *, limit_s: float) -> Outcome:
-        """Run these tests here until one fails, or time is up."""
+    def _is_sound(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self.run([test]).status == PASSED
+        return self._sound[test]
+
+    def run(self, nodes: Sequence[str]) -> Outcome:
+        """Run these tests here, in this order, until one fails, or time is up."""
         if not self._ready:
             self._ready = self._hear() == "ready"
         log = self.folder / "pytest.log"
         began = time.monotonic()
-        self._say({"folder": str(self.folder), "arguments": [*OPTIONS, *nodes], "log": str(log)})
-        child = int(self._hear())
-        late = threading.Timer(limit_s, _end, [child])
+        self._say({"folder": str(self.folder), "options": OPTIONS, "nodes": nodes, "log": str(log)})
+        child = int(str(self._hear()))
+        late = threading.Timer(LIMIT_S, _end, [child])
         late.start()
-        status = int(self._hear())
+        status = int(str(self._hear()))
         late.cancel()
+        _end(child)
         said = log.read_text(encoding="utf-8", errors="replace")
         failed = FAILED.search(said)
-        last = "\n".join(said.splitlines()[-LAST_LINES:])
-        return Outcome(status, failed[1] if failed else "", last, time.monotonic() - began)
+        return Outcome(status, failed[1] if failed else "", said[-2000:], time.monotonic() - began)
 
     def _say(self, order: dict[str, object]) -> None:
+        assert self._runner.stdin is not None
         self._runner.stdin.write(f"{json.dumps(order)}\n")
         self._runner.stdin.flush()
 
     def _hear(self) -> object:
+        assert self._runner.stdout is not None
         line = self._runner.stdout.readline()
         if not line:
             raise RuntimeError("the process that runs tests has ended; see what it printed")
@@ -111,6 +122,37 @@ class Scratch:
         self._written += 1
         (self.folder / name).write_text(text, encoding="utf-8")
         os.utime(self.folder / name, (self._written, self._written))
+
+
+def each(
+    root: Path, folder: Path, jobs: int, work: Sequence[Callable[[Scratch], Outcome]], modules: str
+) -> Iterator[Outcome]:
+    """Do all of `work` in as many copies as jobs; yields the outcomes in that order. `folder` is an empty one.
+
+    modules: what a process that runs tests imports before the first.
+    """
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    files = [name for name in listed.split("\0") if name and (root / name).is_file()]
+    copies = [Scratch(root, files, folder / str(job), modules) for job in range(jobs)]
+    free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def do(one: Callable[[Scratch], Outcome]) -> Outcome:
+        copy = free.get()
+        try:
+            return one(copy)
+        finally:
+            free.put(copy)
+
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        yield from threads.map(do, work)
+    finally:
+        threads.shutdown(cancel_futures=True)
+        for copy in copies:
+            copy.close()
 
 
 def _end(child: int) -> None:

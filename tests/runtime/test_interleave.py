@@ -1,16 +1,14 @@
 """Cases run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
 
-import subprocess
 import sys
-from pathlib import Path
 
+import pytest
 import torch
 
 from parallel_runtime.devices import Device
 from parallel_runtime.report.environment import SAMPLE_S, utilisation
 from parallel_runtime.report.interleave import BenchmarkCase, Run, interleave
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = torch.cuda.is_available()
 
 
@@ -41,14 +39,6 @@ def test_a_driver_that_does_not_tell_leaves_utilisation_out() -> None:
     assert all(0 <= share <= 1 for share in found.values())
 
 
-def test_without_nvidia_ml_py_utilisation_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ModuleNotFoundError('no', name='pynvml')\n")
-    code = (
-        "from parallel_runtime.devices import Device\n"
-        "from parallel_runtime.report.environment import utilisation\n"
-        "print(utilisation([Device('cuda', 0)], over_s=9.0))"
-    )
-    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("{}", 0), done.stderr
+def test_without_nvidia_ml_py_utilisation_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    assert utilisation([Device("cuda", 0)], over_s=9.0) == {}

@@ -60,13 +60,6 @@ def test_comfyui_serves_a_template_with_its_thumbnail(name: str, client: ComfyCl
 
 
 @each_template
-def test_a_template_has_a_note_of_one_line(name: str) -> None:
-    (note,) = (node for node in saved(name)["nodes"] if node["type"] == NOTE)
-    assert note["widgets_values"] == [TEMPLATES[name].note]
-    assert "\n" not in TEMPLATES[name].note
-
-
-@each_template
 def test_a_server_finds_nothing_wrong_but_the_files_that_comfyui_can_download(
     name: str, client: ComfyClient, info: dict[str, Any]
 ) -> None:

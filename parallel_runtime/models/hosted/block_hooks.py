@@ -1,0 +1,111 @@
+"""Stock patches between a model's blocks, rebuilt in a rank from the name of their class, their tensors and numbers.
+
+ComfyUI's own code is what runs: the patch's class, made without its constructor, which would encode a picture, and the
+module whose weights it uses. Which classes there are is `REBUILT`; no other name makes anything. A model that runs with
+such patches gathers its tokens behind each block (`specs.BETWEEN`). Owns that list and what a rank holds of it. Does
+not own how weights travel (weight_delta.py, kind `hook_weight`), nor what is read from a patch
+(nodes/host/model/block_hooks.py).
+"""
+
+import importlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+OPTION = "block_hooks"  # of a call's transformer_options: a record for each patch
+EXTRAS = "comfy_extras.nodes_model_patch"
+# What a patch encodes anew for a latent of another size; the host has done so, and no rank has the picture or the VAE.
+PICTURES = ("image", "inpaint_image", "mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """A class of patches: the class it is made for, and that of the module it uses.
+
+    `pads`: the patch meets a latent whose sides are multiples of 2.
+    """
+
+    transformer: str
+    module: str
+    pads: bool = False
+
+
+REBUILT = {
+    "DiffSynthCnetPatch": Rebuilt(
+        transformer="comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
+        module=f"{EXTRAS}.QwenImageBlockWiseControlNet",
+    ),
+    "ZImageControlPatch": Rebuilt(
+        transformer="comfy.ldm.lumina.model.NextDiT", module="comfy.ldm.lumina.controlnet.ZImage_Control", pads=True
+    ),
+}
+
+
+class HookModules:
+    """The weights of modules beside the model on this rank, whole, and the modules once they were asked for.
+
+    A weight's key is the number of its module, a slash and its name.
+    """
+
+    def __init__(self) -> None:
+        self._weights: dict[str, dict[str, torch.Tensor]] = {}
+        self._modules: dict[str, torch.nn.Module] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights."""
+        return sum(weight.nbytes for weights in self._weights.values() for weight in weights.values())
+
+    def take(self, key: str, weight: torch.Tensor) -> None:
+        """Hold a weight; one that is held stays, since a module's number stands for its weights, and they are used."""
+        number, _, name = key.partition("/")
+        self._weights.setdefault(number, {}).setdefault(name, weight)
+
+    def keep(self, keys: Collection[str]) -> None:
+        """Let the weights of all modules go that none of these keys names."""
+        kept = {key.partition("/")[0] for key in keys}
+        for number in self._weights.keys() - kept:
+            del self._weights[number]
+            self._modules.pop(number, None)
+
+    def patches(self, records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+        """By kind, fresh patches for one call: what they keep from block to block is this call's alone.
+
+        Raises `ValueError` for a class that is not rebuilt, and for a module whose weights are not here.
+        """
+        found: dict[str, list[Any]] = {}
+        for record in records:
+            patch = self._patch(record)
+            for kind in record["kinds"]:
+                found.setdefault(kind, []).append(patch)
+        return found
+
+    def _patch(self, record: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        name, number = record["patch"], str(record["module"])
+        if name not in REBUILT:
+            raise ValueError(f"{name!r} is no patch that ranks rebuild; they do {', '.join(REBUILT)}")
+        if number not in self._modules:
+            self._modules[number] = self._module(REBUILT[name].module, number, record["config"])
+        kind = getattr(importlib.import_module(EXTRAS), name)
+        patch = kind.__new__(kind)
+        vae = SimpleNamespace(spacial_compression_encode=lambda: record["compression"])
+        used = SimpleNamespace(model=self._modules[number])
+        vars(patch).update(dict.fromkeys((*PICTURES, "temp_data")), model_patch=used, vae=vae, **record["state"])
+        return patch
+
+    def _module(self, path: str, number: str, config: Mapping[str, Any]) -> torch.nn.Module:
+        import comfy.ops
+
+        weights = self._weights.get(number)
+        if weights is None:
+            raise ValueError(f"a patch of the blocks uses weights of module {number}, which this rank has not")
+        place, _, name = path.rpartition(".")
+        kind = getattr(importlib.import_module(place), name)
+        dtype = next(iter(weights.values())).dtype
+        with torch.device("meta"):
+            module: torch.nn.Module = kind(**config, dtype=dtype, device="meta", operations=comfy.ops.manual_cast)
+        module.load_state_dict(weights, assign=True)
+        return module.requires_grad_(False)

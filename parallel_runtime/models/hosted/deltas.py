@@ -1,0 +1,225 @@
+"""Weight deltas of one of ComfyUI's modules, merged by ComfyUI's own functions, and taken back to the last bit.
+
+Owns which weights are changed and what they were. Does not own how a change travels (weight_delta.py). A changed weight
+is made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from ...errors import RequestCancelledError
+from ...weight_delta import Value, WeightDelta
+
+PREFIX = "diffusion_model."
+
+
+class HeldElsewhere(Protocol):
+    """Weights that lie elsewhere than in the module, or that can be read again.
+
+    With `collective`, all ranks of a group must make the same changes.
+    """
+
+    collective: bool
+
+    def pristine(self, path: str) -> torch.nn.Parameter | None:
+        """A weight as the file says it, on the host; None for one that is whole on every rank."""
+
+    def by_block(self, paths: Iterable[str]) -> list[list[str]]:
+        """The same weights, those of one block together."""
+
+    def change(self, weights: Mapping[str, torch.nn.Parameter | None]) -> None:
+        """Have these weights of one block; None: what the file says."""
+
+
+class MergedDeltas:
+    """The changed weights of `module`. `declared`: the dtypes that its class made its weights with, by name.
+
+    `spread` has those weights that are not whole here.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, declared: Mapping[str, torch.dtype], spread: HeldElsewhere | None
+    ) -> None:
+        self._module, self._declared, self._spread = module, declared, spread
+        self._pristine: dict[str, torch.nn.Parameter] = {}  # of changed weights that are whole here
+        self._changed_parts: set[str] = set()  # the others
+
+    def pristine(self, name: str) -> torch.nn.Parameter:
+        """A weight as the file says it. Raises `ValueError` for one that the module has not."""
+        elsewhere = None if self._spread is None else self._spread.pristine(name)
+        if elsewhere is not None:
+            return elsewhere
+        return self._pristine[name] if name in self._pristine else self._weight(name)
+
+    def merge(
+        self,
+        deltas: Mapping[str, Sequence[WeightDelta]],
+        *,
+        device: torch.device,
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> None:
+        """Change these weights by these deltas. Raises `ValueError` for a weight that the module has not."""
+        for names in self._by_block(deltas):
+            # ranks hear of a cancelled request one by one, and none may leave what needs all of them
+            if cancelled() and not (self._spread is not None and self._spread.collective):
+                raise RequestCancelledError("changing weights was cancelled")
+            parts: dict[str, torch.nn.Parameter | None] = {}
+            for name in names:
+                pristine = None if self._spread is None else self._spread.pristine(name)
+                if pristine is None:
+                    self._merge(name, self._pristine.setdefault(name, self._weight(name)), deltas[name], device)
+                else:
+                    parts[name] = self._merged(name, pristine, deltas[name], device)
+                beat()
+            if self._spread is not None and parts:
+                self._changed_parts |= parts.keys()
+                self._spread.change(parts)
+
+    def undo_except(self, names: set[str]) -> None:
+        """Make every other changed weight what it was before any change."""
+        for name in self._pristine.keys() - names:
+            self._put(name, self._pristine.pop(name))
+        gone = self._changed_parts - names
+        self._changed_parts -= gone
+        for each in self._by_block(sorted(gone)):
+            if self._spread is not None:
+                self._spread.change(dict.fromkeys(each))
+
+    def _by_block(self, names: Iterable[str]) -> list[list[str]]:
+        return [[name] for name in names] if self._spread is None else self._spread.by_block(names)
+
+    def _merged(
+        self, name: str, pristine: torch.nn.Parameter, deltas: Sequence[WeightDelta], device: torch.device
+    ) -> torch.nn.Parameter:
+        """The changed weight, which the module does not keep."""
+        self._merge(name, pristine, deltas, device)
+        changed = self._weight(name)
+        self._put(name, None)
+        return changed
+
+    def _merge(
+        self, name: str, pristine: torch.nn.Parameter, deltas: Sequence[WeightDelta], device: torch.device
+    ) -> None:
+        from comfy.model_patcher import ModelPatcher
+
+        dtype = self._declared.get(name, pristine.dtype)
+        weight = pristine
+        if type(weight.data) is torch.Tensor and weight.dtype != dtype:  # the file's narrower one, widened where used
+            weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+        self._put(name, weight)
+        holder = torch.nn.Module()
+        holder.diffusion_model = self._module
+        patcher = ModelPatcher(holder, device, weight.device)
+        key = PREFIX + name
+        patcher.patches = {key: [_entry(delta) for delta in deltas]}
+        with _complaints() as complaints:
+            patcher.patch_weight_to_device(key, device_to=device)
+        meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))
+        if complaints or self._weight(name).shape != meant:
+            self._put(name, pristine)
+            raise misfit(name, deltas, list(pristine.shape))
+
+    def _weight(self, name: str) -> torch.nn.Parameter:
+        path, _, last = name.rpartition(".")
+        try:
+            weight = self._module.get_submodule(path)._parameters[last]
+        except (AttributeError, KeyError):
+            weight = None
+        if weight is None:
+            raise ValueError(
+                f"a patch names {name}, which {type(self._module).__name__} has not; use one made for this model"
+            )
+        return weight
+
+    def _put(self, name: str, weight: torch.nn.Parameter | None) -> None:
+        path, _, last = name.rpartition(".")
+        self._module.get_submodule(path)._parameters[last] = weight
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """What ComfyUI says meanwhile: it logs that a delta does not fit, and goes on without it."""
+    said: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(listener)
+    try:
+        yield said
+    finally:
+        logging.getLogger().removeHandler(listener)
+
+
+def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:
+    """What to say of deltas that are none of a weight of this shape."""
+    given = []
+    for delta in deltas:
+        shapes = [list(each.shape) for each in delta.values if isinstance(each, torch.Tensor)]
+        given.append(f"a {delta.kind} patch of shapes {shapes}")
+    fit = "does not fit" if len(given) == 1 else "do not fit"
+    return ValueError(f"{', '.join(given)} {fit} {name}, a weight of {shape}; use one made for this model")
+
+
+class FileViews:
+    """The file's weights as views of its pages, for a module on a device: of a changed one nothing is kept there.
+
+    `widened`: the dtypes that some of them have there, by name, where that is not the file's.
+    """
+
+    collective = False
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        views: Mapping[str, torch.nn.Parameter],
+        device: torch.device,
+        widened: Mapping[str, torch.dtype],
+    ) -> None:
+        self._module, self._views, self._device, self._widened = module, views, device, widened
+
+    def pristine(self, path: str) -> torch.nn.Parameter | None:
+        """A weight as the file says it; None for one that was rounded."""
+        return self._views.get(path)
+
+    def by_block(self, paths: Iterable[str]) -> list[list[str]]:
+        """Each by itself."""
+        return [[path] for path in paths]
+
+    def change(self, weights: Mapping[str, torch.nn.Parameter | None]) -> None:
+        """Have these weights in the module; None: the file's."""
+        for path, weight in weights.items():
+            owner, _, last = path.rpartition(".")
+            here = self._views[path] if weight is None else weight
+            moved = torch.nn.Parameter(here.to(self._device), requires_grad=False)
+            if weight is None and path in self._widened:
+                moved = torch.nn.Parameter(moved.to(self._widened[path]), requires_grad=False)
+            self._module.get_submodule(owner)._parameters[last] = moved
+
+
+def _entry(delta: WeightDelta) -> tuple:
+    """A delta as ComfyUI's ModelPatcher keeps it."""
+    import comfy.utils
+
+    function = comfy.utils.swap_scale_shift if delta.swap else None
+    return delta.strength, _change(delta.kind, delta.values), delta.strength_model, delta.offset, function
+
+
+def _change(kind: str, values: tuple[Value, ...]) -> object:
+    from comfy.weight_adapter import LoRAAdapter, adapters
+
+    if kind in ("diff", "set"):
+        return kind, values
+    if kind == "padded_diff":
+        return "diff", (*values, {"pad_weight": True})
+    if kind == "lora":  # without a core and without another shape, as weight_delta.py has it
+        up, down, alpha, dora = values
+        values = (up, down, alpha, None, dora, None)
+    elif kind == "lora_core":
+        *others, shape = values
+        return LoRAAdapter(set(), (*others, shape.tolist() if isinstance(shape, torch.Tensor) else None))
+    (adapter,) = (each for each in adapters if each.name == kind)
+    return adapter(set(), values)

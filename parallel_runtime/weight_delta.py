@@ -1,0 +1,165 @@
+"""A change of one weight as it travels from whoever made it to the ranks: plain values and named tensors.
+
+Owns the record and its form on the wire. What a change does to a weight is `models/hosted/deltas.py`'s.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Value = torch.Tensor | float | None
+# Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
+# And `hook_weight`: no change, but a weight of a module that runs between the blocks (models/hosted/block_hooks.py).
+HOOK_WEIGHT = "hook_weight"
+HOSTED_KINDS = ("lora_core", "padded_diff", HOOK_WEIGHT)
+KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
+
+# What one message may carry; a weight with more than that is refused. And from how many bytes on the next one begins.
+MAX_TENSORS = 512
+MAX_RECORDS = 128
+ENOUGH_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightDelta:
+    """One change of one weight. `values` are the kind's own, in the order of ComfyUI's `weight_adapter`.
+
+    `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the delta is for;
+    `swap` exchanges the halves of the change, for deltas made for a layout with scale before shift;
+    `strength_model` multiplies the weight first.
+    """
+
+    key: str
+    kind: str
+    strength: float
+    values: tuple[Value, ...]
+    strength_model: float = 1.0
+    offset: tuple[int, int, int] | None = None
+    swap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its tensors."""
+        return sum(value.nbytes for value in self.values if isinstance(value, torch.Tensor))
+
+    @property
+    def new_shape(self) -> tuple[int, ...] | None:
+        """The shape that it gives its weight, by zeros at the end of each dimension; None where it keeps the shape."""
+        if self.kind == "padded_diff" and isinstance(self.values[0], torch.Tensor):
+            return tuple(self.values[0].shape)
+        if self.kind == "lora_core" and isinstance(self.values[5], torch.Tensor):
+            return tuple(self.values[5].tolist())
+        return None
+
+
+@dataclass(frozen=True)
+class WeightDeltas:
+    """All changes of a model's weights. Equal names must always stand for equal deltas; `""` stands for none.
+
+    `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and their strength changes for
+    nothing.
+    """
+
+    name: str = ""
+    deltas: tuple[WeightDelta, ...] = ()
+    side_branch: bool = False
+
+    @property
+    def strengths(self) -> list[float]:
+        """The strengths in the order in which `pack` sends the deltas."""
+        return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
+
+    def differs_in_strength_alone(self, other: "WeightDeltas") -> bool:
+        """Whether both are side branches of the very same tensors.
+
+        By identity, which is safe because `other` still holds its tensors.
+        """
+        return (
+            self.side_branch
+            and other.side_branch
+            and len(self.deltas) == len(other.deltas)
+            and all(_same_but_strength(a, b) for a, b in zip(self.deltas, other.deltas, strict=True))
+        )
+
+
+PRISTINE = WeightDeltas()
+
+
+@dataclass(frozen=True)
+class DeltaBatch:
+    """Deltas that fit one message: every delta of each weight it names."""
+
+    records: list[dict[str, Any]]
+    tensors: dict[str, torch.Tensor]
+
+
+def by_weight(deltas: Iterable[WeightDelta]) -> dict[str, list[WeightDelta]]:
+    """Deltas by the weight they change, in order."""
+    by_key: dict[str, list[WeightDelta]] = {}
+    for delta in deltas:
+        by_key.setdefault(delta.key, []).append(delta)
+    return by_key
+
+
+def pack(deltas: Iterable[WeightDelta]) -> Iterator[DeltaBatch]:
+    """Group deltas by weight and fill messages with them. The order of a weight's deltas is kept."""
+    batch = DeltaBatch([], {})
+    for key, group in by_weight(deltas).items():
+        num_tensors = sum(isinstance(value, torch.Tensor) for delta in group for value in delta.values)
+        if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
+            raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
+        full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
+        if full or sum(tensor.nbytes for tensor in batch.tensors.values()) >= ENOUGH_BYTES:
+            yield batch
+            batch = DeltaBatch([], {})
+        for delta in group:
+            _append(batch, delta)
+    if batch.records:
+        yield batch
+
+
+def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[WeightDelta]]:
+    """The inverse of `pack` for one batch: deltas by weight."""
+    deltas = []
+    for record in records:
+        values = tuple(tensors[value] if isinstance(value, str) else value for value in record["values"])
+        offset = None if record["offset"] is None else tuple(record["offset"])
+        deltas.append(WeightDelta(**{**record, "values": values, "offset": offset}))
+    return by_weight(deltas)
+
+
+def _same_but_strength(a: WeightDelta, b: WeightDelta) -> bool:
+    if (a.key, a.kind, a.strength_model, a.offset, a.swap) != (b.key, b.kind, b.strength_model, b.offset, b.swap):
+        return False
+    return len(a.values) == len(b.values) and all(
+        x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else x == y
+        for x, y in zip(a.values, b.values, strict=True)
+    )
+
+
+def _append(batch: DeltaBatch, delta: WeightDelta) -> None:
+    values: list[str | float | None] = []
+    for value in delta.values:
+        if isinstance(value, torch.Tensor):
+            name = f"delta.{len(batch.tensors)}"
+            batch.tensors[name] = value
+            values.append(name)
+        else:
+            values.append(value)
+    batch.records.append(
+        {
+            "key": delta.key,
+            "kind": delta.kind,
+            "strength": delta.strength,
+            "values": values,
+            "strength_model": delta.strength_model,
+            "offset": delta.offset,
+            "swap": delta.swap,
+        }
+    )

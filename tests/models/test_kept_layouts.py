@@ -1,0 +1,86 @@
+"""Layouts kept between steps: made once a size, equal, and not where values count."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from parallel_runtime.models.hosted.kept_layouts import MOST, KeptLayouts, keep_layouts
+
+from .cases import CASES
+from .gloo_group import GlooGroup
+from .ranks import in_ranks
+
+CPU = torch.device("cpu")
+MODULE = "comfy.ldm.minimax.model"
+
+
+@in_ranks(1)
+def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(group: GlooGroup) -> None:
+    module = importlib.import_module(MODULE)
+    stock = module.PackedLayout
+    made: list[Any] = []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        if not any(each.is_meta for each in _tensors((args, kwargs))):
+            made.append(args)
+        return stock(*args, **kwargs)
+
+    cases = [make for name, make in CASES.items() if name.startswith("MiniMax H3")]
+    for make in cases:
+        model, given = make()
+        with torch.no_grad():
+            want = [model(**given) for _ in range(3)]
+            module.PackedLayout = counting
+            try:
+                made.clear()
+                stock_makes = len([model(**given) for _ in range(3)]) and len(made)
+                keep_layouts(type(model), CPU)
+                assert isinstance(module.PackedLayout, KeptLayouts)
+                made.clear()
+                got = [model(**given) for _ in range(3)]
+            finally:
+                module.PackedLayout = stock
+        assert stock_makes == 3, "the control: the class makes one in each step"
+        assert len(made) <= 2, "a layout without tensors in its call is made twice: tried, then kept"
+        for each, other in zip(got, want, strict=True):
+            for mine, theirs in zip(each, other, strict=True):
+                assert torch.equal(mine, theirs)
+    assert cases
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for each in inside for tensor in _tensors(each)]
+
+
+class OfSizes:
+    """A layout of sizes alone."""
+
+    def __init__(self, length: int, refs: list[dict[str, torch.Tensor]]) -> None:
+        self.places = torch.arange(length + sum(each["x"].shape[0] for each in refs))
+
+
+class OfValues:
+    """A layout that reads a tensor."""
+
+    def __init__(self, length: int, refs: list[dict[str, torch.Tensor]]) -> None:
+        self.places = torch.arange(length + int(refs[0]["x"].sum()))
+
+
+@in_ranks(1)
+def test_a_layout_that_reads_values_is_not_kept_and_other_sizes_are_other_layouts(group: GlooGroup) -> None:
+    sizes, values = KeptLayouts(OfSizes, CPU), KeptLayouts(OfValues, CPU)
+    ones, twos = [{"x": torch.ones(3)}], [{"x": torch.full((3,), 2.0)}]
+    assert sizes(4, ones) is sizes(4, twos)
+    assert len(sizes(4, [{"x": torch.ones(5)}]).places) == 9
+    assert sizes(5, ones) is not sizes(4, ones)
+    assert (len(values(4, ones).places), len(values(4, twos).places)) == (7, 10)
+    first = sizes(1, ones)
+    for length in range(10, 10 + MOST):
+        sizes(length, ones)
+    assert sizes(1, ones) is not first, "the oldest goes"

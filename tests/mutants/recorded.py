@@ -1,0 +1,91 @@
+"""Which tests run a line, and how long each takes, from what `make coverage` recorded.
+
+Owns the choice of tests for a place. The recording may be of an earlier tree: a file that changed since is read by
+function, and tests that are gone are left out. Does not own the recording (line_coverage.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from functools import cached_property
+from pathlib import Path
+
+from .places import Place, functions
+
+MOST_S = 30.0  # of tests for one place, as they took while they were recorded
+FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
+
+
+class Recording:
+    """What stands in build/coverage. `sources` are the files as they are now; `there` the tests that there are."""
+
+    def __init__(self, folder: Path, sources: dict[str, str], there: set[str]) -> None:
+        self._data = sqlite3.connect(folder / "data" / "lines")
+        self._now, self._then = sources, json.loads((folder / "sources.json").read_text(encoding="utf-8"))
+        self._own: dict[str, float] = {}
+        self._shares: dict[str, list[str]] = {}
+        self._shared_s: dict[str, float] = {}
+        for path in (folder / "seconds").glob("*.json"):
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            self._shared_s |= noted["shared_s"]
+            for test, said in noted["tests"].items():
+                if test in there:
+                    self._own[test], self._shares[test] = said["own_s"], said["shares"]
+        self._lines_of: dict[str, dict[int, set[str]]] = {}
+
+    @property
+    def changed(self) -> list[str]:
+        """The files that are not as they were."""
+        return [file for file, text in self._now.items() if self._then.get(file) != text]
+
+    def tests(self, place: Place) -> list[str]:
+        """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed."""
+        found = self._that_run(place)
+        cost = {test: self._own[test] + sum(map(self._shared_s.__getitem__, self._shares[test])) for test in found}
+        seen: Counter[str] = Counter()
+        turns = {}
+        for test in sorted(cost, key=lambda test: (cost[test], test)):
+            function = test.partition("[")[0]
+            turns[test] = (seen[function] >= FIRST_OF_A_FUNCTION, cost[test])
+            seen[function] += 1
+        taken, paid, total = [], set[str](), 0.0
+        for test in sorted(turns, key=lambda test: (turns[test], test)):
+            shares = set(self._shares[test]) - paid
+            takes = self._own[test] + sum(map(self._shared_s.__getitem__, shares))
+            if not taken or total + takes <= MOST_S:
+                taken.append(test)
+                paid |= shares
+                total += takes
+        file_of = {test: test.partition("::")[0] for test in taken}
+        quickest = {file: min(cost[test] for test in taken if file_of[test] == file) for file in file_of.values()}
+        return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
+
+    def _that_run(self, place: Place) -> set[str]:
+        lines = self._lines(place.file)
+        then = self._then.get(place.file)
+        if then is None:
+            return set()
+        if not place.function:  # what runs at import has no test's name but in processes that a test started
+            return set().union(*lines.values())
+        if then == self._now[place.file]:
+            return lines.get(place.line) or lines.get(place.statement) or set()
+        first, last = functions(then).get(place.function, (0, 0))
+        return set().union(*(lines.get(line, set()) for line in range(first + 1, last + 1)))
+
+    def _lines(self, file: str) -> dict[int, set[str]]:
+        """The tests that ran each line of a file."""
+        if file not in self._lines_of:
+            found: dict[int, set[str]] = defaultdict(set)
+            query = "SELECT context_id, fromno, tono FROM arc JOIN file ON file.id = file_id WHERE path LIKE ?"
+            for context, *ends in self._data.execute(query, (f"%/{file}",)):
+                if (test := self._contexts[context]) in self._own:
+                    for line in ends:
+                        found[abs(line)].add(test)
+            self._lines_of[file] = found
+        return self._lines_of[file]
+
+    @cached_property
+    def _contexts(self) -> dict[int, str]:
+        return dict(self._data.execute("SELECT id, context FROM context"))

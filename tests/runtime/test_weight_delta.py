@@ -1,0 +1,54 @@
+"""Weight patches as they travel: in messages of a size, none lost, and told from other strengths of the same ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> WeightDelta:
+    up, down = noise(rows, 4, seed=seed, scale=0.3), noise(4, columns, seed=seed + 1, scale=columns**-0.5)
+    values = (up, down, 2.0, None)
+    return WeightDelta(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="kind 'lorra' is unknown"):
+        WeightDelta(key="w", kind="lorra", strength=1, values=())
+
+
+def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [WeightDelta(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
+    monkeypatch.setattr("parallel_runtime.weight_delta.ENOUGH_BYTES", 2 * 8 * 8 * 4)
+    assert [len(batch.records) for batch in pack(weights)] == [2, 2, 1]
+
+
+def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
+    patches = [lora(f"w{index % 400}", 3, 2, seed=index) for index in range(800)]
+    arrived: dict[str, list[WeightDelta]] = {}
+    batches = list(pack(patches))
+    assert len(batches) > 1
+    for batch in batches:
+        assert not arrived.keys() & unpack(batch.records, batch.tensors).keys(), "a weight's patches were torn apart"
+        arrived |= unpack(batch.records, batch.tensors)
+    assert [len(group) for group in arrived.values()] == [2] * 400
+    for index in (0, 400):
+        assert torch.equal(arrived["w0"][index // 400].values[0], patches[index].values[0])
+        assert arrived["w0"][index // 400].values[2:] == patches[index].values[2:]
+
+
+def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
+    first = lora("w", 3, 2)
+    same = replace(first, strength=2.0)
+    copied = replace(first, values=(first.values[0].clone(), *first.values[1:]))
+    moved = replace(first, offset=(0, 0, 3))
+    held = WeightDeltas("a", (first,), side_branch=True)
+    for patch, alone in ((same, True), (copied, False), (moved, False)):
+        assert WeightDeltas("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
+    assert not WeightDeltas("b", (same,)).differs_in_strength_alone(held)

@@ -1,0 +1,42 @@
+"""`make weekly`: what it makes of commands that pass and fail, and what it runs again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.weekly import ROOT, Step, run, steps
+
+SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); print(sys.argv[2]); sys.exit({code})"
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "result"),
+    [("4 cases, 1 wrong", 0, "failed"), ("no such machine", 3, "exit 3"), ("1 failed, 7 passed in 3 s", 1, "exit 1")],
+)
+def test_what_failed_is_in_the_table_and_alone_is_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str, code: int, result: str
+) -> None:
+    good = Step("machines", (sys.executable, "-c", SCRIPT.format(code=0), str(tmp_path / "good"), "4 cases, 0 wrong"))
+    bad = Step("test-host oldest", (sys.executable, "-c", SCRIPT.format(code=code), str(tmp_path / "bad"), last))
+    for times in (1, 2):
+        assert run((bad, good), tmp_path / "logs") == 1
+        table = capsys.readouterr().out.splitlines()[-3:]
+        assert table[0].split() == ["name", "result", "minutes", "last", "line"]
+        assert table[1].startswith("test-host oldest") and result in table[1] and table[1].endswith(last)
+        assert table[2].split()[:2] == ["machines", "passed"] and table[2].endswith("4 cases, 0 wrong")
+        assert (tmp_path / "bad").read_text() == "." * times
+        assert (tmp_path / "good").read_text() == "."
+    assert (tmp_path / "logs" / "test-host-oldest.log").read_text() == f"{last}\n"
+    assert run((good,), tmp_path / "logs") == 0
+
+
+def test_every_step_is_a_target_of_make() -> None:
+    chosen = steps(("oldest", "/a/comfyui"))
+    assert [step.environment["COMFYUI_PATH"] for step in chosen if step.environment] == ["oldest", "/a/comfyui"]
+    named = {step.command[-1] for step in chosen}
+    said = subprocess.run(["make", "-qp", "no-target"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+    assert named <= {line.partition(":")[0] for line in said.stdout.splitlines() if ":" in line}

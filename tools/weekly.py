@@ -1,0 +1,110 @@
+"""Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes a night.
+
+What passed on this commit is not run again, so it may be stopped and begun anew. Each has its log in build/weekly. The
+exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or `oldest` (the
+default). What each takes from the environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("parallel_runtime", "nodes", "tests", "tools", "web")  # the matrices themselves write pages
+BEFORE_HOSTS, AFTER_HOSTS = (
+    ("parity-models", "formats", "parity"),
+    # `coverage` records which tests run which line, which `mutants` reads.
+    ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
+)
+WRONG = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:wrong|failed|errors?)\b")
+LAST_LINE_CHARS = 100
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the variables that it has beside this process's."""
+
+    name: str
+    command: Sequence[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def steps(hosts: Sequence[str]) -> list[Step]:
+    """All of them, in order."""
+    found = [(name, {}) for name in BEFORE_HOSTS]
+    found += [(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
+    found += [(name, {}) for name in AFTER_HOSTS]
+    return [Step(name, ("make", "--no-print-directory", name.split()[0]), more) for name, more in found]
+
+
+def state_of(root: Path) -> str:
+    """The commit, and a mark of what was changed since."""
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True).stdout  # noqa: S603, S607
+
+    changed = git("diff", "HEAD", "--", *CODE)
+    mark = f"-{hashlib.sha256(changed).hexdigest()[:8]}" if changed else ""
+    return f"{git('rev-parse', '--short=12', 'HEAD').decode().strip()}{mark}"
+
+
+def run(chosen: Sequence[Step], folder: Path) -> int:
+    """Run what has not passed yet, each with its log in `folder`, and print the table; returns the exit status."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for step in chosen:
+        noted = folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.json"
+        row = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
+        if row.get("result") != "passed":
+            say(f"{step.name}: log in {noted.with_suffix('.log')}")
+            row = _ran(step, noted.with_suffix(".log"))
+            noted.write_text(json.dumps(row), encoding="utf-8")
+        rows.append((step.name, row["result"], f"{row['minutes']:.1f}", row["last_line"][:LAST_LINE_CHARS]))
+    widths = [max(map(len, column)) for column in zip(("name", "result", "minutes", ""), *rows, strict=True)]
+    for cells in (("name", "result", "minutes", "last line"), *rows):
+        say("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    return int(any(row[1] != "passed" for row in rows))
+
+
+def _ran(step: Step, log: Path) -> dict[str, object]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    began = time.monotonic()
+    with log.open("wb") as out:
+        ended = subprocess.run(  # noqa: S603  our own make
+            step.command, cwd=ROOT, env=environment | step.environment, stdout=out, stderr=out, check=False
+        )
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [line.strip() for line in said if line.strip() and not line.startswith("make: ***")]
+    last = lines[-1] if lines else "it said nothing"
+    result = f"exit {ended.returncode}" if ended.returncode else "failed" if WRONG.search(last) else "passed"
+    return {"result": result, "minutes": (time.monotonic() - began) / 60, "last_line": last}
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run all, or what the command line names."""
+    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split())
+    parser = argparse.ArgumentParser(prog="tools.weekly", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[step.name.split()[0] for step in everything], metavar="NAME")
+    options = parser.parse_args()
+    chosen = [step for step in everything if options.only is None or step.name.split()[0] in options.only]
+    return run(chosen, ROOT / "build" / "weekly" / state_of(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

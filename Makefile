@@ -117,7 +117,7 @@ formats: venv
 
 # A plan of models/specs against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv
-	$(RUN) -m models.try_plan $(if $(SHOW),--show) "$(CASE)"
+	$(RUN) -m tools.try_plan $(if $(SHOW),--show) "$(CASE)"
 
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv

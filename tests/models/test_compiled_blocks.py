@@ -31,7 +31,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
-from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 
 from .cases import CASES
 from .gloo_group import GlooGroup, OwnTokensOnly
@@ -185,12 +185,12 @@ def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: st
 
 
 def run(
-    pool: Pool, spec: ModelSpec, plan: str, *, patches: WeightPatchSet = PRISTINE, size: int = 8, **options: object
+    pool: Pool, spec: ModelSpec, plan: str, *, deltas: WeightDeltas = PRISTINE, size: int = 8, **options: object
 ) -> RunResult:
     """A call by a plan, of a text and a video of this size."""
     made = call(1, text=size, size=(2, size, 12))
     made = replace(made, options={**made.options, **options})
-    return pool.run(spec, ParallelPlan.parse(plan), [made], patches=patches)
+    return pool.run(spec, ParallelPlan.parse(plan), [made], deltas=deltas)
 
 
 @pytest.mark.full
@@ -204,7 +204,7 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
         assert (rank.compiled.graphs, rank.compiled.uncompiled_blocks, rank.compiled.reason) == (1, 0, "")
         assert rank.regions["compile_s"] == pytest.approx(rank.compiled.compile_s)
     changed = lora(wan, "blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", side_branch=False)
-    for plan, patches in (
+    for plan, deltas in (
         ("ulysses=2", PRISTINE),
         ("ulysses=2", changed),
         ("ring=2", PRISTINE),
@@ -216,16 +216,14 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
     ):
         for size in (8, 14):
             told = {"place": {"run": f"{plan} {size}", "key": "text"}}
-            want = run(pool, wan, plan, patches=patches, size=size, **told)
+            want = run(pool, wan, plan, deltas=deltas, size=size, **told)
             told["place"]["run"] += " again"
-            got = run(pool, wan, plan, patches=patches, size=size, compiled=True, **told)
+            got = run(pool, wan, plan, deltas=deltas, size=size, compiled=True, **told)
             assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
             assert all(rank.compiled is None for rank in want.ran)
             counts = {(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in got.ran}
             assert counts == {(1, 0)}, f"{plan}: {counts}"
-    plain, with_lora = (
-        run(pool, wan, "ulysses=2", patches=each, compiled=True).outs[0] for each in (PRISTINE, changed)
-    )
+    plain, with_lora = (run(pool, wan, "ulysses=2", deltas=each, compiled=True).outs[0] for each in (PRISTINE, changed))
     assert largest_difference(plain, with_lora) > CONTROL, "the graph has another LoRA's weights"
     alone = run(pool, wan, "ulysses=2", compiled=True, local_attention=True).outs[0]
     assert largest_difference(plain, alone) > CONTROL, "without exchange the call must be wrong"

@@ -25,7 +25,7 @@ from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 
 pytestmark = pytest.mark.slow
@@ -61,17 +61,17 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def lora(model: Model, key: str, *, seed: int, rows: tuple[int, int] | None = None, rank: int = 4) -> WeightPatch:
+def lora(model: Model, key: str, *, seed: int, rows: tuple[int, int] | None = None, rank: int = 4) -> WeightDelta:
     """A LoRA of a weight, or of a run of its rows: the first one and their number."""
     outputs, *inputs = read_header(model.spec.path).tensors[key].shape
     first, outputs = rows or (0, outputs)
     up, down = noise(outputs, rank, seed=seed), noise(rank, *inputs, seed=seed + 1)
     values = (up, down / down[0].numel() ** 0.5, 2.0 * rank, None)
     offset = None if rows is None else (0, first, outputs)
-    return WeightPatch(key=key, kind="lora", strength=0.2, values=values, offset=offset)
+    return WeightDelta(key=key, kind="lora", strength=0.2, values=values, offset=offset)
 
 
-def loras(model: Model) -> tuple[WeightPatch, ...]:
+def loras(model: Model) -> tuple[WeightDelta, ...]:
     """Two LoRAs on each weight, of other ranks, and of the fused one on some of its rows."""
     third = read_header(model.spec.path).tensors[model.fused].shape[0] // 3
     found = [lora(model, key, seed=number, rank=rank) for number, key in enumerate(model.keys) for rank in (4, 2)]
@@ -79,8 +79,8 @@ def loras(model: Model) -> tuple[WeightPatch, ...]:
     return (*found, replace(lora(model, model.fused, seed=60), strength=-0.3))
 
 
-def stronger(patches: tuple[WeightPatch, ...]) -> tuple[WeightPatch, ...]:
-    return tuple(replace(patch, strength=0.5 * number % 0.7) for number, patch in enumerate(patches, 1))
+def stronger(deltas: tuple[WeightDelta, ...]) -> tuple[WeightDelta, ...]:
+    return tuple(replace(patch, strength=0.5 * number % 0.7) for number, patch in enumerate(deltas, 1))
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +98,12 @@ def models(tiny_hosted: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> 
     }
 
 
-def run(pool: Pool, model: Model, plan: str, patches: WeightPatchSet = PRISTINE, **options: object) -> torch.Tensor:
+def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **options: object) -> torch.Tensor:
     """The output of a call, of a pipeline its first, which is exact."""
     made = replace(model.call, options={**model.call.options, **options})
     if "pipefusion" in plan:
-        made = replace(made, options={**made.options, "place": {"run": f"{plan} {patches.name}", "key": "text"}})
-    return pool.run(model.spec, ParallelPlan.parse(plan), [made], patches=patches).outs[0]
+        made = replace(made, options={**made.options, "place": {"run": f"{plan} {deltas.name}", "key": "text"}})
+    return pool.run(model.spec, ParallelPlan.parse(plan), [made], deltas=deltas).outs[0]
 
 
 @pytest.mark.parametrize(("name", "plan"), RUNS)
@@ -113,9 +113,9 @@ def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
     model = models[name]
     first = loras(model)
     plain = run(pool, model, plan)
-    for number, patches in enumerate((first, stronger(first), first[2:])):
-        merged = run(pool, model, "data=1", WeightPatchSet(f"merged {number}", patches))
-        beside = run(pool, model, plan, WeightPatchSet(f"beside {number}", patches, side_branch=True))
+    for number, deltas in enumerate((first, stronger(first), first[2:])):
+        merged = run(pool, model, "data=1", WeightDeltas(f"merged {number}", deltas))
+        beside = run(pool, model, plan, WeightDeltas(f"beside {number}", deltas, side_branch=True))
         assert relative_error(beside, merged) <= TOLERANCE
         assert relative_error(beside, plain) > VISIBLE
     assert torch.equal(run(pool, model, plan), plain), "a LoRA was not taken off to the last bit"
@@ -159,26 +159,26 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
     dora = replace(merged, values=(*merged.values[:3], lengths))
     first = (*loras(model), dora)
     louder = (*stronger(first[:-1]), dora)
-    pool.load(model.spec, axes, patches=WeightPatchSet("first", first, side_branch=True))
+    pool.load(model.spec, axes, deltas=WeightDeltas("first", first, side_branch=True))
     with watched() as asked:
-        pool.load(model.spec, axes, patches=WeightPatchSet("louder", louder, side_branch=True))
+        pool.load(model.spec, axes, deltas=WeightDeltas("louder", louder, side_branch=True))
     assert asked.ops == [Op.STRENGTHS]
     assert asked.num_bytes == 0
-    want = run(pool, model, "data=1", WeightPatchSet("louder, merged", louder))
-    got = run(pool, model, plan, WeightPatchSet("louder", louder, side_branch=True))
+    want = run(pool, model, "data=1", WeightDeltas("louder, merged", louder))
+    got = run(pool, model, plan, WeightDeltas("louder", louder, side_branch=True))
     assert relative_error(got, want) <= TOLERANCE
-    assert relative_error(got, run(pool, model, "data=1", WeightPatchSet("first, merged", first))) > VISIBLE
+    assert relative_error(got, run(pool, model, "data=1", WeightDeltas("first, merged", first))) > VISIBLE
 
     fewer = louder[1:]
     with watched() as asked:
-        pool.load(model.spec, axes, patches=WeightPatchSet("fewer", fewer, side_branch=True))
-    assert set(asked.ops) == {Op.PATCH}
+        pool.load(model.spec, axes, deltas=WeightDeltas("fewer", fewer, side_branch=True))
+    assert set(asked.ops) == {Op.CHANGE}
     assert asked.num_bytes == sum(patch.num_bytes for patch in fewer)
     other_dora = (*fewer[:-1], replace(dora, strength=0.6))
     with watched() as asked:
-        got = run(pool, model, plan, WeightPatchSet("other", other_dora, side_branch=True))
-    assert asked.ops[:2] == [Op.STRENGTHS, Op.PATCH], "a merged one is merged anew"
-    want = run(pool, model, "data=1", WeightPatchSet("other, merged", other_dora))
+        got = run(pool, model, plan, WeightDeltas("other", other_dora, side_branch=True))
+    assert asked.ops[:2] == [Op.STRENGTHS, Op.CHANGE], "a merged one is merged anew"
+    want = run(pool, model, "data=1", WeightDeltas("other, merged", other_dora))
     assert relative_error(got, want) <= TOLERANCE
 
 
@@ -188,7 +188,7 @@ def test_a_lora_that_fits_no_layer_says_both_shapes(pool: Pool, models: dict[str
     wrong = replace(fits, values=(fits.values[0][:-1], *fits.values[1:]))
     said = rf"a lora patch of shapes \[\[\d+, 4\], \[4, \d+\]\] does not fit {model.keys[-1]}, a weight of \[\d+, \d+\]"
     with pytest.raises(PoolError, match=said):
-        pool.load(model.spec, patches=WeightPatchSet("wrong", (wrong,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("wrong", (wrong,), side_branch=True))
     with pytest.raises(PoolError, match="has not; use one made for this model"):
         lost = replace(fits, key="blocks.7.self_attn.q.weight")
-        pool.load(model.spec, patches=WeightPatchSet("lost", (lost,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("lost", (lost,), side_branch=True))

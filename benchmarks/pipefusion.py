@@ -50,7 +50,7 @@ from parallel_runtime.models.specs import SPECS  # noqa: E402
 from parallel_runtime.models.stages import stage_run  # noqa: E402
 from parallel_runtime.parallel.attention import SequenceParallelAttention  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
-from parallel_runtime.pool.calls import InWorkerRun  # noqa: E402
+from parallel_runtime.pool.calls import WorkerLoopRun  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 TARGET = Path(__file__).with_name("pipefusion.md")
@@ -96,7 +96,7 @@ class Case:
         (path,) = write_model_files(folder, [self.file])
         return ModelSpec.of(path, "float32", comfyui=ComfyUI(str(comfyui_path()), ()))
 
-    def run(self, steps: int) -> InWorkerRun:
+    def run(self, steps: int) -> WorkerLoopRun:
         """Euler steps of one prompt."""
         sigmas = tuple(1 - step / steps for step in range(steps + 1))
         return sampled(self.model, euler(sigmas), texts=(self.text,), timeline=True)

@@ -95,7 +95,7 @@ class ParallelBenchmark(io.ComfyNode):
     ) -> io.NodeOutput:
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
-        field = Field(ours, {"latent": latent_image, **settings}, in_workers=loop == LOOPS[0])
+        field = Field(ours, {"latent": latent_image, **settings}, worker_loop=loop == LOOPS[0])
         compared = read_plans(plans, plan_of_settings(ours, field.settings))
         cases, warnings = field.cases(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(cases)), NodeText()
@@ -125,10 +125,10 @@ class ParallelBenchmark(io.ComfyNode):
 
 
 class Field:
-    """What all cases share, and how each runs once. `in_workers`: with our loop there, where it can be."""
+    """What all cases share, and how each runs once. `worker_loop`: with our loop there, where it can be."""
 
-    def __init__(self, model: object, settings: Mapping[str, object], *, in_workers: bool) -> None:
-        self.model, self.settings, self.in_workers = require_ours(model), settings, in_workers
+    def __init__(self, model: object, settings: Mapping[str, object], *, worker_loop: bool) -> None:
+        self.model, self.settings, self.worker_loop = require_ours(model), settings, worker_loop
         self.last_requests: list = []
 
     def cases(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[BenchmarkCase], list[str]]:
@@ -165,7 +165,7 @@ class Field:
         model = under_plan(self.model, plan)
 
         def run_once() -> Run:
-            latent, record = sampled(model, self.settings, in_workers=self.in_workers)
+            latent, record = sampled(model, self.settings, worker_loop=self.worker_loop)
             self.last_requests = record.requests
             return Run(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 

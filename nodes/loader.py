@@ -97,7 +97,7 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         side_branch=sp_config.side_branch,
         compiled=sp_config.compiled,
         step_cache=sp_config.step_cache,
-        in_workers=sp_config.loop == LOOPS[0],
+        worker_loop=sp_config.loop == LOOPS[0],
         attention=sp_config.attention,
     )
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))

@@ -53,7 +53,7 @@ class ParallelizeModel(io.ComfyNode):
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
             step_cache=sp_config.step_cache,
-            in_workers=sp_config.loop == LOOPS[0],
+            worker_loop=sp_config.loop == LOOPS[0],
             attention=sp_config.attention,
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))

@@ -26,7 +26,7 @@ from .host.contract.version import comfyui_version
 from .host.model.measures import exact_ring, unequal, widened
 from .host.model.pooled_model import PooledModel
 from .host.panel.progress import prompt_id
-from .host.sampling.run_context import Request
+from .host.sampling.run_context import MeasuredRequest
 from .host.sampling.stock import SamplingRecord
 from .host.tasks.list_sampling import ListRecord
 from .host.vae.decoding import DecodeRecord
@@ -136,7 +136,7 @@ def decode_report(record: DecodeRecord) -> dict:
 def benchmark_report(
     pooled: PooledModel,
     settings: Mapping[str, object],
-    requests: Sequence[Request],
+    requests: Sequence[MeasuredRequest],
     *,
     applied: Mapping[str, object],
     warnings: Sequence[str],
@@ -198,7 +198,7 @@ def steps_of(record: SamplingRecord) -> list[Span]:
     for seconds in record.step_s:
         now += seconds
         ends.append(now)
-    within: list[list[Request]] = [[] for _ in ends]
+    within: list[list[MeasuredRequest]] = [[] for _ in ends]
     for request in record.requests:
         number = next((number for number, end in enumerate(ends) if request.began_s <= end), len(ends) - 1)
         if within:
@@ -212,7 +212,7 @@ def steps_of(record: SamplingRecord) -> list[Span]:
 def _report(
     kind: str,
     pooled: PooledModel | None,
-    requests: Sequence[Request],
+    requests: Sequence[MeasuredRequest],
     *,
     applied: Mapping[str, object] | None = None,
     decision: Decision | None = None,
@@ -266,7 +266,7 @@ def _ranks(pooled: PooledModel | None, spans: Sequence[Span], *, began_s: float,
     return rank_parts(spans, pooled.devices, began_s=began_s, utilisation=busy)
 
 
-def _request_timings(requests: Sequence[Request]) -> dict:
+def _request_timings(requests: Sequence[MeasuredRequest]) -> dict:
     if not requests:
         return {}
     return {

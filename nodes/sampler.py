@@ -80,7 +80,7 @@ def sampled_and_told(
 ) -> io.NodeOutput:
     """One sampling run with KSampler's `settings`: the latent, and the report, which is the node's `ui` too."""
     asked = {"latent": latent_image, **settings}
-    latent, record = sample(model, asked, in_workers=loop == LOOPS[0])
+    latent, record = sample(model, asked, worker_loop=loop == LOOPS[0])
     report = denoise_report(record, settings, applied_to(model, settings))
     return io.NodeOutput(latent, report, ui=published(report, advice_of(model, asked)))
 

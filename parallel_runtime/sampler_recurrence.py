@@ -108,7 +108,7 @@ class SamplerRecurrence:
         trajectory = Trajectory(self)
         for number in range(self.num_calls):
             x = trajectory.enter(number, given(number) if self.states[number].given else None)
-            trajectory.leave(number, denoise(number, x))
+            trajectory.finish_call(number, denoise(number, x))
         return trajectory.enter(self.num_calls, given(self.num_calls) if self.states[-1].given else None)
 
 
@@ -144,7 +144,7 @@ class Trajectory:
         _drop(self._denoised, self._last_use_denoised, number)
         return x
 
-    def leave(self, number: int, denoised: torch.Tensor) -> None:
+    def finish_call(self, number: int, denoised: torch.Tensor) -> None:
         """Take the denoised latent of call `number`."""
         if number in self._last_use_denoised:
             self._denoised[number] = denoised

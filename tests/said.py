@@ -19,7 +19,7 @@ FILES = (
     *("nodes/host/panel/actions.py", "nodes/host/model/readable_weights.py"),
     *(
         "nodes/host/proof/benchmark_cases.py",
-        "nodes/host/model/block_patches.py",
+        "nodes/host/model/block_hooks.py",
         "nodes/host/model/convert_stock_model.py",
     ),
     *("nodes/host/model/pooled_model.py", "nodes/host/model/files.py", "nodes/host/model/source.py"),
@@ -48,7 +48,7 @@ FILES = (
         "nodes/host/model/patcher.py",
         "nodes/host/contract/refusals.py",
     ),
-    *("nodes/host/model/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
+    *("nodes/host/model/weight_deltas.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
     *("parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
     *("parallel_runtime/models/specs/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/exchange_groups",
         "runtime/packages",
         "runtime/torch_flags",
-        "runtime/weight_patch",
+        "runtime/weight_delta",
         "runtime/sampler_recurrence",
         "runtime/stock_caches",
         "runtime/pinned",

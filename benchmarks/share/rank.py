@@ -21,7 +21,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice
 from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
-from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
+from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
 from parallel_runtime.worker.inputs import RequestInputs
 
 from .attended import Attended, noting
@@ -114,7 +114,7 @@ class OneRank:
         weights = HostedWeights(spec, device=device, group=alone, offloaded=False)
         weights.load(progress=lambda done, total: None, cancelled=lambda: False)
         self.plan = spec_of(type(weights.module))
-        self.model = HostedModel(weights, alone, HostedChanges(weights))
+        self.model = HostedModel(weights, alone, DeltaReceiver(weights))
         self.name = type(weights.whole).__name__
 
     @property

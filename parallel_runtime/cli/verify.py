@@ -33,7 +33,7 @@ from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
-from ..weight_patch import PRISTINE
+from ..weight_delta import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
 from .terminal import SILENT, Paint, Progress, plain
@@ -50,7 +50,7 @@ class PlanRunner:
 
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
-        self.patches = PRISTINE
+        self.deltas = PRISTINE
         self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
         self.traces: dict[int, bytes] = {}
         self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
@@ -62,7 +62,7 @@ class PlanRunner:
         """Several calls in one request, shared out over the plan's batch groups."""
         told = map(self._options_of, range(len(given)))
         calls = [replace(call, options={**call.options, **more}) for call, more in zip(given, told, strict=True)]
-        result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
+        result = self.pool.run(self.spec, self.plan, calls, deltas=self.deltas)
         self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
         return result.outs
 

@@ -1,1 +1,1 @@
-"""What a rank runs: models, and the plans by which they share their tokens."""
+"""What a rank runs: models, and the specs by which they share their tokens."""

@@ -170,7 +170,7 @@ class Inpaint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InWorkerRun:
+class WorkerLoopRun:
     """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
 
     A call of ComfyUI's own model has no tokens here: it is one of its `apply_model`, for images whose latent has the
@@ -277,7 +277,7 @@ def seen_shape(cond: ModelCall) -> tuple[int, ...]:
     return (cond.out_shape[0], 1, cond.out_shape[1]) if img is None else tuple(img.shape)
 
 
-def refuse_unfit(plan: ParallelPlan, run: InWorkerRun) -> None:
+def refuse_unfit(plan: ParallelPlan, run: WorkerLoopRun) -> None:
     """Raise `ValueError` when the plan's pipeline does not fit the run."""
     steps, tokens = len(run.recurrence.step_ends), seen_shape(run.conds[0])[1]
     if plan.pipefusion > 1 and plan.warmup_steps > steps:
@@ -307,7 +307,7 @@ def refuse_long(recurrence: SamplerRecurrence) -> None:
 
 
 @dataclass(frozen=True)
-class InWorkerResult:
+class WorkerLoopResult:
     """The sampled latent (B, S, C) fp32, the ranks' reports in rank order, and the time that it all took."""
 
     out: torch.Tensor
@@ -352,7 +352,7 @@ def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWor
     return tuple(found)
 
 
-def writers(plan: ParallelPlan, run: InWorkerRun) -> list[int]:
+def writers(plan: ParallelPlan, run: WorkerLoopRun) -> list[int]:
     """The ranks whose rows make up a step's preview: those of the last stage of the batch groups that have work."""
     batch_groups = shares(plan, images=run.shape[0], num_conds=len(run.conds))
     ranks_a_group = plan.ranks // plan.batch_groups

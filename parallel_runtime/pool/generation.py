@@ -123,7 +123,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass
-class Request(Generic[Answer]):
+class InFlight(Generic[Answer]):
     """What ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request.
 
     `reply` is the kind of answer; a rank that was told to give the request up says `Cancelled` in its place.
@@ -133,8 +133,8 @@ class Request(Generic[Answer]):
     number: int
     deadline_s: float
     reply: type[Answer]
-    on_progress: Callable[["Request[Answer]"], None] = lambda _: None
-    on_done: Callable[["Request[Answer]"], None] = lambda _: None
+    on_progress: Callable[["InFlight[Answer]"], None] = lambda _: None
+    on_done: Callable[["InFlight[Answer]"], None] = lambda _: None
     progress: dict[int, Progress] = field(default_factory=dict)
     replies: dict[int, Answer | Cancelled] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)  # ranks that make a graph now
@@ -168,7 +168,7 @@ class Generation(RankSet):
         machines: Sequence[Machine] = (),
     ) -> None:
         super().__init__(number)
-        self.in_flight: Request[Any] | None = Request(Op.READY, 0, start_deadline_s, Ready)
+        self.in_flight: InFlight[Any] | None = InFlight(Op.READY, 0, start_deadline_s, Ready)
         self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
@@ -203,7 +203,7 @@ class Generation(RankSet):
         self._send(self._packets(self.ranks[: self.reach()], Op.ATTACH, 0, to_body(segment)), fds=(fd,))
 
     def ask(
-        self, request: Request[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = (), *, num_ranks: int
+        self, request: InFlight[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = (), *, num_ranks: int
     ) -> None:
         """Send `request` to the first ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
         asked = self.ranks[:num_ranks]
@@ -337,7 +337,7 @@ class Generation(RankSet):
         self._note(rank.rank, request, message)
         return None
 
-    def _note(self, rank: int, request: Request[Any], message: Message) -> None:
+    def _note(self, rank: int, request: InFlight[Any], message: Message) -> None:
         """Take in what a rank says of the request in flight."""
         name = f"{message.op.name} of {request.op.name}"
         if message.op is Op.PROGRESS:
@@ -362,7 +362,7 @@ class Generation(RankSet):
         if last_words is None or last_words.cause == CLOSED:
             self._signs.append(Failure(rank.rank, rank.end_text()))
 
-    def _refuse_silence(self, request: Request[Any]) -> None:
+    def _refuse_silence(self, request: InFlight[Any]) -> None:
         """Raise PoolError when one of them does not run, or none has shown life for the request's deadline."""
         sign = find_silence(
             self._asked,

@@ -16,7 +16,7 @@ from ..wire.replies import MemoryReply
 from ..wire.requests import Unload
 from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
 from .arena import Arena, Extent, dtype_name
-from .generation import Request
+from .generation import InFlight
 from .held_weights import Ask, Check
 
 ENOUGH_BYTES = 64 << 20  # of weights in one message
@@ -105,7 +105,7 @@ class HeldVae:
             self.partly_held, self._held = self._held[1], None
         if self.partly_held:
 
-            def freed(_: Request[MemoryReply]) -> None:
+            def freed(_: InFlight[MemoryReply]) -> None:
                 self.partly_held = 0
 
             self._ask(Unload(model=self.partly_held), check, on_done=freed)

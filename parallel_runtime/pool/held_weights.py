@@ -11,12 +11,12 @@ from typing import Protocol, TypeAlias
 
 from ..checkpoint import ModelSpec
 from ..plan import MAX_RANKS, Layout
-from ..weight_patch import PRISTINE, PatchBatch, WeightPatchSet, pack
+from ..weight_delta import PRISTINE, DeltaBatch, WeightDeltas, pack
 from ..wire.protocol import TensorSpec
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
-from ..wire.requests import Asked, ChangeWeights, Load, SetStrengths, Unload
+from ..wire.requests import ChangeWeights, Load, Request, SetStrengths, Unload
 from .arena import Arena
-from .generation import Answer, Request
+from .generation import Answer, InFlight
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
@@ -51,13 +51,13 @@ class LoadResult:
 
 @dataclass
 class Model:
-    """A model that the first `layout.ranks` ranks hold. `patches` is the set its weights have; None: not known."""
+    """A model that the first `layout.ranks` ranks hold. `deltas` is the set its weights have; None: not known."""
 
     spec: ModelSpec
     handle: int
     layout: Layout
     result: LoadResult
-    patches: WeightPatchSet | None = PRISTINE
+    deltas: WeightDeltas | None = PRISTINE
 
     @property
     def key(self) -> Key:
@@ -70,8 +70,8 @@ class Model:
         ranks = self.result.ranks[:there] + more.result.ranks[there:]
         result = LoadResult(ranks, more.result.wall_s, first_rank=there)
         # the further ranks' weights are as the file says; this model's may be changed
-        patches = self.patches if self.patches == more.patches else None
-        return Model(self.spec, self.handle, more.layout, result, patches)
+        deltas = self.deltas if self.deltas == more.deltas else None
+        return Model(self.spec, self.handle, more.layout, result, deltas)
 
     def serves(self, layout: Layout) -> bool:
         """Whether every rank that `layout` needs holds what it needs."""
@@ -119,15 +119,15 @@ class Ask(Protocol):
 
     def __call__(
         self,
-        asked: Asked[Answer],
+        request: Request[Answer],
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
         num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
-        on_progress: Callable[[Request[Answer]], None] = ...,
-        on_done: Callable[[Request[Answer]], None] = ...,
-    ) -> Request[Answer]:
+        on_progress: Callable[[InFlight[Answer]], None] = ...,
+        on_done: Callable[[InFlight[Answer]], None] = ...,
+    ) -> InFlight[Answer]:
         """The request with all replies. Given up, it stays in flight, and `on_done` is called when it has ended."""
         ...
 
@@ -180,11 +180,11 @@ class HeldWeights:
         layouts = {model.handle: model.layout for model in self.models}
         self._mapped[handle] = spec
 
-        def report(request: Request[LoadReply]) -> None:
+        def report(request: InFlight[LoadReply]) -> None:
             if progress is not None:
                 progress(*_sum_of(request.progress, num_ranks=layout.ranks - first))
 
-        def keep(request: Request[LoadReply]) -> None:
+        def keep(request: InFlight[LoadReply]) -> None:
             if any(isinstance(reply, Cancelled) for reply in request.replies.values()):
                 self._let_go(handle, layout)
             else:
@@ -220,33 +220,33 @@ class HeldWeights:
                 self.models.drop(model.handle)
                 self._free(model.handle, check, num_ranks=model.layout.ranks)
 
-    def patch(self, model: Model, patches: WeightPatchSet, check: Check) -> None:
-        """Make the model's weights pristine plus `patches`; nothing when they are that already.
+    def apply_deltas(self, model: Model, deltas: WeightDeltas, check: Check) -> None:
+        """Make the model's weights pristine plus `deltas`; nothing when they are that already.
 
         Given up half-way, the weights are of no known change, and the next call makes them whole.
         """
-        held = model.patches
-        if held is not None and (held.name, held.side_branch) == (patches.name, patches.side_branch):
+        held = model.deltas
+        if held is not None and (held.name, held.side_branch) == (deltas.name, deltas.side_branch):
             return
-        model.patches = None
+        model.deltas = None
         self.version += 1
-        if held is not None and patches.differs_in_strength_alone(held):
-            strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
+        if held is not None and deltas.differs_in_strength_alone(held):
+            strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
             request = self._ask(strengths, check, num_ranks=model.layout.ranks)
             if all(reply.changed for reply in request.ranked()):
-                model.patches = patches
+                model.deltas = deltas
                 return
-        batches = list(pack(patches.patches)) or [PatchBatch([], {})]
+        batches = list(pack(deltas.deltas)) or [DeltaBatch([], {})]
         for number, batch in enumerate(batches):
             change = ChangeWeights(
                 model=model.handle,
                 records=tuple(batch.records),
-                side_branch=patches.side_branch,
+                side_branch=deltas.side_branch,
                 first=number == 0,
                 last=number == len(batches) - 1,
             )
             self._ask(change, check, self._arena.place(batch.tensors).specs, num_ranks=model.layout.ranks)
-        model.patches = patches
+        model.deltas = deltas
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""
@@ -260,7 +260,7 @@ class HeldWeights:
         self.partly_held[handle] = layout.ranks
 
     def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:
-        def forget(_: Request[MemoryReply]) -> None:
+        def forget(_: InFlight[MemoryReply]) -> None:
             del self._mapped[handle]
             self.partly_held.pop(handle, None)
 

@@ -24,16 +24,16 @@ from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
-from ..weight_patch import PRISTINE, WeightPatchSet
+from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from .calls import (
-    InWorkerResult,
-    InWorkerRun,
     ModelCall,
     RunResult,
     StepDone,
     StepHistory,
+    WorkerLoopResult,
+    WorkerLoopRun,
     refuse_unfit,
     shape_of,
     split_rows,
@@ -195,23 +195,23 @@ class Pool:
         spec: ModelSpec,
         plan: ParallelPlan | None = None,
         *,
-        patches: WeightPatchSet | None = None,
+        deltas: WeightDeltas | None = None,
         progress: OnProgress | None = None,
         check_cancelled: Check | None = None,
     ) -> LoadResult:
         """Have `spec` in the workers as `plan` needs it, without a plan replicated on every rank.
 
-        Given `patches`, its weights are pristine plus these then; else whatever they were. Starts the workers if need
+        Given `deltas`, its weights are pristine plus these then; else whatever they were. Starts the workers if need
         be; when the model is there already, this is the result that it had. `progress(loaded_bytes, total_bytes)`
-        counts over the ranks that load. Raises PoolError when a rank fails, a patch that does not fit its weight
+        counts over the ranks that load. Raises PoolError when a rank fails, a delta that does not fit its weight
         included.
         """
         self._refuse_plan(plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
-            if patches is not None:
-                workers.patch(model, patches, check)
+            if deltas is not None:
+                workers.apply_deltas(model, deltas, check)
             return model.result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
@@ -261,7 +261,7 @@ class Pool:
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
         *,
-        patches: WeightPatchSet = PRISTINE,
+        deltas: WeightDeltas = PRISTINE,
         check_cancelled: Check | None = None,
     ) -> RunResult:
         """Any number of calls of the model in one request, their rows shared out over the plan's batch groups.
@@ -274,7 +274,7 @@ class Pool:
         batch_groups = split_rows(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            ensured = workers.ensure(spec, plan, patches, check)
+            ensured = workers.ensure(spec, plan, deltas, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s)
@@ -285,23 +285,23 @@ class Pool:
         self,
         spec: ModelSpec,
         plan: ParallelPlan,
-        run: InWorkerRun,
+        run: WorkerLoopRun,
         *,
-        patches: WeightPatchSet = PRISTINE,
+        deltas: WeightDeltas = PRISTINE,
         on_step: StepDone = lambda _, __: None,
         check_cancelled: Check | None = None,
-    ) -> InWorkerResult:
+    ) -> WorkerLoopResult:
         """A whole sampling run in the workers; cancelled, it ends at most one step after the one it is in.
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
         cancels too.
-        Loads, patches and raises as `run`; `ValueError` also for a run that the plan's stages do not fit.
+        Loads, changes weights and raises as `run`; `ValueError` also for a run that the plan's stages do not fit.
         """
         self._refuse_plan(plan)
         refuse_unfit(plan, run)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            ensured = workers.ensure(spec, plan, patches, check)
+            ensured = workers.ensure(spec, plan, deltas, check)
             return workers.sample(ensured, plan, run, check, on_step=on_step)
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:

@@ -60,20 +60,22 @@ def prove(
     cases the workers ended with the error: `retract` has that failure forgotten. Raises PoolError for every other
     failure, and where the shared call raises and the whole one too.
     """
-    began, asked = time.perf_counter(), _Asked(ask)
+    began, counted = time.perf_counter(), _ProofCalls(ask)
     try:
-        proof = _attempt(asked, call, dtype, room=room, possible=possible, retract=retract, coarse=coarse, keeps=keeps)
+        proof = _attempt(
+            counted, call, dtype, room=room, possible=possible, retract=retract, coarse=coarse, keeps=keeps
+        )
     except (RaisedInRankError, OutOfMemoryInRankError) as error:
-        if not asked.works:
+        if not counted.works:
             raise
         retract()
         reason = f"a call that is made for the proof alone failed: {redact_paths(error.cause)}"
         proof = Proof(verdict=NOT_PROVEN, reason=reason)
-    return replace(proof, tokens=asked.tokens, calls=asked.calls, seconds=time.perf_counter() - began)
+    return replace(proof, tokens=counted.tokens, calls=counted.calls, seconds=time.perf_counter() - began)
 
 
 @dataclass
-class _Asked:
+class _ProofCalls:
     """The calls of one proof. `works`: the run's own call came back; `tokens`: of the last call that was shared."""
 
     ask: Ask
@@ -87,7 +89,7 @@ class _Asked:
 
 
 def _attempt(
-    ask: _Asked,
+    ask: _ProofCalls,
     call: ModelCall,
     dtype: str,
     *,
@@ -176,7 +178,7 @@ def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
     return _under(call, **options, **run)
 
 
-def _computed(ask: _Asked, call: ModelCall, times: int) -> torch.Tensor:
+def _computed(ask: _ProofCalls, call: ModelCall, times: int) -> torch.Tensor:
     return _side_by_side([ask(call) for _ in range(times)])
 
 

@@ -14,19 +14,19 @@ from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
-from ..weight_patch import WeightPatchSet
+from ..weight_delta import WeightDeltas
 from ..wire.protocol import Op, TensorSpec
 from ..wire.records import to_body
 from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
-from ..wire.requests import Asked, CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
+from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Request, Step, Trim
 from .arena import OUT, Arena
 from .calls import (
-    InWorkerResult,
-    InWorkerRun,
     ModelCall,
     RunResult,
     StepDone,
     Steps,
+    WorkerLoopResult,
+    WorkerLoopRun,
     inputs_of,
     results_of,
     shape_of,
@@ -34,7 +34,7 @@ from .calls import (
     whole_trace,
     writers,
 )
-from .generation import Answer, Generation, Request
+from .generation import Answer, Generation, InFlight
 from .held_vae import HeldVae
 from .held_weights import Check, HeldWeights, Model, OnProgress
 
@@ -168,12 +168,12 @@ def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
     return asked
 
 
-GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN, Op.DECODE)
+GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.SAMPLE, Op.DECODE)
 
 
 @dataclass(frozen=True)
 class Ensured:
-    """A model with its weight patches and a plan's mesh, as found while the weights were of this version."""
+    """A model with its weight deltas and a plan's mesh, as found while the weights were of this version."""
 
     version: int
     model: Model
@@ -252,9 +252,9 @@ class WorkerGroup:
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
         return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
 
-    def patch(self, model: Model, patches: WeightPatchSet, check: Check) -> None:
-        """Make the model's weights pristine plus `patches`; nothing when they are that already."""
-        self._weights.patch(model, patches, check)
+    def apply_deltas(self, model: Model, deltas: WeightDeltas, check: Check) -> None:
+        """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
+        self._weights.apply_deltas(model, deltas, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
@@ -281,7 +281,7 @@ class WorkerGroup:
         if change is not None:
             dropped = tuple(change.dropped.values())
 
-            def note(_: Request[EmptyReply]) -> None:
+            def note(_: InFlight[EmptyReply]) -> None:
                 self.meshes.apply(change)
                 self._ensured = {use: each for use, each in self._ensured.items() if each.mesh not in dropped}
 
@@ -294,18 +294,18 @@ class WorkerGroup:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
         return handle
 
-    def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: WeightPatchSet, check: Check) -> Ensured:
-        """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since.
+    def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> Ensured:
+        """Weights, deltas and mesh, looked for once, and again only when the weights' version has changed since.
 
         Those used last are as they were, and nothing is asked of the books of models and meshes.
         """
-        use = (spec, plan, patches.name, patches.side_branch)
+        use = (spec, plan, deltas.name, deltas.side_branch)
         ensured = self._ensured.get(use)
         if ensured is not None and ensured is self._newest and ensured.version == self._weights.version:
             return ensured
         if ensured is None or ensured.version != self._weights.version:
             model = self.load(spec, plan.layout, check, plan=plan)
-            self.patch(model, patches, check)
+            self.apply_deltas(model, deltas, check)
             mesh = self.mesh(plan, check)
             version = self._weights.version
             current = {other: each for other, each in self._ensured.items() if each.version == version}
@@ -356,8 +356,8 @@ class WorkerGroup:
         return RunResult([self._arena.take(spec) for spec in outs], ranks, time.perf_counter() - began, traces)
 
     def sample(
-        self, ensured: Ensured, plan: ParallelPlan, run: InWorkerRun, check: Check, *, on_step: StepDone
-    ) -> InWorkerResult:
+        self, ensured: Ensured, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
+    ) -> WorkerLoopResult:
         """A whole sampling run."""
         began = time.perf_counter()
         self._tracker.forget()
@@ -382,7 +382,7 @@ class WorkerGroup:
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
-        return InWorkerResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
+        return WorkerLoopResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
     def measure(self, check: Check) -> list[MeasureReply]:
         """What each rank says of its device."""
@@ -407,27 +407,28 @@ class WorkerGroup:
 
     def _ask(
         self,
-        asked: Asked[Answer],
+        request: Request[Answer],
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
         num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
-        on_progress: Callable[[Request[Answer]], None] = lambda _: None,
-        on_done: Callable[[Request[Answer]], None] = lambda _: None,
-    ) -> Request[Answer]:
-        def done(request: Request[Answer]) -> None:
-            memory = [reply.memory for reply in request.ranked() if isinstance(reply, MemoryReply)]
-            if len(memory) == len(request.replies):
+        on_progress: Callable[[InFlight[Answer]], None] = lambda _: None,
+        on_done: Callable[[InFlight[Answer]], None] = lambda _: None,
+    ) -> InFlight[Answer]:
+        def done(asked: InFlight[Answer]) -> None:
+            memory = [reply.memory for reply in asked.ranked() if isinstance(reply, MemoryReply)]
+            if len(memory) == len(asked.replies):
                 self.memory = [*memory, *self.memory[len(memory) :]]
-            on_done(request)
+            on_done(asked)
 
         limit_s = self._deadline_s() if deadline_s is None else deadline_s
-        request = Request(asked.op, next(self._numbers), limit_s, asked.reply, on_progress=on_progress, on_done=done)
+        number = next(self._numbers)
+        in_flight = InFlight(request.op, number, limit_s, request.reply, on_progress=on_progress, on_done=done)
         try:
             check()
             reach = self.generation.reach(num_ranks)
-            self.generation.ask(request, to_body(asked), tensors, num_ranks=reach)
+            self.generation.ask(in_flight, to_body(request), tensors, num_ranks=reach)
             self._told_ranks = reach if tensors else self._told_ranks
         except BaseException:
             self._arena.forget()
@@ -435,11 +436,11 @@ class WorkerGroup:
         try:
             self.generation.wait(check)
         finally:
-            if self.generation.in_flight is request:
-                self._give_up(request)
-        return request
+            if self.generation.in_flight is in_flight:
+                self._give_up(in_flight)
+        return in_flight
 
-    def _give_up(self, request: Request[Any]) -> None:
+    def _give_up(self, request: InFlight[Any]) -> None:
         """The caller does not want the request any more, nor to hear of it."""
         request.on_progress = lambda _: None
         if request.op in GIVEN_UP_EARLY:

@@ -119,7 +119,7 @@ class BlockShards:
         self.idle = False  # blocks are called, and do not run: none is gathered
         for path, block in blocks.items():
             entries = ("forward",) if methods is None else methods(path)
-            hook_entries(block, entries, GATHER, before=partial(self._arrive, path), after=partial(self._leave, path))
+            hook_entries(block, entries, GATHER, before=partial(self._arrive, path), after=partial(self._release, path))
 
     @property
     def num_bytes(self) -> int:
@@ -136,7 +136,7 @@ class BlockShards:
         done = 0
         for path, unit in self._units.items():
             self._cut(path, {})
-            self._leave(path)
+            self._release(path)
             done += unit.layout.num_bytes
             yield done
         self._feed.fit(max(unit.layout.shard_bytes for unit in self._units.values()))
@@ -210,7 +210,7 @@ class BlockShards:
         for name, slot in unit.slots.items():
             slot.put(whole[name])
 
-    def _leave(self, path: str) -> None:
+    def _release(self, path: str) -> None:
         """After a block ran: its weights are the next one's buffer soon."""
         for slot in self._units[path].slots.values():
             slot.put(None)

@@ -90,8 +90,8 @@ class Op(IntEnum):
     ERROR = 10  # the last thing a rank says
     STOP = 11
     CHECK = 12  # exchange a known pattern over a mesh and count the bytes that arrived wrong
-    PATCH = 13  # change weights; a change takes one message or several
-    RUN = 15  # a whole sampling run; PROGRESS after each of its steps
+    CHANGE = 13  # change weights; a change takes one message or several
+    SAMPLE = 15  # a whole sampling run; PROGRESS after each of its steps
     MEASURE = 14  # what the device is: memory and speed
     STRENGTHS = 21  # other strengths for LoRAs that run beside the weights
     TRIM = 22  # a sampling run has ended: give back memory that is only kept for later

@@ -30,7 +30,7 @@ Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine t
 Reply = TypeVar("Reply", covariant=True)
 
 
-class Asked(Protocol[Reply]):
+class Request(Protocol[Reply]):
     """A request: its op, and the kind of reply that every rank answers it with."""
 
     @property
@@ -74,7 +74,7 @@ class ChangeWeights:
     With `side_branch`, plain LoRAs run beside the weights.
     """
 
-    op: ClassVar = Op.PATCH
+    op: ClassVar = Op.CHANGE
     reply: ClassVar = MemoryReply
     model: int
     records: tuple[Options, ...]
@@ -151,9 +151,9 @@ class GroupWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A whole sampling run; fields as those of `pool/in_worker_sampling.py`'s `InWorkerRun`."""
+    """A whole sampling run; fields as those of `pool/calls.py`'s `WorkerLoopRun`."""
 
-    op: ClassVar = Op.RUN
+    op: ClassVar = Op.SAMPLE
     reply: ClassVar = SampleReply
     model: int
     mesh: int

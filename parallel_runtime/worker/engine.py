@@ -53,7 +53,6 @@ from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
-from .in_worker_sampling import Gate
 from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModels
 from .measure import measure
@@ -61,6 +60,7 @@ from .mesh import Groups, Mesh
 from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
+from .worker_loop import Gate
 
 MEMORY_S = 1.0  # between two questions for the memory of steps
 

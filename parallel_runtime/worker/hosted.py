@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..models.block_chain import BEAT, hook_entries
-from ..models.hosted.block_patches import OPTION
+from ..models.hosted.block_hooks import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
@@ -30,7 +30,7 @@ from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from ..wire.replies import CompiledBlocks as Report
-from .hosted_weights import HostedChanges, HostedWeights
+from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
@@ -45,7 +45,7 @@ class HostedModel:
 
     weights: HostedWeights
     group: Axis
-    changes: HostedChanges
+    changes: DeltaReceiver
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
@@ -59,8 +59,8 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage."""
         module, weights = self.module, self.weights
-        plan = spec_of(type(module))
-        return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
+        spec = spec_of(type(module))
+        return StagedBlocks(module, spec, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @cached_property
     def cached_blocks(self) -> CachedBlocks:
@@ -276,7 +276,7 @@ class HostedForward:
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
         if records:
-            told["patches"] = self.model.weights.beside.patches(records)
+            told["patches"] = self.model.weights.hook_modules.patches(records)
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over, counts=write)

@@ -7,7 +7,7 @@ takes joint latents apart and casts. Its model sampling alone has another in its
 came with the run, asked in ComfyUI's process of the MODEL that is sampled. A rank gets the whole output of the model
 (models/hosted/hooks.py), so each has the whole latent, and one of those that share its tokens writes results.
 
-Owns one call. Does not own the loop over calls (in_worker_sampling.py), the update of the latent (latent.py), nor how
+Owns one call. Does not own the loop over calls (worker_loop.py), the update of the latent (latent.py), nor how
 ranks share a call (hosted.py).
 """
 
@@ -104,7 +104,7 @@ class AppliedModel:
 
 
 class HostedCalls:
-    """Calls of ComfyUI's own model, as `in_worker_sampling.Calls`. `tensors` are the request's, whole."""
+    """Calls of ComfyUI's own model, as `worker_loop.Calls`. `tensors` are the request's, whole."""
 
     drained: str | None = None
 
@@ -161,4 +161,4 @@ class HostedCalls:
             for cond in self._shown.conds
             for output in self._model.outputs(cond, call, x, residuals=self._residuals.get(cond), over=self._over)
         ]
-        self._rows.leave(call, outputs if self._share.conds else [])
+        self._rows.finish_call(call, outputs if self._share.conds else [])

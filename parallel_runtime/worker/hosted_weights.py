@@ -1,7 +1,7 @@
 """The weights of one of ComfyUI's own models on one rank: loaded and changed.
 
 ComfyUI is imported when the first one is loaded. Does not own the making of the module (models/hosted/build.py) nor how
-patches are merged (models/hosted/changes.py).
+deltas are merged (models/hosted/deltas.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ import torch
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
 from ..models.block_chain import entries_of
-from ..models.hosted.block_patches import Beside
+from ..models.hosted.block_hooks import HookModules
 from ..models.hosted.build import build, recognise
-from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
+from ..models.hosted.deltas import FileViews, HeldElsewhere, MergedDeltas
 from ..models.hosted.formats import says_formats
 from ..models.hosted.kept_layouts import keep_layouts
 from ..models.hosted.scales import watch
-from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_beside
+from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_as_branch
 from ..models.parts import plain_parts
 from ..models.specs import find_spec, spec_of
 from ..models.specs.whole import find_whole
 from ..models.stages import stage_run
 from ..parallel.collectives import Axis
-from ..weight_patch import BESIDE, WeightPatch, unpack
+from ..weight_delta import HOOK_WEIGHT, WeightDelta, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
@@ -64,7 +64,7 @@ class HostedWeights:
         self._whole: Any = None  # comfy.model_base.BaseModel
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}
-        self.beside = Beside()
+        self.hook_modules = HookModules()
         self.branches = SideBranches()
         self._elsewhere: set[str] = set()  # weights of other stages
         self._views: FileViews | None = None
@@ -95,15 +95,15 @@ class HostedWeights:
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
-        plan, whole = find_spec(type(self.module)), find_whole(type(self.module))
-        if plan is None and whole is not None:
+        spec, whole = find_spec(type(self.module)), find_whole(type(self.module))
+        if spec is None and whole is not None:
             return blocks_of(self.module, whole.blocks, inner=whole.inner)
-        return blocks_of(self.module, [] if plan is None else list(plan.attention))
+        return blocks_of(self.module, [] if spec is None else list(spec.attention))
 
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""
-        plan = find_spec(type(self.module))
-        return entries_of(self.blocks[path]) if plan is None else plan.methods_of(path.rpartition(".")[0])
+        spec = find_spec(type(self.module))
+        return entries_of(self.blocks[path]) if spec is None else spec.methods_of(path.rpartition(".")[0])
 
     @property
     def in_order(self) -> bool:
@@ -120,7 +120,7 @@ class HostedWeights:
     @property
     def device_bytes(self) -> int:
         """Bytes that they and what they need to be used take on the device."""
-        held = self.parameter_bytes + self.beside.num_bytes + self.branches.num_bytes
+        held = self.parameter_bytes + self.hook_modules.num_bytes + self.branches.num_bytes
         if self.shards is None:
             return held
         return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
@@ -178,9 +178,9 @@ class HostedWeights:
         self._whole, self.declared = built.whole, built.declared
         if self.quantised:
             watch(self.module)
-        blocks, plan = self._find_blocks(), find_spec(type(self.module))
-        if self.stages > 1 and plan is not None:
-            self.staged_blocks = blocks_of(self.module, plan.staged)
+        blocks, spec = self._find_blocks(), find_spec(type(self.module))
+        if self.stages > 1 and spec is not None:
+            self.staged_blocks = blocks_of(self.module, spec.staged)
         else:
             self.staged_blocks = blocks
         self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
@@ -243,16 +243,16 @@ class HostedWeights:
         return name not in self._elsewhere
 
 
-class HostedChanges:
+class DeltaReceiver:
     """The change of weights under way, or the last one, of one model."""
 
     def __init__(self, weights: HostedWeights) -> None:
         self._weights = weights
-        self._changes: Changes | None = None
+        self._changes: MergedDeltas | None = None
         self._merged: set[str] = set()
-        self._beside: set[str] = set()  # weights of modules between the blocks
+        self._hook_weights: set[str] = set()  # weights of modules between the blocks
         self._loras: dict[str, list[LowRank]] = {}  # by the layer beside which they run
-        # Of all patches as they came: that layer; or the strength that one was merged with; None: another stage's.
+        # Of all deltas as they came: that layer; or the strength that one was merged with; None: another stage's.
         self._order: list[str | float | None] = []
 
     def take(
@@ -269,59 +269,59 @@ class HostedChanges:
         """
         self._weights.refuse_changed()
         if self._changes is None:
-            self._changes = Changes(self._weights.module, self._weights.declared, self._weights.elsewhere)
+            self._changes = MergedDeltas(self._weights.module, self._weights.declared, self._weights.elsewhere)
         if change.first:
-            self._merged, self._beside, self._loras, self._order = set(), set(), {}, []
+            self._merged, self._hook_weights, self._loras, self._order = set(), set(), {}, []
         merged = {}
-        for name, patches in unpack(change.records, tensors).items():
+        for name, deltas in unpack(change.records, tensors).items():
             if not self._weights.has(name):
-                self._order += [None for _ in patches]
-            elif change.side_branch and (loras := self._loras_of(name, patches)):
+                self._order += [None for _ in deltas]
+            elif change.side_branch and (loras := self._loras_of(name, deltas)):
                 layer = name.removesuffix(WEIGHT)
                 self._loras[layer] = loras
-                self._order += [layer for _ in patches]
+                self._order += [layer for _ in deltas]
             else:
-                self._order += [patch.strength for patch in patches]
-                if patches[0].kind == BESIDE:
-                    self._take_beside(name, patches[0])
+                self._order += [delta.strength for delta in deltas]
+                if deltas[0].kind == HOOK_WEIGHT:
+                    self._take_hook_weight(name, deltas[0])
                 else:
-                    merged[name] = patches
+                    merged[name] = deltas
             beat()
         self._merged |= merged.keys()
         self._changes.merge(merged, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
-            self._changes.unpatch_except(self._merged)
+            self._changes.undo_except(self._merged)
             self._weights.branches.have(self._weights.module, self._loras)
-            self._weights.beside.keep(self._beside)
+            self._weights.hook_modules.keep(self._hook_weights)
             self._loras = {}
             self._weights.refuse_changed()  # what was read meanwhile may be of two files
 
-    def _take_beside(self, key: str, patch: WeightPatch) -> None:
-        (weight,) = patch.values
-        self._beside.add(key)
+    def _take_hook_weight(self, key: str, delta: WeightDelta) -> None:
+        (weight,) = delta.values
+        self._hook_weights.add(key)
         if isinstance(weight, torch.Tensor):
-            self._weights.beside.take(key, weight.to(self._weights.device, copy=True))
+            self._weights.hook_modules.take(key, weight.to(self._weights.device, copy=True))
 
-    def _loras_of(self, name: str, patches: Sequence[WeightPatch]) -> list[LowRank]:
-        """The LoRAs that can run beside the layer of this weight; none where one of its patches has to be merged."""
+    def _loras_of(self, name: str, deltas: Sequence[WeightDelta]) -> list[LowRank]:
+        """The LoRAs that can run beside the layer of this weight; none where one of its deltas has to be merged."""
         weights, changes = self._weights, self._changes
         if changes is None or not name.endswith(WEIGHT):
             return []
         weight, layer = changes.pristine(name), weights.module.get_submodule(name.removesuffix(WEIGHT))
-        if not all(runs_beside(patch, layer, weight) for patch in patches):
+        if not all(runs_as_branch(delta, layer, weight) for delta in deltas):
             return []
         dtype = weights.declared.get(name, weight.dtype)
         if not dtype.is_floating_point or dtype.itemsize < 2:
             dtype = weights.dtype
-        return [LowRank.of(patch, weight, dtype=dtype, device=weights.device) for patch in patches]
+        return [LowRank.of(delta, weight, dtype=dtype, device=weights.device) for delta in deltas]
 
     def set_strengths(self, strengths: Sequence[float]) -> bool:
-        """Change the strengths alone; false where a patch was merged with another one than it is to have."""
-        beside: dict[str, list[float]] = {}
+        """Change the strengths alone; false where a delta was merged with another one than it is to have."""
+        hook_modules: dict[str, list[float]] = {}
         for known, strength in zip(self._order, strengths, strict=True):
             if isinstance(known, str):
-                beside.setdefault(known, []).append(strength)
+                hook_modules.setdefault(known, []).append(strength)
             elif known is not None and known != strength:
                 return False
-        self._weights.branches.set_strengths(beside)
+        self._weights.branches.set_strengths(hook_modules)
         return True

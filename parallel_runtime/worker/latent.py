@@ -99,7 +99,7 @@ class LatentRows:
         """What the cache compares in the call that was entered, (B, S, C) fp32."""
         return self._seen if self.cached is not None and self.cached.cache.easy else self._x
 
-    def leave(self, call: int, outputs: Sequence[torch.Tensor]) -> None:
+    def finish_call(self, call: int, outputs: Sequence[torch.Tensor]) -> None:
         """Take the model's outputs (B, S, C) for this batch group's conditionings, in fp32.
 
         Collective over the cfg axis where its batch groups share the sides.
@@ -110,7 +110,7 @@ class LatentRows:
         self._end(call, out)
 
     def skip(self, call: int) -> None:
-        """Take what the cache has in place of what the model would say; collective as `leave`, of EasyCache."""
+        """Take what the cache has in place of what the model would say; collective as `finish_call`, of EasyCache."""
         if self.cached is None:
             raise RuntimeError("a run without a cache skips no call")
         again = self.cached.again(self.seen)
@@ -137,7 +137,7 @@ class LatentRows:
     def _end(self, call: int, out: torch.Tensor) -> None:
         if self._inpaint and self._share.conds:
             out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
-        self._trajectory.leave(call, out)
+        self._trajectory.finish_call(call, out)
         self._denoised = out
 
     def preview(self, call: int) -> None:

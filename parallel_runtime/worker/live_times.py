@@ -1,7 +1,7 @@
 """Where a rank's time goes while a run in the workers is under way, for who watches it.
 
 Owns the sums of the steps that have ended. They are for the eye: the report's times are the loop's own
-(in_worker_sampling.py). Measures nothing anew and waits for nothing: on a GPU a step counts once the device has ended
+(worker_loop.py). Measures nothing anew and waits for nothing: on a GPU a step counts once the device has ended
 it, and ended when that is seen.
 """
 
@@ -17,11 +17,11 @@ from ..wire.replies import WAITING, TimeSpent
 
 
 class _Queued(NamedTuple):
-    """A step whose work is in the device's queue: its end there, what was timed, and the leave that it waited for."""
+    """A step whose work is in the device's queue: its end there, what was timed, and the permit that it waited for."""
 
     end: Event | None
     regions: Mapping[str, ClockRegion | EventRegion]
-    leave_s: float
+    permit_s: float
     waited_s: float
 
 
@@ -39,9 +39,9 @@ class LiveTimes:
         """The first step begins."""
         self._before_s = time.perf_counter()
 
-    def step(self, regions: Mapping[str, ClockRegion | EventRegion], *, leave_s: float, waited_s: float) -> None:
-        """All of a step is in the device's queue; it had waited `waited_s` until it was given leave at `leave_s`."""
-        self._queued.append(_Queued(point_of(self._device), regions, leave_s, waited_s))
+    def step(self, regions: Mapping[str, ClockRegion | EventRegion], *, permit_s: float, waited_s: float) -> None:
+        """All of a step is in the device's queue; it had waited `waited_s` until it got its permit at `permit_s`."""
+        self._queued.append(_Queued(point_of(self._device), regions, permit_s, waited_s))
 
     def spent(self) -> TimeSpent:
         """What the steps that have ended took."""
@@ -54,7 +54,7 @@ class LiveTimes:
         )
 
     def _count(self, step: _Queued, now_s: float) -> None:
-        idle_s = min(step.waited_s, max(0.0, step.leave_s - self._before_s))
+        idle_s = min(step.waited_s, max(0.0, step.permit_s - self._before_s))
         busy_s = max(0.0, now_s - self._before_s - idle_s)
         if step.regions and busy_s > 0:
             waits_s = sum(region.seconds() for name, region in step.regions.items() if f"{name}_s" in WAITING)

@@ -22,7 +22,7 @@ from ..weights.host_memory import give_back_heap
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
-from .hosted_weights import HostedChanges, HostedWeights
+from .hosted_weights import DeltaReceiver, HostedWeights
 from .measure import free_bytes
 
 SELDOM = 1_000  # collections of the middle generation until Python collects all; 10 by itself
@@ -41,7 +41,7 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
     spec.refuse_changed()
     stages, stage = layout.stages, layout.stage_of(rank)
     weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded, stages=stages, stage=stage)
-    return OpenedModel(HostedModel(weights, group, HostedChanges(weights)), weights.needed_bytes)
+    return OpenedModel(HostedModel(weights, group, DeltaReceiver(weights)), weights.needed_bytes)
 
 
 class LoadedModels(dict[int, HostedModel]):

@@ -1,6 +1,6 @@
 """One request for a whole sampling run, on one rank.
 
-Owns the choice between calls that run whole and a stage of a pipeline. The loop over steps is in_worker_sampling.py's.
+Owns the choice between calls that run whole and a stage of a pipeline. The loop over steps is worker_loop.py's.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from ..wire.requests import Sample
 from .host_copies import HostCopies
 from .hosted import HostedForward
 from .hosted_sampling import HostedCalls
-from .in_worker_sampling import Calls, Gate, InWorkerLoop
 from .latent import AllRows, LatentRows
 from .mesh import Mesh
 from .parted_latent import PartedLatent
 from .steady_pipeline import SteadyCalls
 from .stock_cache import SkippedCalls
+from .worker_loop import Calls, Gate, WorkerLoop
 
 
 def run_sample(
@@ -31,12 +31,12 @@ def run_sample(
     pace: LaunchThrottle,
     copies: HostCopies,
     progress: Callable[[Progress | Compiling], None],
-) -> InWorkerLoop:
+) -> WorkerLoop:
     """Run it; what is returned can report it. Raises `RequestCancelledError`."""
     recurrence = request.recurrence
     made = _staged_calls if mesh.plan.pipefusion > 1 else _hosted_calls
     calls: Calls = made(forward, request, tensors, mesh=mesh, copies=copies)
-    loop = InWorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
+    loop = WorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
     steps = len(recurrence.step_ends)
     loop.run(gate, step_done=lambda step, spent: progress(Progress(done=step + 1, total=steps, spent=spent)))
     return loop

@@ -13,9 +13,9 @@ what it would with a pipeline that is empty between steps: its keys are of the s
 
 Where patches share numbers the latent is one part, which all stages get, and the pipeline is empty between steps.
 
-A rank with leave for a step makes all of it, as all ranks do; the latent of the next step is sent without its leave. So
-a cancelled run has no message under way but that, which the other end takes. Owns the schedule. Does not own a pass
-(hosted_pipeline.py), the latent's numbers (latent.py), nor the loop over steps (in_worker_sampling.py).
+A rank that may start a step makes all of it, as all ranks do; the latent of the next step is sent before that may
+start. So a cancelled run has no message under way but that, which the other end takes. Owns the schedule.
+Does not own a pass (hosted_pipeline.py), the latent's numbers (latent.py), nor the loop over steps (worker_loop.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ OTHER_PATCHES = "the prompts' patches are of other parts of the latent"
 
 
 class SteadyCalls:
-    """The calls of a run on one stage, as `in_worker_sampling.Calls`. `tensors` are the request's, whole."""
+    """The calls of a run on one stage, as `worker_loop.Calls`. `tensors` are the request's, whole."""
 
     skipped: SkippedCalls | None = None
     drained: str | None = None
@@ -104,9 +104,9 @@ class SteadyCalls:
                 out for cond in self._share.conds for out in self._passed(cond, call, patch, only_last=not steady)
             ]
             if self._passes.last:
-                self._leave(call, part, outputs)
+                self._emit(call, part, outputs)
         if self._passes.last and not steady:
-            self._leave(call, parts, outputs)
+            self._emit(call, parts, outputs)
         self._ran = call + 1
         if self._passes.last:
             self._latent.preview(call)
@@ -170,10 +170,10 @@ class SteadyCalls:
         self._timeline.add(call, chunk, cond, asked_s=asked_s, began_s=began_s, ended_s=self._timeline.now())
         return outputs
 
-    def _leave(self, call: int, parts: range, outputs: Sequence[torch.Tensor]) -> None:
+    def _emit(self, call: int, parts: range, outputs: Sequence[torch.Tensor]) -> None:
         """Update these parts of the latent, and have them on their way into the next call."""
         for part in parts:
-            self._latent.parts[part].leave(call, [out[..., self._places[part]] for out in outputs])
+            self._latent.parts[part].finish_call(call, [out[..., self._places[part]] for out in outputs])
         if call + 1 < self._recurrence.num_calls:
             self._enter(call + 1, parts)
 

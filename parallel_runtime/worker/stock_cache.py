@@ -31,7 +31,7 @@ class SkippedCalls:
         return self._decision.skipped
 
     def skips(self, call: int) -> bool:
-        """Whether the call that all rows have entered is skipped; `LatentRows.skip` then takes the place of `leave`.
+        """Whether the call that all rows have entered is skipped; `LatentRows.skip` then stands for `finish_call`.
 
         Collective, where it depends on numbers.
         """

@@ -180,6 +180,8 @@ def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_wor
     assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
     alike = named(of_a_benchmark(4, **size) | asked)
     assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
+    slow = alike | {"contenders": [each | {"speedup": 0.5} for each in alike["contenders"]]}
+    assert page.evaluate(SAID_OF, [run, slow])["hero"] == "share.slower"
     for other in OTHER_WORK:
         assert page.evaluate(SAID_OF, [run, named(alike | other)])["hero"] == "share.step", other
 

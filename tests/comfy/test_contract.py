@@ -34,7 +34,7 @@ PYTHONS = (
     "removeprefix",
 )
 PYTHONS += ("copy",)  # of each class of ControlNets its own
-PYTHONS += ("advice", "decision", "decision_for", "patch_set", "plan", "side_branch", "under")  # of a RemotePatcher
+PYTHONS += ("advice", "decision", "decision_for", "delta_set", "plan", "side_branch", "under")  # of a RemotePatcher
 PYTHONS += ("stock", "for_device")  # of what this pack puts in place of the attention function
 
 

@@ -273,6 +273,8 @@ def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: 
         ({"mode": "auto", "devices": "cuda:63"}, {"error": "device cuda:63 does not exist"}),
         ({"mode": "manual", "devices": "cpu:2", "ulysses": "many"}, {"error": "ulysses='many' is not a whole number"}),
         ({"mode": "auto", "devices": "cpu:1", "step_cache": "0.0"}, {"plan": "single"}),
+        ({"mode": "auto", "devices": "cpu:1", "unet_name": "nowhere.safetensors"}, {"plan": "single"}),
+        ({"mode": "auto", "devices": "cpu:1", "unet_name": "../x"}, {"error": "'../x' is no name within models"}),
         ({"mode": "auto", "devices": "cpu:1", "step_cache": "few"}, {"error": "step_cache='few' is not a number"}),
     ],
 )

@@ -23,7 +23,7 @@ def new_run(module_of_pack, run_context) -> Any:
     device = module_of_pack("parallel_runtime.devices").Device("cpu", 0)
     plan = module_of_pack("parallel_runtime.plan").ParallelPlan()
     decision = module_of_pack("parallel_runtime.planner.automatic").Decision(plan=plan)
-    patch = module_of_pack("parallel_runtime.weight_patch")
+    patch = module_of_pack("parallel_runtime.weight_delta")
 
     def make(path: str) -> Any:
         model = pooled.PooledModel(
@@ -33,9 +33,9 @@ def new_run(module_of_pack, run_context) -> Any:
             sizes=pooled.WeightSizes(total=1, biggest_block=1),
             num_heads=24,
         )
-        diff = patch.WeightPatch(key="img_in.weight", kind="diff", strength=1.0, values=(torch.ones(2),))
-        patches = patch.WeightPatchSet("a", (diff,))
-        return run_context.RunContext(model=model, decision=decision, patches=patches, recorder=run_context.Recorder())
+        diff = patch.WeightDelta(key="img_in.weight", kind="diff", strength=1.0, values=(torch.ones(2),))
+        deltas = patch.WeightDeltas("a", (diff,))
+        return run_context.RunContext(model=model, decision=decision, deltas=deltas, recorder=run_context.Recorder())
 
     return make
 

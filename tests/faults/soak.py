@@ -118,7 +118,7 @@ class Soak:
         if error <= TOLERANCE:
             self.ledger.right += 1
         else:
-            self.wrong(f"relative error {error:.1e} with {plan.name}, LoRA {case.patches.name!r}")
+            self.wrong(f"relative error {error:.1e} with {plan.name}, LoRA {case.deltas.name!r}")
 
     def wrong(self, what: str) -> None:
         """Something did not hold."""

@@ -21,9 +21,9 @@ from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import InWorkerRun, ModelCall
+from parallel_runtime.pool.calls import ModelCall, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 
 from .soak_models import LORA_RANK, lora, write_model
 
@@ -46,14 +46,14 @@ class Case:
     """One call of the model, or one whole run, and the right answer."""
 
     spec: ModelSpec
-    patches: WeightPatchSet
-    work: ModelCall | InWorkerRun
+    deltas: WeightDeltas
+    work: ModelCall | WorkerLoopRun
     reference: torch.Tensor
 
     def ask(self, pool: Pool, plan: ParallelPlan, options: Mapping, check: Callable[[], None] | None) -> torch.Tensor:
         """The pool's answer; `options` go to every call. Raises PoolError and what `check` raises."""
-        around = {"patches": self.patches, "check_cancelled": check}
-        if isinstance(self.work, InWorkerRun):
+        around = {"deltas": self.deltas, "check_cancelled": check}
+        if isinstance(self.work, WorkerLoopRun):
             return pool.sample(self.spec, plan, with_options(self.work, **options), **around).out
         asked = replace(self.work, options={**self.work.options, **options})
         return pool.run(self.spec, plan, [asked], **around).outs[0]
@@ -80,9 +80,9 @@ class Cases:
         return chance.sample(every, k=len(every))
 
 
-def _cases(pool: Pool, spec: ModelSpec, changes: WeightPatchSet) -> list[Case]:
+def _cases(pool: Pool, spec: ModelSpec, changes: WeightDeltas) -> list[Case]:
     weights = load_file(spec.path)
-    for patch in changes.patches:
+    for patch in changes.deltas:
         up, down = patch.values[0], patch.values[1]
         weights[patch.key] = weights[patch.key] + patch.strength * 2.0 / LORA_RANK * (up @ down)
     path = Path(spec.path)

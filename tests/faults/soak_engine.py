@@ -17,7 +17,7 @@ class Failing(Engine):
     """As the real one, but for the fault; "slow" makes every rank take 0.1 s longer."""
 
     def handle(self, message, **callbacks):
-        fault = message.body.calls[0].get("fault") if message.op in (Op.STEP, Op.RUN) else None
+        fault = message.body.calls[0].get("fault") if message.op in (Op.STEP, Op.SAMPLE) else None
         if fault == "slow":
             time.sleep(0.1)
         elif fault is not None and fault["rank"] == self.rank:

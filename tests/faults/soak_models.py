@@ -6,7 +6,7 @@ import torch
 
 from host.tiny_hosted import WIDTH, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 
 LORA_RANK = 4
 LORA_WEIGHTS = {  # and how many rows each has, of WIDTH columns
@@ -21,12 +21,12 @@ def write_model(path: Path, *, seed: int) -> ModelSpec:
     return spec_of(write_tiny(path, seed=seed, num_layers=2))
 
 
-def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> WeightPatchSet:
+def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> WeightDeltas:
     """A LoRA of three weights of such a model."""
     generator = torch.Generator().manual_seed(seed)
-    patches = []
+    deltas = []
     for key, rows in LORA_WEIGHTS.items():
         up = torch.randn(rows, LORA_RANK, generator=generator)
         down = torch.randn(LORA_RANK, WIDTH, generator=generator) * WIDTH**-0.5
-        patches.append(WeightPatch(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
-    return WeightPatchSet(name, tuple(patches), side_branch=side_branch)
+        deltas.append(WeightDelta(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
+    return WeightDeltas(name, tuple(deltas), side_branch=side_branch)

@@ -12,7 +12,7 @@ from pool.echo_pool import Gate, held, make_spec, run_step, wait_until
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import ranks
-from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 
 
 class Cancelled(Exception):  # noqa: N818  stands for the caller's own
@@ -111,13 +111,13 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
 def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):
     """The second of its thirty changes is held until ranks are told to stop."""
     keys = ["x", "held", *(f"x{index}" for index in range(28))]
-    change = WeightPatchSet(
-        "slow", tuple(WeightPatch(key=key, kind="diff", strength=1.0, values=(None,)) for key in keys)
+    change = WeightDeltas(
+        "slow", tuple(WeightDelta(key=key, kind="diff", strength=1.0, values=(None,)) for key in keys)
     )
-    pool.load(make_spec(), patches=WeightPatchSet("quick", change.patches[:1]))
+    pool.load(make_spec(), deltas=WeightDeltas("quick", change.deltas[:1]))
     memory = pool.status()["memory"]
     with pytest.raises(Cancelled):
-        pool.load(make_spec(), patches=change, check_cancelled=after(0.1))
+        pool.load(make_spec(), deltas=change, check_cancelled=after(0.1))
     pool.load(make_spec())
     assert pool.status()["memory"] == memory
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
@@ -145,8 +145,8 @@ def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
 
 def slow_change(turn):
     """A change of weights that takes 0.3 s, another one each turn."""
-    patches = [WeightPatch(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
-    return WeightPatchSet(f"change {turn}", tuple(patches))
+    deltas = [WeightDelta(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
+    return WeightDeltas(f"change {turn}", tuple(deltas))
 
 
 @pytest.mark.full
@@ -160,7 +160,7 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
         name = chance.choice(["slow0", "slow1", "model", "model"])
         if chance.random() < 0.3:
             with suppress(Cancelled):
-                pool.load(make_spec(name), patches=slow_change(turn), check_cancelled=after(chance.random() / 4))
+                pool.load(make_spec(name), deltas=slow_change(turn), check_cancelled=after(chance.random() / 4))
         moments = [["sleep", chance.random() / 20]]
         try:
             result = run_step(

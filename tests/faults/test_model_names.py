@@ -71,7 +71,7 @@ def test_what_is_no_file_is_never_opened(name, answers):
 
 @pytest.mark.parametrize("name", ["gone.safetensors", "broken.safetensors"])
 def test_what_is_not_there_is_said_to_be_not_there(name, answers):
-    assert answers[1][name].startswith(f"refused: models/diffusion_models/{name} does not exist; put it back")
+    assert answers[1][name].startswith(f"refused: models/diffusion_models/{name} does not exist; get that file")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_run_with_all_of_that_booby_trapped_is_right(tmp_path):
         spec = write_model(Path(FOLDER) / "model.safetensors", seed=1)
         with Pool((Device("cpu", 0), Device("cpu", 1)), python_path=(TRAPS,), check_peers=True) as pool:
             for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=2)):
-                done = pool.run(spec, plan, [call()], patches=lora("one", seed=1, strength=0.8))
+                done = pool.run(spec, plan, [call()], deltas=lora("one", seed=1, strength=0.8))
                 print(bool(done.outs[0].isfinite().all()))
     """
     program = program.replace("FOLDER", repr(str(tmp_path))).replace("TRAPS", repr(str(TRAPPED)))

@@ -116,7 +116,7 @@ def test_the_servers_log_holds_no_prompt_and_no_folder_of_models(
 def test_what_ranks_print_and_what_the_pool_tells_holds_nothing_private(tmp_path) -> None:
     spec = write_model(tmp_path / "model.safetensors", seed=1)
     with Pool((Device("cpu", 0), Device("cpu", 1)), threads_per_rank=1) as pool:
-        done = pool.run(spec, ParallelPlan(ulysses=2), [call()], patches=lora("one", seed=1, strength=0.5))
+        done = pool.run(spec, ParallelPlan(ulysses=2), [call()], deltas=lora("one", seed=1, strength=0.5))
         told = [*texts(pool.status()), *texts([to_body(ran) for ran in done.ran])]
         printed = [rank.output.text() for rank in pool._generations.workers.generation.ranks]
     assert "model.safetensors" in told

@@ -36,7 +36,7 @@ def test_faults_in_a_random_order_leave_every_result_right(cases: Cases) -> None
 def test_a_wrong_result_and_another_error_are_seen(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: another LoRA's reference, and an error that names something else."""
     first, *others = cases.cases
-    other = next(case.patches for case in others if case.patches.name != first.patches.name)
+    other = next(case.deltas for case in others if case.deltas.name != first.deltas.name)
     wrong = Case(first.spec, other, first.work, first.reference)
     monkeypatch.setattr(cases, "cases", [wrong])
     monkeypatch.setattr(cases, "plans", cases.plans[:1])

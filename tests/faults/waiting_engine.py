@@ -15,7 +15,7 @@ class Unhurried(Engine):
     """As the real one; [action, seconds, times]: so many blocks take longer, then it goes on, hangs or is stopped."""
 
     def handle(self, message, *, beat, **callbacks):
-        options = message.body.calls[0] if message.op in (Op.STEP, Op.RUN) else {}
+        options = message.body.calls[0] if message.op in (Op.STEP, Op.SAMPLE) else {}
         action, seconds, times = options.get("between_blocks", {}).get(str(self.rank), ["sleep", 0.0, 0])
         blocks = 0
 

@@ -15,7 +15,7 @@ from host.tiny_hosted import CHANNELS, CLASS, SIZE, TEXT_DIM, call_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import Inpaint, InWorkerRun, ModelCall
+from parallel_runtime.pool.calls import Inpaint, ModelCall, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import Prediction, RecurrenceStep, SamplerRecurrence
 
@@ -38,7 +38,7 @@ def two_call_recurrence(*, timesteps: float = 1000.0) -> SamplerRecurrence:
     return SamplerRecurrence(states=tuple(told), step_ends=(0, 1, 3))
 
 
-def read_otherwise(run: InWorkerRun) -> InWorkerRun:
+def read_otherwise(run: WorkerLoopRun) -> WorkerLoopRun:
     """The same run under a model sampling whose numbers are no flow's, and other ones in each call."""
     states = [
         state if state.sigma is None else state._replace(prediction=Prediction(0.4, 0.7, -0.5 * state.sigma, 0.3, 0.8))
@@ -66,7 +66,7 @@ def make_run(
     mask: bool = False,
     size: tuple[int, int, int] = SIZE,
     recurrence: SamplerRecurrence | None = None,
-) -> InWorkerRun:
+) -> WorkerLoopRun:
     """A run of latents of `size`; `texts` are the tokens of its conditionings, one, or two for cfg.
 
     By default of `two_call_recurrence`.
@@ -90,10 +90,10 @@ def make_run(
                 tensors=made.tensors, out_shape=made.out_shape, out_dtype=torch.float32, options=dict(made.options)
             )
         )
-    return InWorkerRun(recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint)
+    return WorkerLoopRun(recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint)
 
 
-def with_options(run: InWorkerRun, **options: object) -> InWorkerRun:
+def with_options(run: WorkerLoopRun, **options: object) -> WorkerLoopRun:
     """The same run with more options in each of its calls."""
     return replace(run, conds=tuple(replace(cond, options={**cond.options, **options}) for cond in run.conds))
 
@@ -116,14 +116,14 @@ def asking(pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", **
     return ask
 
 
-def outputs(model: AskModel, run: InWorkerRun, x: torch.Tensor, timestep: float) -> list[torch.Tensor]:
+def outputs(model: AskModel, run: WorkerLoopRun, x: torch.Tensor, timestep: float) -> list[torch.Tensor]:
     """What the model makes of a latent (B, 1, N) for each conditioning, of the same shape."""
     rows, times = len(x), torch.full((len(x),), timestep)
     calls = [call_of(x.reshape(rows, *cond.options["latent"]), times, cond.tensors["t0"]) for cond in run.conds]
     return [out.reshape(x.shape) for out in model(calls)]
 
 
-def host_loop(model: AskModel, run: InWorkerRun) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def host_loop(model: AskModel, run: WorkerLoopRun) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The result and every step's denoised latent (B, 1, N), the model asked step by step as ComfyUI's sampler does."""
     previews = []
 

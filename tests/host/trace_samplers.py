@@ -108,11 +108,11 @@ class Bench:
 
     def refused(self, model_options: dict[str, Any]) -> list[str]:
         """Why the loop in the workers refuses a run with these options of the sampler, and what it asks the model."""
-        in_worker_sampling = importlib.import_module(f"{NAME}.nodes.host.sampling.worker_loop")
-        asked = list(in_worker_sampling.cond_names(self.guider, model_options))
+        worker_loop = importlib.import_module(f"{NAME}.nodes.host.sampling.worker_loop")
+        asked = list(worker_loop.cond_names(self.guider, model_options))
         try:
-            in_worker_sampling._refuse_guider(self.guider, model_options)
-        except in_worker_sampling.HostLoopError as error:
+            worker_loop._refuse_guider(self.guider, model_options)
+        except worker_loop.HostLoopError as error:
             return [str(error), *asked]
         return ["", *asked]
 

@@ -83,30 +83,14 @@ def _() -> Case:
     return flux(), inputs(control=control, attention_mask=mask())
 
 
-@case("Flux.1 Kontext")
-def _() -> Case:
-    return flux(), inputs(ref_latents=[noise(2, 16, 6, 8)])
-
-
 @case("Flux.2")
 def _() -> Case:
     return flux2(), inputs(ref_latents=[noise(2, 16, 6, 8)])
 
 
-@case("Flux.2 klein")
-def _() -> Case:
-    model, given = flux2(guidance_embed=False), inputs(ref_latents=[noise(2, 16, 6, 8)])
-    return model, {name: value for name, value in given.items() if name not in ("guidance", "y")}
-
-
 @case("Flux.2, reference at timestep zero")
 def _() -> Case:
     return flux2(), inputs(1, ref_latents=[noise(1, 16, 6, 8)], ref_latents_method="index_timestep_zero")
-
-
-@case("Flux.2, 1 token of text, reference at timestep zero")
-def _() -> Case:
-    return flux2(), inputs(1, text=1, ref_latents=[noise(1, 16, 6, 8)], ref_latents_method="index_timestep_zero")
 
 
 @case("Chroma")
@@ -130,12 +114,6 @@ def _() -> Case:
     given = inputs(attention_mask=mask(), control=control) | {"x": noise(2, 3, 20, 28)}
     given.pop("y")
     return build("comfy.ldm.chroma_radiance.model.ChromaRadiance", **config), given
-
-
-@case("LongCat-Image")
-def _() -> Case:
-    model, given = flux(guidance_embed=False, vec_in_dim=None, txt_ids_dims=[1, 2]), inputs()
-    return model, {name: value for name, value in given.items() if name not in ("guidance", "y")}
 
 
 def hunyuan(**config: Any) -> nn.Module:
@@ -181,12 +159,3 @@ def _() -> Case:
     config = {"in_channels": 32, "patch_size": [1, 1, 1], "vec_in_dim": None, "meanflow": True, "byt5": True}
     given = {"x": noise(1, 32, 3, 5, 7), "timestep": at(700), "context": noise(1, 9, 48), "guidance": at(6)}
     return hunyuan(**config), given | {"txt_byt5": noise(1, 3, 1472), "disable_time_r": True}
-
-
-@case("HunyuanVideo 1.5 super resolution, distilled")
-def _() -> Case:
-    config = {"in_channels": 33, "vec_in_dim": None, "vision_in_dim": 40, "guidance_embed": False, "meanflow": True}
-    config |= {"depth_single_blocks": 0, "use_cond_type_embedding": True, "byt5": True}
-    given = video(x=noise(1, 33, 3, 10, 14), clip_fea=noise(1, 11, 40), txt_byt5=noise(1, 3, 1472))
-    sigmas = {"sigmas": at(0.7), "sample_sigmas": at(1.0, 0.7, 0.4, 0.0)}  # the next one is given to the model too
-    return hunyuan(**config), given | {"disable_time_r": False, "transformer_options": sigmas}

@@ -81,12 +81,6 @@ def _() -> Case:
     return z_image(), described()
 
 
-@case("Z-Image Omni, reference")
-def _() -> Case:
-    texts = [noise(1, 5, 48), noise(1, 4, 48)]
-    return z_image(), described(1, ref_latents=[noise(1, 16, 6, 8)], ref_contexts=texts)
-
-
 @case("Z-Image Omni, reference and what vision sees")
 def _() -> Case:
     model = lumina(**Z_IMAGE, siglip_feat_dim=40)
@@ -149,32 +143,19 @@ def _() -> Case:
     return sd3([0, 1], control={"output": [noise(2, 35, 384), None, noise(2, 35, 384)]})
 
 
-@case("SD3.5 medium, 1 token of text")
-def _() -> Case:
-    return sd3([0, 1], context=noise(2, 1, 48))
-
-
 @case("SD3.5 large")
 def _() -> Case:
     return sd3([])
 
 
-def pixart(**config: Any) -> Case:
-    """PixArt."""
-    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 6, "mlp_ratio": 2.0, "caption_channels": 48}
-    model = build("comfy.ldm.pixart.pixartms.PixArtMS", **sizes, model_max_length=9, pe_interpolation=1, **config)
-    return model, {"x": noise(2, 4, 30, 38), "timesteps": at(300, 300), "context": noise(2, 9, 48)}
-
-
 @case("PixArt alpha")
 def _() -> Case:
-    model, given = pixart(micro_condition=True)
+    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 6, "mlp_ratio": 2.0, "caption_channels": 48}
+    model = build(
+        "comfy.ldm.pixart.pixartms.PixArtMS", **sizes, model_max_length=9, pe_interpolation=1, micro_condition=True
+    )
+    given = {"x": noise(2, 4, 30, 38), "timesteps": at(300, 300), "context": noise(2, 9, 48)}
     return model, given | {"c_size": noise(2, 2).abs() * 100, "c_ar": noise(2, 1).abs()}
-
-
-@case("PixArt Sigma")
-def _() -> Case:
-    return pixart(micro_condition=False)
 
 
 @case("HunyuanDiT, long skips")
@@ -198,24 +179,14 @@ def _() -> Case:
     return model, given
 
 
-def hidream(text: int, llama: int) -> Case:
-    """HiDream-I1, and a call of it."""
+@case("HiDream-I1, experts")
+def _() -> Case:
     sizes = {"patch_size": 2, "in_channels": 16, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 16}
     sizes |= {"num_attention_heads": 6, "caption_channels": [48, 40], "text_emb_dim": 32, "axes_dims_rope": (4, 6, 6)}
     path = "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel"
-    given = {"x": noise(2, 16, 10, 14), "t": at(300, 300), "y": noise(2, 32), "context": noise(2, text, 48)}
-    given |= {"encoder_hidden_states_llama3": noise(2, 3, llama, 40)}
+    given = {"x": noise(2, 16, 10, 14), "t": at(300, 300), "y": noise(2, 32), "context": noise(2, 9, 48)}
+    given |= {"encoder_hidden_states_llama3": noise(2, 3, 11, 40)}
     return build(path, **sizes, max_resolution=(64, 64), llama_layers=[0, 1, 2, 2]), given
-
-
-@case("HiDream-I1, experts")
-def _() -> Case:
-    return hidream(9, 11)
-
-
-@case("HiDream-I1, 1 token of one text")
-def _() -> Case:
-    return hidream(1, 11)
 
 
 def hidream_o1(**references: Any) -> Case:
@@ -260,11 +231,6 @@ def layered(batch: int = 2, **more: Any) -> dict[str, Any]:
 @case("Krea 2")
 def _() -> Case:
     return krea2(), layered()
-
-
-@case("Krea 2, references")
-def _() -> Case:
-    return krea2(), layered(ref_latents=[noise(2, 16, 6, 8), noise(2, 16, 4, 6)], ref_latents_method="index")
 
 
 @case("Krea 2, reference at timestep zero")

@@ -50,12 +50,6 @@ def _() -> Case:
     return ltxv(), given | {"attention_mask": there}
 
 
-@case("LTX-Video, guide at full strength")
-def _() -> Case:
-    given = {"x": noise(1, 16, 4, 5, 7), "timestep": noise(1, 140).sigmoid(), "context": noise(1, 9, 48)}
-    return ltxv(), given | {"attention_mask": None} | guides(4, 1.0)
-
-
 @case("LTX-Video, guide at half strength")
 def _() -> Case:
     given = {"x": noise(1, 16, 4, 5, 7), "timestep": noise(1, 140).sigmoid(), "context": noise(1, 9, 48)}
@@ -96,12 +90,6 @@ def _() -> Case:
     given = av(at(0.7)[None].repeat(1, 105))
     sound = {"x": [given["x"][0], noise(1, 8, 1, 16)], "timestep": [given["timestep"][0], noise(1, 1).sigmoid()]}
     return ltx2(), given | sound
-
-
-@case("LTX-2, 1 token of video")
-def _() -> Case:
-    given = av(at(0.7)[None])
-    return ltx2(), given | {"x": [noise(1, 16, 1, 1, 1), given["x"][1]]}
 
 
 @case("LTX-2, no audio")

@@ -52,43 +52,27 @@ def _() -> Case:
     return build("comfy.ldm.joyimage.model.JoyImageTransformer3DModel", **sizes), given
 
 
-def lens(**more: Any) -> Case:
-    """Lens: text of 2 layers."""
+@case("Lens, text mask, ControlNet")
+def _() -> Case:
+    """Text of 2 layers."""
     sizes = {"in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 6}
     sizes |= {"enc_hidden_dim": 24, "axes_dims_rope": (4, 6, 6), "selected_layer_index": (0, 1)}
     given = {"x": noise(2, 64, 5, 7), "timestep": at(0.7, 0.7), "context": noise(2, 9, 2 * 24)}
-    return build("comfy.ldm.lens.model.LensTransformer2DModel", **sizes), given | more
-
-
-@case("Lens, text mask, ControlNet")
-def _() -> Case:
     there = torch.ones(2, 9, dtype=torch.long)
     there[1, 6:] = 0
-    return lens(attention_mask=there, control={"input": [noise(2, 35, 96), None]})
-
-
-@case("Lens, 1 token of text")
-def _() -> Case:
-    return lens(context=noise(2, 1, 2 * 24))
-
-
-def boogu(**more: Any) -> Case:
-    """Boogu: 6 heads in 2 groups."""
-    sizes = {"in_channels": 16, "hidden_size": 96, "num_layers": 2, "num_double_stream_layers": 2}
-    sizes |= {"num_refiner_layers": 1, "num_attention_heads": 6, "num_kv_heads": 2, "multiple_of": 32}
-    sizes |= {"axes_dim_rope": (4, 6, 6), "instruction_feat_dim": 48}
-    given = {"x": noise(2, 16, 10, 14), "timesteps": at(0.7, 0.7), "context": noise(2, 9, 48), "num_tokens": 9}
-    return build("comfy.ldm.boogu.model.BooguTransformer2DModel", **sizes), given | more
-
-
-@case("Boogu, 2 groups of heads")
-def _() -> Case:
-    return boogu()
+    given |= {"attention_mask": there, "control": {"input": [noise(2, 35, 96), None]}}
+    return build("comfy.ldm.lens.model.LensTransformer2DModel", **sizes), given
 
 
 @case("Boogu, references")
 def _() -> Case:
-    return boogu(ref_latents=[noise(2, 16, 6, 8), noise(2, 16, 4, 6)])
+    """6 heads in 2 groups."""
+    sizes = {"in_channels": 16, "hidden_size": 96, "num_layers": 2, "num_double_stream_layers": 2}
+    sizes |= {"num_refiner_layers": 1, "num_attention_heads": 6, "num_kv_heads": 2, "multiple_of": 32}
+    sizes |= {"axes_dim_rope": (4, 6, 6), "instruction_feat_dim": 48}
+    given = {"x": noise(2, 16, 10, 14), "timesteps": at(0.7, 0.7), "context": noise(2, 9, 48), "num_tokens": 9}
+    given |= {"ref_latents": [noise(2, 16, 6, 8), noise(2, 16, 4, 6)]}
+    return build("comfy.ldm.boogu.model.BooguTransformer2DModel", **sizes), given
 
 
 @case("Mage-Flow, reference, text mask, ControlNet")
@@ -100,14 +84,6 @@ def _() -> Case:
     given = {"x": noise(2, 16, 5, 7), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48), "attention_mask": there}
     given |= {"ref_latents": [noise(2, 16, 3, 4)], "control": {"input": [noise(2, 35, 96), None]}}
     return build("comfy.ldm.mage_flow.model.MageFlowTransformer2DModel", **sizes), given
-
-
-@case("Kandinsky 5 Image")
-def _() -> Case:
-    sizes = {"in_visual_dim": 16, "out_visual_dim": 16, "in_text_dim": 48, "in_text_dim2": 32, "time_dim": 64}
-    sizes |= {"model_dim": 96, "ff_dim": 192, "visual_embed_dim": 64, "num_text_blocks": 1, "num_visual_blocks": 2}
-    given = {"x": noise(2, 16, 10, 14), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48), "y": noise(2, 32)}
-    return build("comfy.ldm.kandinsky5.model.Kandinsky5", **sizes, axes_dims=(4, 6, 6)), given
 
 
 @case("Anima, text through its adapter")

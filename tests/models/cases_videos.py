@@ -135,15 +135,3 @@ def _() -> Case:
 def _() -> Case:
     given = {"x": noise(2, 32, 4, 10, 14), "timestep": at(700, 700), "context": noise(2, 9, 48), "ofs": at(2, 2)}
     return cog(in_channels=32, ofs_embed_dim=64, patch_size_t=2), given
-
-
-@case("CogVideoX 5B i2v, learned positions")
-def _() -> Case:
-    given = {"x": noise(1, 32, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return cog(in_channels=32, use_learned_positional_embeddings=True), given
-
-
-@case("CogVideoX inpaint")
-def _() -> Case:
-    given = {"x": noise(1, 48, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return cog(in_channels=48), given

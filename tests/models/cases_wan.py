@@ -25,11 +25,6 @@ def _() -> Case:
     return wan(), {"x": noise(2, *VIDEO), "timestep": at(700, 700), "context": noise(2, 9, 48)}
 
 
-@case("Wan t2v, 4 heads")
-def _() -> Case:
-    return wan(num_heads=4), {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-
-
 @case("Wan i2v")
 def _() -> Case:
     inputs = {"x": noise(1, 36, *VIDEO[1:]), "timestep": at(700), "context": noise(1, 9, 48)}
@@ -66,13 +61,6 @@ def _() -> Case:
     model = wan("VaceWanModel", model_type="vace", num_layers=4, vace_layers=2, vace_in_dim=96)
     inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
     return model, inputs | {"vace_context": noise(1, 2, 96, *VIDEO[1:]), "vace_strength": [1.0, 0.5]}
-
-
-@case("Wan S2V")
-def _() -> Case:
-    model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=4, audio_inject_layers=[0, 2])
-    inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return model, inputs | {"audio_embed": noise(1, 25, 24, 12), "reference_latent": noise(1, 16, 1, 10, 14)}
 
 
 @case("Wan S2V, poses, motion before")
@@ -118,21 +106,13 @@ def _() -> Case:
     return scail("SCAIL2WanModel", reference_latent=noise(1, 20, 2, 10, 14), ref_mask_flag=False, **masks)
 
 
-def dancer(**more: Any) -> Case:
-    """WanDancer: 2 frames of 8 groups of 5 tokens."""
-    model = wan("model_wandancer.WanDancerModel", model_type="wandancer", num_layers=3, audio_inject_layers=[0, 2])
-    inputs = {"x": noise(1, 16, 2, 10, 16), "timestep": at(700), "context": noise(1, 9, 48)}
-    return model, inputs | {"clip_fea": noise(1, 257, 1280), "audio_embed": noise(1, 11, 35)} | more
-
-
-@case("WanDancer, music")
-def _() -> Case:
-    return dancer()
-
-
 @case("WanDancer, music, 15 frames a second, another picture")
 def _() -> Case:
-    return dancer(fps=15.0, clip_fea_ref=noise(1, 257, 1280), audio_inject_scale=0.5)
+    """2 frames of 8 groups of 5 tokens."""
+    model = wan("model_wandancer.WanDancerModel", model_type="wandancer", num_layers=3, audio_inject_layers=[0, 2])
+    inputs = {"x": noise(1, 16, 2, 10, 16), "timestep": at(700), "context": noise(1, 9, 48)}
+    inputs |= {"clip_fea": noise(1, 257, 1280), "audio_embed": noise(1, 11, 35), "fps": 15.0}
+    return model, inputs | {"clip_fea_ref": noise(1, 257, 1280), "audio_inject_scale": 0.5}
 
 
 ANIMATE2 = ("comfy.ldm.wan.model_animate2", "class WanAnimate2Model")
@@ -170,8 +150,3 @@ def _() -> Case:
 @case("Wan causal, a whole video")
 def _() -> Case:
     return wan("ar_model.CausalWanModel"), {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-
-
-@case("Wan FlowRVS, the video itself")
-def _() -> Case:
-    return wan(), {"x": noise(1, *VIDEO) * 0.1, "timestep": at(0), "context": noise(1, 9, 48)}

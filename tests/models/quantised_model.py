@@ -30,10 +30,10 @@ from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
-from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
+from parallel_runtime.weight_delta import DeltaBatch, WeightDelta, pack
 from parallel_runtime.wire.requests import ChangeWeights
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
-from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
+from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
 
@@ -72,7 +72,7 @@ def loaded(spec: ModelSpec, group: Axis) -> HostedModel:
     """The model as a worker loads it."""
     weights = HostedWeights(spec, device=CPU, group=group, offloaded=False)
     weights.load(progress=lambda *_: None, cancelled=lambda: False)
-    return HostedModel(weights, group, HostedChanges(weights))
+    return HostedModel(weights, group, DeltaReceiver(weights))
 
 
 @contextmanager
@@ -98,12 +98,12 @@ def kernels(case: str) -> Iterator[None]:
 def change(model: HostedModel, *, lora: bool, side_branch: bool = False) -> None:
     """Have a LoRA merged or beside the weights, or nothing."""
     patches = [
-        WeightPatch(
+        WeightDelta(
             key=f"{name}.weight", kind="lora", strength=0.7, values=(noise(rows, 4), 0.1 * noise(4, columns), 4.0, None)
         )
         for name, (rows, columns) in (LORA if lora else {}).items()
     ]
-    batch = next(pack(patches), PatchBatch([], {}))
+    batch = next(pack(patches), DeltaBatch([], {}))
     said = ChangeWeights(model=0, records=tuple(batch.records), side_branch=side_branch, first=True, last=True)
     model.changes.take(said, batch.tensors, cancelled=lambda: False, beat=lambda: None)
 

@@ -20,7 +20,7 @@ from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import Inpaint, InWorkerRun, ModelCall
+from parallel_runtime.pool.calls import Inpaint, ModelCall, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 
@@ -87,7 +87,7 @@ def sampled(
     options: Mapping[str, object] | None = None,
     latent: tuple[int, ...] | None = None,
     timeline: bool = False,
-) -> InWorkerRun:
+) -> WorkerLoopRun:
     """A run; texts of equal length are both sides of one call."""
     shape = (batch, *(latent or model.latent))
     numbers = torch.Generator().manual_seed(11)
@@ -109,13 +109,13 @@ def sampled(
         kept = (torch.rand(shape, generator=numbers) > 0.4).float().reshape(batch, 1, -1)
         inpaint = Inpaint(mask=kept, noise=noise(), latent=noise())
     given = {number: noise() for number in recurrence.given}
-    return InWorkerRun(
+    return WorkerLoopRun(
         recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint, timeline=timeline
     )
 
 
 def step_by_step(
-    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: InWorkerRun, *, name: str, keys_of: int = 1
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: WorkerLoopRun, *, name: str, keys_of: int = 1
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The result and the denoised latent of each step, with the loop here. `keys_of`: of how many steps before a
     pipeline's keys are, which is wrong unless it is 1."""

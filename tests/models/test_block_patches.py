@@ -1,4 +1,4 @@
-"""Patches between blocks: those that `Beside` rebuilds, between the blocks of a shared model.
+"""Patches between blocks: those that `HookModules` rebuilds, between the blocks of a shared model.
 
 Does not own the list of patches nor how they reach a rank (tests/families/test_hosted_block_patches.py).
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_runtime.models.hosted.block_patches import Beside
+from parallel_runtime.models.hosted.block_hooks import HookModules
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import BETWEEN, spec_of
 
@@ -53,7 +53,7 @@ def stock_patch(name: str, module: nn.Module, **more: Any) -> Any:
 
 def rebuilt(patch: Any, module: nn.Module, sizes: dict[str, Any], kinds: list[str]) -> dict[str, list[Any]]:
     """The same patch as a rank makes it of what travels."""
-    beside = Beside()
+    beside = HookModules()
     for name, weight in module.state_dict().items():
         beside.take(f"7/{name}", weight.clone())
     state = {name: vars(patch)[name] for name in ("strength", "encoded_image", "encoded_image_size")}
@@ -100,7 +100,7 @@ def test_a_patch_between_the_blocks_of_z_image_meets_whole_tokens_of_the_refiner
 
 @in_ranks(2)
 def test_a_patch_that_is_not_on_the_list_and_one_without_weights_are_refused(group: GlooGroup) -> None:
-    beside = Beside()
+    beside = HookModules()
     record = {"patch": "UsoStyleProjectorPatch", "kinds": ["double_block"], "module": 7, "config": {}, "state": {}}
     with refused("'UsoStyleProjectorPatch' is no patch that ranks rebuild", "DiffSynthCnetPatch"):
         beside.patches([record])

@@ -1,32 +1,42 @@
 """Blocks of ComfyUI's own classes by graphs of torch's compiler: the same numbers, a graph for each kind of block.
 
-Owns the bounds and the counts. How the cases run in ranks is compiled_ranks.py's. In a pool, one set of two ranks for
-all tests: each counts from what graphs there are when it begins, so they run in any order.
+Owns the bounds and the counts. In a pool each test counts from what graphs there are when it begins, so they run in any
+order.
 """
 
 from __future__ import annotations
 
-import json
+import copy
+import inspect
+import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from runtime.loras import lora
+from torch import Tensor, nn
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.models.hosted.compiled import TOLD, _kind_of
+from parallel_runtime.compiling import compile_environment
+from parallel_runtime.models.hosted.compiled import TOLD, _kind_of, blocks_of
+from parallel_runtime.models.hosted.graphs import Graphs, Watch
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.hosted.side_branches import SideBranches
+from parallel_runtime.models.specs import spec_of
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+from parallel_runtime.timing import RegionTimer
+from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 
 from .cases import CASES
-from .compiled_ranks import largest_difference
-from .conftest import run_ranks
+from .gloo_group import GlooGroup, OwnTokensOnly
+from .ranks import in_ranks
+from .tiny import call as called
 
 # To make a graph takes some 10 s of a core, and minutes where others use them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -36,8 +46,9 @@ CONTROL = 1e-3  # without exchange a case must be this wrong
 
 # Case -> graphs: kinds of blocks, of which some classes have several (the last block is another one); and after a
 # whole call, if its blocks are given other things.
-QUICK = {"MiniMax H3": 1, "Z-Image": 1}
 GRAPHS = {
+    "MiniMax H3": 1,
+    "Z-Image": 1,
     "Flux.1": 2,
     "HunyuanVideo, text mask": 2,
     "Qwen-Image, text mask": 1,
@@ -53,39 +64,90 @@ GRAPHS = {
 # Case -> what is said of blocks that have none.
 NONE = {"Wan HuMo, reference, audio by frames": "WanAttentionBlockAudio shares tokens inside, at "}
 ANIMATE2 = "Wan-Animate 2, pose"  # which not every ComfyUI has
-if ANIMATE2 in CASES:
-    NONE[ANIMATE2] = "the model calls its blocks by forward_pose and forward_gen and "
-UNTRACED = {
+NONE |= {
+    ANIMATE2: "the model calls its blocks by forward_pose and forward_gen and ",
     "Hunyuan3D 2.1, experts, long skips": "torch's compiler can make no graph of HunYuanDiTBlock: ",
     "LTX-Video, guide at half strength": "BasicTransformerBlock attends by masks of guide frames, ",
 }
+QUICK = ("Z-Image", "Wan HuMo, reference, audio by frames", ANIMATE2)
 
 
-@pytest.mark.parametrize(
-    ("graphs", "none"),
-    [
-        pytest.param(QUICK, NONE, id="two families"),
-        pytest.param(GRAPHS, UNTRACED, id="the others", marks=pytest.mark.full),
-    ],
-)
-def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(
-    graphs: dict[str, int | tuple[int, int]], none: dict[str, str], tmp_path: Path
-) -> None:
-    run_ranks("compiled_ranks", tmp_path, "2", *graphs, *none, timeout_s=1500)
-    rows = json.loads((tmp_path / "2.json").read_text())
-    assert set(rows) == {*graphs, *none}
-    for name, row in rows.items():
-        assert row["size"] > 0.3, "numbers that are near 0 hide an error"
-        assert max(row["errors"]) <= ERROR, f"{name}: {row}"
-        assert row["control"] > CONTROL, f"{name}: without exchange the case must be wrong"
-    made = {name: tuple(rows[name]["graphs"]) for name in graphs}
-    expected = {name: each if isinstance(each, tuple) else (each, each) for name, each in graphs.items()}
-    assert made == {name: (shared, shared, shared, whole) for name, (shared, whole) in expected.items()}
-    assert not any(rows[name]["uncompiled"] or rows[name]["reason"] for name in graphs)
-    assert max(max(rows[name]["errors"]) for name in graphs) > 0, "no block ran by a graph"
-    for name, reason in none.items():
-        assert rows[name]["reason"].startswith(reason), rows[name]
-        assert rows[name]["uncompiled"] > 0 or "forward alone" in rows[name]["reason"]
+LONGER = {9: 13, 10: 14, 14: 18}  # text tokens, height and width of the cases' latents
+
+
+def longer(value: Any) -> Any:
+    """Another prompt and another size: noise in a tensor's new shape, masks with everything, numbers as they are."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(longer, value))
+    if not isinstance(value, Tensor) or not {*value.shape} & {*LONGER}:
+        return value
+    shape = [LONGER.get(size, size) for size in value.shape]
+    if not value.is_floating_point():
+        return value.new_ones(shape)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def largest_difference(got: Tensor, want: Tensor) -> float:
+    """Of any number, where outputs are about 1; infinite for another shape."""
+    return float((got - want).abs().max()) if got.shape == want.shape else float("inf")
+
+
+CASES_OF = {name: (graphs, "") for name, graphs in GRAPHS.items()} | {name: (None, said) for name, said in NONE.items()}
+EAGER = "eager"  # what is traced, run as it is: a graph is the same, and made in a tenth of the time
+RUNS = [pytest.param(name, EAGER, 2, id=name) for name in QUICK if name in CASES_OF and name in CASES]
+RUNS += [
+    pytest.param(name, "inductor", 2, id=f"{name}, compiled", marks=pytest.mark.full)
+    for name in CASES_OF
+    if name in CASES
+]
+
+
+def blocks_in(model: nn.Module, path: str) -> list[nn.Module]:
+    """Those of a list, which may not be there."""
+    found = dict(model.named_modules()).get(path)
+    return [] if found is None else list(found.children())
+
+
+@pytest.mark.parametrize(("name", "backend", "ranks"), RUNS)
+@in_ranks()
+def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(group: GlooGroup, name: str, backend: str) -> None:
+    """A case by graphs, then with other lengths of text and sizes of picture, then without exchange, then whole."""
+    import torch._dynamo as dynamo
+
+    model, inputs = CASES[name]()
+    plan, blocks = spec_of(type(model)), blocks_of(model)
+    shared = SharedModel(model, plan, group)
+    other = {key: longer(value) for key, value in copy.deepcopy(inputs).items()}
+    if "transformer_options" in inspect.signature(type(model).forward).parameters:
+        other["transformer_options"] = {"sigmas": torch.ones(1), "cond_or_uncond": [0], "patches": {}}
+    want, want_longer = called(model, inputs), called(model, other)
+    assert want.abs().max() > 0.3, "numbers that are near 0 hide an error"
+    watch = Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None)
+    run, asked, lookup = blocks.run(Graphs(), watch, SideBranches().form), list[str](), dynamo.lookup_backend
+    made = []
+    with (
+        mock.patch.dict(os.environ, compile_environment(os.environ)),
+        mock.patch.object(dynamo, "lookup_backend", lambda named: (asked.append(named), lookup(backend))[1]),
+        run.calling(),
+    ):
+        for given, expected in ((inputs, want), (other, want_longer), (inputs, want)):
+            assert largest_difference(called(model, given), expected) <= ERROR
+            made.append(run.report().graphs)
+        shared.group = OwnTokensOnly()
+        assert largest_difference(called(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
+        shared.active = False
+        whole = called(model, inputs)
+    report = run.report()
+    assert largest_difference(whole, called(model, inputs)) <= ERROR
+    graphs, said = CASES_OF[name]
+    assert report.reason.startswith(said) and bool(report.reason) == bool(said), report.reason
+    if graphs is None:
+        assert report.uncompiled_blocks > 0 or "forward alone" in report.reason
+        return
+    shared_graphs, of_whole = graphs if isinstance(graphs, tuple) else (graphs, graphs)
+    assert (*made, report.graphs) == (shared_graphs, shared_graphs, shared_graphs, of_whole)
+    assert not report.uncompiled_blocks
+    assert "inductor" in asked, "no block ran by a graph"
 
 
 # A module with a block that hands its options on to a helper, which it finds in one of these ways.
@@ -123,12 +185,12 @@ def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: st
 
 
 def run(
-    pool: Pool, spec: ModelSpec, plan: str, *, patches: WeightPatchSet = PRISTINE, size: int = 8, **options: object
+    pool: Pool, spec: ModelSpec, plan: str, *, deltas: WeightDeltas = PRISTINE, size: int = 8, **options: object
 ) -> RunResult:
     """A call by a plan, of a text and a video of this size."""
     made = call(1, text=size, size=(2, size, 12))
     made = replace(made, options={**made.options, **options})
-    return pool.run(spec, ParallelPlan.parse(plan), [made], patches=patches)
+    return pool.run(spec, ParallelPlan.parse(plan), [made], deltas=deltas)
 
 
 @pytest.mark.full
@@ -142,7 +204,7 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
         assert (rank.compiled.graphs, rank.compiled.uncompiled_blocks, rank.compiled.reason) == (1, 0, "")
         assert rank.regions["compile_s"] == pytest.approx(rank.compiled.compile_s)
     changed = lora(wan, "blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", side_branch=False)
-    for plan, patches in (
+    for plan, deltas in (
         ("ulysses=2", PRISTINE),
         ("ulysses=2", changed),
         ("ring=2", PRISTINE),
@@ -154,16 +216,14 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
     ):
         for size in (8, 14):
             told = {"place": {"run": f"{plan} {size}", "key": "text"}}
-            want = run(pool, wan, plan, patches=patches, size=size, **told)
+            want = run(pool, wan, plan, deltas=deltas, size=size, **told)
             told["place"]["run"] += " again"
-            got = run(pool, wan, plan, patches=patches, size=size, compiled=True, **told)
+            got = run(pool, wan, plan, deltas=deltas, size=size, compiled=True, **told)
             assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
             assert all(rank.compiled is None for rank in want.ran)
             counts = {(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in got.ran}
             assert counts == {(1, 0)}, f"{plan}: {counts}"
-    plain, with_lora = (
-        run(pool, wan, "ulysses=2", patches=each, compiled=True).outs[0] for each in (PRISTINE, changed)
-    )
+    plain, with_lora = (run(pool, wan, "ulysses=2", deltas=each, compiled=True).outs[0] for each in (PRISTINE, changed))
     assert largest_difference(plain, with_lora) > CONTROL, "the graph has another LoRA's weights"
     alone = run(pool, wan, "ulysses=2", compiled=True, local_attention=True).outs[0]
     assert largest_difference(plain, alone) > CONTROL, "without exchange the call must be wrong"

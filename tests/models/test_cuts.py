@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from parallel_runtime.models.hosted.call import TokenCall
-from parallel_runtime.models.hosted.changes_of_words import cutter, gatherer
 from parallel_runtime.models.hosted.cuts import cut_control
+from parallel_runtime.models.hosted.word_handlers import cutter, gatherer
 from parallel_runtime.models.specs.words import parse, parse_attention
 
 PARTS = (1, 2, 3)

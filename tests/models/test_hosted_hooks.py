@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import ShardingSpec, spec_of
+from tools.try_plan import Outputs, first_unlike
 
 from .cases import CASES
 from .gloo_group import GlooGroup
 from .ranks import in_ranks, refused
 from .tiny import noise
-from .try_plan import Outputs, first_unlike
 
 
 def fresh(name: str) -> tuple[nn.Module, ShardingSpec, dict[str, Any]]:

@@ -43,7 +43,7 @@ THREE = {
     *(
         "Stable Audio 3, what is to be kept, more tokens of its own than one rank has",
         "MiniMax H3",
-        "Z-Image Omni, reference",
+        "Z-Image Omni, reference and what vision sees",
     ),
 }
 RUNS = [pytest.param(name, 2, id=name) for name in CASES]

@@ -1,7 +1,7 @@
 """Calls of Qwen-Image 2.1 in a pool: later steps compute the picture's rows alone, and nothing of a run outlives it.
 
 There where ComfyUI can load the model. Owns when a run begins and ends in the ranks, and that the planner counts what
-they keep and compute; the rows and keys of one call are checks_kept.py's.
+they keep and compute; the rows and keys of one call are test_kept_state.py's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a class keeps between the calls of a run, by a class of a few lines: on any ComfyUI.
 
-Qwen-Image 2.1 itself is test_kept_qwen21.py's.
+Qwen-Image 2.1 itself is test_kept_calls.py's.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
 from parallel_runtime.models.hosted import count, count_kept
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.hosted.kept_state import KeptState, alike_over, kept_state, log
+from parallel_runtime.models.hosted.kept_state import FreeMemory, KeptState, alike_over, kept_state, log
 from parallel_runtime.parallel.shard import split_lengths
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.proving import prove
@@ -181,3 +182,14 @@ def test_a_proof_covers_the_call_that_finds_what_another_one_kept(group: GlooGro
     # a later version of the class, which keeps a row of the picture too: each rank its own
     verdicts = [proof_of(Keeper(more=1), group, keeps=keeps).verdict for keeps in (True, False)]
     assert verdicts == [REFUSED, PROVEN], "its first call is right, which says nothing of the next ones"
+
+
+@in_ranks(1)
+def test_memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
+    import comfy.model_management as management
+
+    memory = FreeMemory()
+    with mock.patch.object(management, "get_free_memory", lambda device: 1000):
+        memory.ranks = 4
+        assert memory.get_free_memory(CPU) == 250
+        assert memory.get_free_memory(torch.device("meta")) == 1000

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from families.variants import BY_NAME, write_families
-from host.tiny_hosted import call, spec_of, write_tiny
+from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
@@ -26,7 +25,7 @@ from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 
 pytestmark = pytest.mark.slow
@@ -34,7 +33,10 @@ pytestmark = pytest.mark.slow
 # fp32: ComfyUI's own merging rounds each weight anew, which moved these outputs by 6e-7 at most.
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
-PLANS = ("ulysses=2", "ring=2", "ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")
+RUNS = [
+    *(("Wan", plan) for plan in ("ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")),
+    ("Flux.1", "ring=2"),
+]
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,17 @@ def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def lora(model: Model, key: str, *, seed: int, rows: tuple[int, int] | None = None, rank: int = 4) -> WeightPatch:
+def lora(model: Model, key: str, *, seed: int, rows: tuple[int, int] | None = None, rank: int = 4) -> WeightDelta:
     """A LoRA of a weight, or of a run of its rows: the first one and their number."""
     outputs, *inputs = read_header(model.spec.path).tensors[key].shape
     first, outputs = rows or (0, outputs)
     up, down = noise(outputs, rank, seed=seed), noise(rank, *inputs, seed=seed + 1)
     values = (up, down / down[0].numel() ** 0.5, 2.0 * rank, None)
     offset = None if rows is None else (0, first, outputs)
-    return WeightPatch(key=key, kind="lora", strength=0.2, values=values, offset=offset)
+    return WeightDelta(key=key, kind="lora", strength=0.2, values=values, offset=offset)
 
 
-def loras(model: Model) -> tuple[WeightPatch, ...]:
+def loras(model: Model) -> tuple[WeightDelta, ...]:
     """Two LoRAs on each weight, of other ranks, and of the fused one on some of its rows."""
     third = read_header(model.spec.path).tensors[model.fused].shape[0] // 3
     found = [lora(model, key, seed=number, rank=rank) for number, key in enumerate(model.keys) for rank in (4, 2)]
@@ -77,54 +79,46 @@ def loras(model: Model) -> tuple[WeightPatch, ...]:
     return (*found, replace(lora(model, model.fused, seed=60), strength=-0.3))
 
 
-def stronger(patches: tuple[WeightPatch, ...]) -> tuple[WeightPatch, ...]:
-    return tuple(replace(patch, strength=0.5 * number % 0.7) for number, patch in enumerate(patches, 1))
+def stronger(deltas: tuple[WeightDelta, ...]) -> tuple[WeightDelta, ...]:
+    return tuple(replace(patch, strength=0.5 * number % 0.7) for number, patch in enumerate(deltas, 1))
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def models(tiny_hosted: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     """By name. Wan's first layer is a convolution."""
     folder = tmp_path_factory.mktemp("models")
     blocks = ("blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", "blocks.2.cross_attn.v.weight")
     wan = ("patch_embedding.weight", "head.head.weight", *blocks)
     flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
-    tiny, stock = write_tiny(folder / "wan.safetensors"), BY_NAME["flux.1 t2i"]
+    stock = BY_NAME["flux.1 t2i"]
     written = write_families(folder, only=[stock.name]) / "diffusion_models" / stock.file
     return {
-        "Wan": Model(spec_of(tiny), call(1), wan, "blocks.1.self_attn.k.weight"),
+        "Wan": Model(tiny_hosted, call(1), wan, "blocks.1.self_attn.k.weight"),
         "Flux.1": Model(spec_of(written), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
     }
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    """Two ranks."""
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        yield pool
-
-
-def run(pool: Pool, model: Model, plan: str, patches: WeightPatchSet = PRISTINE, **options: object) -> torch.Tensor:
+def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **options: object) -> torch.Tensor:
     """The output of a call, of a pipeline its first, which is exact."""
     made = replace(model.call, options={**model.call.options, **options})
     if "pipefusion" in plan:
-        made = replace(made, options={**made.options, "place": {"run": f"{plan} {patches.name}", "key": "text"}})
-    return pool.run(model.spec, ParallelPlan.parse(plan), [made], patches=patches).outs[0]
+        made = replace(made, options={**made.options, "place": {"run": f"{plan} {deltas.name}", "key": "text"}})
+    return pool.run(model.spec, ParallelPlan.parse(plan), [made], deltas=deltas).outs[0]
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", ["Wan", "Flux.1"])
+@pytest.mark.parametrize(("name", "plan"), RUNS)
 def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
-    ranks: Pool, models: dict[str, Model], name: str, plan: str
+    pool: Pool, models: dict[str, Model], name: str, plan: str
 ) -> None:
     model = models[name]
     first = loras(model)
-    plain = run(ranks, model, plan)
-    for number, patches in enumerate((first, stronger(first), first[2:])):
-        merged = run(ranks, model, "data=1", WeightPatchSet(f"merged {number}", patches))
-        beside = run(ranks, model, plan, WeightPatchSet(f"beside {number}", patches, side_branch=True))
+    plain = run(pool, model, plan)
+    for number, deltas in enumerate((first, stronger(first), first[2:])):
+        merged = run(pool, model, "data=1", WeightDeltas(f"merged {number}", deltas))
+        beside = run(pool, model, plan, WeightDeltas(f"beside {number}", deltas, side_branch=True))
         assert relative_error(beside, merged) <= TOLERANCE
         assert relative_error(beside, plain) > VISIBLE
-    assert torch.equal(run(ranks, model, plan), plain), "a LoRA was not taken off to the last bit"
+    assert torch.equal(run(pool, model, plan), plain), "a LoRA was not taken off to the last bit"
 
 
 @dataclass
@@ -155,7 +149,7 @@ def watched() -> Iterator[Asked]:
 
 @pytest.mark.parametrize("plan", ["ulysses=2,weights=sharded", "pipefusion=2,patches=2"])
 def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
-    ranks: Pool, models: dict[str, Model], plan: str
+    pool: Pool, models: dict[str, Model], plan: str
 ) -> None:
     """Also where a LoRA with a core of its own was merged beside them, as long as it keeps its strength."""
     model, axes = models["Wan"], ParallelPlan.parse(plan)
@@ -165,36 +159,36 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
     dora = replace(merged, values=(*merged.values[:3], lengths))
     first = (*loras(model), dora)
     louder = (*stronger(first[:-1]), dora)
-    ranks.load(model.spec, axes, patches=WeightPatchSet("first", first, side_branch=True))
+    pool.load(model.spec, axes, deltas=WeightDeltas("first", first, side_branch=True))
     with watched() as asked:
-        ranks.load(model.spec, axes, patches=WeightPatchSet("louder", louder, side_branch=True))
+        pool.load(model.spec, axes, deltas=WeightDeltas("louder", louder, side_branch=True))
     assert asked.ops == [Op.STRENGTHS]
     assert asked.num_bytes == 0
-    want = run(ranks, model, "data=1", WeightPatchSet("louder, merged", louder))
-    got = run(ranks, model, plan, WeightPatchSet("louder", louder, side_branch=True))
+    want = run(pool, model, "data=1", WeightDeltas("louder, merged", louder))
+    got = run(pool, model, plan, WeightDeltas("louder", louder, side_branch=True))
     assert relative_error(got, want) <= TOLERANCE
-    assert relative_error(got, run(ranks, model, "data=1", WeightPatchSet("first, merged", first))) > VISIBLE
+    assert relative_error(got, run(pool, model, "data=1", WeightDeltas("first, merged", first))) > VISIBLE
 
     fewer = louder[1:]
     with watched() as asked:
-        ranks.load(model.spec, axes, patches=WeightPatchSet("fewer", fewer, side_branch=True))
-    assert set(asked.ops) == {Op.PATCH}
+        pool.load(model.spec, axes, deltas=WeightDeltas("fewer", fewer, side_branch=True))
+    assert set(asked.ops) == {Op.CHANGE}
     assert asked.num_bytes == sum(patch.num_bytes for patch in fewer)
     other_dora = (*fewer[:-1], replace(dora, strength=0.6))
     with watched() as asked:
-        got = run(ranks, model, plan, WeightPatchSet("other", other_dora, side_branch=True))
-    assert asked.ops[:2] == [Op.STRENGTHS, Op.PATCH], "a merged one is merged anew"
-    want = run(ranks, model, "data=1", WeightPatchSet("other, merged", other_dora))
+        got = run(pool, model, plan, WeightDeltas("other", other_dora, side_branch=True))
+    assert asked.ops[:2] == [Op.STRENGTHS, Op.CHANGE], "a merged one is merged anew"
+    want = run(pool, model, "data=1", WeightDeltas("other, merged", other_dora))
     assert relative_error(got, want) <= TOLERANCE
 
 
-def test_a_lora_that_fits_no_layer_says_both_shapes(ranks: Pool, models: dict[str, Model]) -> None:
+def test_a_lora_that_fits_no_layer_says_both_shapes(pool: Pool, models: dict[str, Model]) -> None:
     model = models["Wan"]
     fits = lora(model, model.keys[-1], seed=1)
     wrong = replace(fits, values=(fits.values[0][:-1], *fits.values[1:]))
     said = rf"a lora patch of shapes \[\[\d+, 4\], \[4, \d+\]\] does not fit {model.keys[-1]}, a weight of \[\d+, \d+\]"
     with pytest.raises(PoolError, match=said):
-        ranks.load(model.spec, patches=WeightPatchSet("wrong", (wrong,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("wrong", (wrong,), side_branch=True))
     with pytest.raises(PoolError, match="has not; use one made for this model"):
         lost = replace(fits, key="blocks.7.self_attn.q.weight")
-        ranks.load(model.spec, patches=WeightPatchSet("lost", (lost,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("lost", (lost,), side_branch=True))

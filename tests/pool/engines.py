@@ -66,7 +66,7 @@ class Echo:
         if message.op is Op.MESH:
             self.groups[message.body.mesh] = dist.new_group(list(range(dist.get_world_size())))
             return EmptyReply()
-        if message.op is Op.PATCH:
+        if message.op is Op.CHANGE:
             return self.patch(message.body.records, cancelled)
         if message.op is Op.TRIM:
             self.ended += 1

@@ -11,11 +11,11 @@ import torch
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 from pool.echo_pool import make_spec
 
-CHANGE = WeightPatchSet("changed", (WeightPatch(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
+CHANGE = WeightDeltas("changed", (WeightDelta(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
 PLAN = ParallelPlan(ulysses=2)
 
 
@@ -37,15 +37,15 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def step(pool: Any, patches: WeightPatchSet, name: str = "model") -> None:
+def step(pool: Any, deltas: WeightDeltas, name: str = "model") -> None:
     call = ModelCall(tensors={"x": torch.ones(4)}, out_shape=(4,), out_dtype=torch.float32, options={"sync": False})
-    pool.run(make_spec(name), PLAN, [call], patches=patches)
+    pool.run(make_spec(name), PLAN, [call], deltas=deltas)
 
 
 def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step(pool, CHANGE)
     looked: list[str] = []
-    for name in ("load", "patch", "mesh"):
+    for name in ("load", "apply_deltas", "mesh"):
         monkeypatch.setattr(pool._generations.workers, name, lambda *_, name=name, **__: looked.append(name))
     assert asked(pool, lambda: [step(pool, CHANGE) for _ in range(3)]) == {Op.STEP.name: 3}
     assert looked == []
@@ -54,8 +54,8 @@ def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("between", "asks"),
     [
-        (lambda pool: pool.unload(make_spec()), {"LOAD": 1, "PATCH": 1}),
-        (lambda pool: step(pool, WeightPatchSet()), {"PATCH": 1}),
+        (lambda pool: pool.unload(make_spec()), {"LOAD": 1, "CHANGE": 1}),
+        (lambda pool: step(pool, WeightDeltas()), {"CHANGE": 1}),
         (lambda pool: pool.load(make_spec("other")), {}),
     ],
     ids=["freed", "other patches", "another model"],
@@ -71,4 +71,4 @@ def test_fresh_workers_are_given_everything_anew(pool: Any) -> None:
     step(pool, CHANGE)
     pool.close()
     pool.start()
-    assert asked(pool, lambda: step(pool, CHANGE)) == {"LOAD": 1, "PATCH": 1, "MESH": 1, "STEP": 1}
+    assert asked(pool, lambda: step(pool, CHANGE)) == {"LOAD": 1, "CHANGE": 1, "MESH": 1, "STEP": 1}

@@ -8,7 +8,7 @@ import torch
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from pool import echo_pool
 from pool.echo_pool import make_spec, run_step
 
@@ -85,12 +85,12 @@ def test_a_cancelled_load_of_further_ranks_leaves_no_part_of_the_model(pool):
 def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
     """On the rank that was there before too, whose change is then one more; the same change again is none."""
     spec = make_spec("changed")
-    change = WeightPatchSet("change", (WeightPatch(key="x", kind="diff", strength=1.0, values=(None,)),))
+    change = WeightDeltas("change", (WeightDelta(key="x", kind="diff", strength=1.0, values=(None,)),))
 
     def done(plan):
         """How many changes each rank makes."""
         before = changes(pool)
-        pool.load(spec, plan, patches=change)
+        pool.load(spec, plan, deltas=change)
         return [now - then for now, then in zip(changes(pool), before, strict=True)]
 
     assert [done(plan) for plan in (ONE, ONE, TWO, TWO, ONE)] == [[1, 1], [0, 0], [1, 1], [0, 0], [0, 0]]

@@ -86,14 +86,14 @@ def test_a_plan_is_refused_by_the_name_of_its_field(plan: object, message: str) 
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (("states", 0, 3), "1.0", r"RUN.recurrence.states\[0\].sigma is '1.0', not of type float"),
-        (("states", 0, 2), 1, r"RUN.recurrence.states\[0\].given is 1, not of type bool"),
-        (("states", 1, 0, 0, 0), 0.5, r"RUN.recurrence.states\[1\].inputs\[0\]\[0\] is 0.5, not of type int"),
-        (("states", 1, 0, 0, 1), None, r"RUN.recurrence.states\[1\].inputs\[0\]\[1\] is None, not of type float"),
-        (("states", 1), [[], []], r"RUN.recurrence.states\[1\] has 2 values, not 6"),
-        (("states", 0, 5), [1.0, 1.0], r"RUN.recurrence.states\[0\].prediction has 2 values, not 5"),
-        (("states", 1, 0, 0, 0), 7, "RUN.recurrence: state 1 is made of number 7; use one from 0 to 0"),
-        (("step_ends",), [0.0], r"RUN.recurrence.step_ends\[0\] is 0.0, not of type int"),
+        (("states", 0, 3), "1.0", r"SAMPLE.recurrence.states\[0\].sigma is '1.0', not of type float"),
+        (("states", 0, 2), 1, r"SAMPLE.recurrence.states\[0\].given is 1, not of type bool"),
+        (("states", 1, 0, 0, 0), 0.5, r"SAMPLE.recurrence.states\[1\].inputs\[0\]\[0\] is 0.5, not of type int"),
+        (("states", 1, 0, 0, 1), None, r"SAMPLE.recurrence.states\[1\].inputs\[0\]\[1\] is None, not of type float"),
+        (("states", 1), [[], []], r"SAMPLE.recurrence.states\[1\] has 2 values, not 6"),
+        (("states", 0, 5), [1.0, 1.0], r"SAMPLE.recurrence.states\[0\].prediction has 2 values, not 5"),
+        (("states", 1, 0, 0, 0), 7, "SAMPLE.recurrence: state 1 is made of number 7; use one from 0 to 0"),
+        (("step_ends",), [0.0], r"SAMPLE.recurrence.step_ends\[0\] is 0.0, not of type int"),
     ],
 )
 def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: object, message: str) -> None:
@@ -104,7 +104,7 @@ def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: obje
         inner = inner[step]
     inner[last] = value
     with pytest.raises(ProtocolError, match=message):
-        request_of(Op.RUN, body)
+        request_of(Op.SAMPLE, body)
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_names_in_a_reply_are_refused_where_their_values_are_not_numbers() -> No
 
 
 def test_what_is_no_request_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="DONE is no request; a rank answers CHECK, DECODE, LOAD, MEASURE"):
+    with pytest.raises(ProtocolError, match="DONE is no request; a rank answers CHANGE, CHECK, DECODE, LOAD, MEASURE"):
         request_of(Op.DONE, {})

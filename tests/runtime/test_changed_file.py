@@ -14,7 +14,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ PLAN = ParallelPlan(ulysses=2)
 SHARDED = ParallelPlan(ulysses=2, weights="sharded")
 KEY = "blocks.0.self_attn.o.weight"
 CHANGE = torch.ones(WIDTH, WIDTH)
-PATCHES = WeightPatchSet("one", (WeightPatch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
+PATCHES = WeightDeltas("one", (WeightDelta(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,11 @@ def step(
     spec: ModelSpec,
     *,
     width: int = 8,
-    patches: WeightPatchSet = PRISTINE,
+    deltas: WeightDeltas = PRISTINE,
     check: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     made = call(text=5, size=(1, width, width))
-    (out,) = pool.run(spec, PLAN, [made], patches=patches, check_cancelled=check).outs
+    (out,) = pool.run(spec, PLAN, [made], deltas=deltas, check_cancelled=check).outs
     return out
 
 
@@ -112,7 +112,7 @@ def test_a_file_replaced_by_another_of_its_name_stays_what_it_was_for_who_holds_
     spec = spec_of(file, dtype)
     before = step(pool, spec)
     os.replace(other_weights(file), file)
-    assert not torch.equal(step(pool, spec, patches=PATCHES), before)
+    assert not torch.equal(step(pool, spec, deltas=PATCHES), before)
     assert torch.equal(step(pool, spec), before)
     assert not torch.equal(step(pool, spec_of(file, dtype)), before)
 
@@ -130,13 +130,13 @@ def test_a_file_written_over_is_refused_at_the_next_step(pool: Pool, file: Path,
 @pytest.mark.parametrize(("before", "after"), [(PRISTINE, PATCHES), (PATCHES, PRISTINE)], ids=["made", "taken back"])
 @pytest.mark.parametrize("plan", [PLAN, SHARDED], ids=["whole", "sharded"])
 def test_a_patch_of_a_file_written_over_is_refused(
-    pool: Pool, file: Path, plan: ParallelPlan, before: WeightPatchSet, after: WeightPatchSet
+    pool: Pool, file: Path, plan: ParallelPlan, before: WeightDeltas, after: WeightDeltas
 ) -> None:
     """What the file says now would stand beside what it said at the load."""
     spec = spec_of(file)
-    pool.load(spec, plan, patches=before)
+    pool.load(spec, plan, deltas=before)
     write_over(file)
-    refusal(pool, spec, lambda: pool.load(spec, plan, patches=after))
+    refusal(pool, spec, lambda: pool.load(spec, plan, deltas=after))
 
 
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:

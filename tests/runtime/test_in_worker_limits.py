@@ -5,14 +5,14 @@ import torch
 from made_replies import run_reply
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, InWorkerRun, ModelCall
+from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, ModelCall, WorkerLoopRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
-from parallel_runtime.worker.in_worker_sampling import MOST_TIMED_STEPS, Gate
 from parallel_runtime.worker.timeline import MOST_SPANS, Timeline
+from parallel_runtime.worker.worker_loop import MOST_TIMED_STEPS, Gate
 
 SHAPE = (2, 6, 4)
 
@@ -31,10 +31,10 @@ def steps(count: int, *, noise: bool = False) -> SamplerRecurrence:
 
 def make_run(
     recurrence: SamplerRecurrence, *, img: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None
-) -> InWorkerRun:
+) -> WorkerLoopRun:
     call = ModelCall(tensors={"img": torch.zeros(img)}, out_shape=img, out_dtype=torch.float32)
     given = {number: torch.zeros(SHAPE) for number in recurrence.given}
-    return InWorkerRun(recurrence=recurrence, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
+    return WorkerLoopRun(recurrence=recurrence, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
 
 
 def test_a_program_of_hundreds_of_steps_fits_and_one_of_thousands_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
         (torch.zeros(1, 6, 4), r"images of shape \(2, 6, 4\), the latent is \(1, 6, 4\)"),
     ):
         with pytest.raises(ValueError, match=words):
-            InWorkerRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: given})
+            WorkerLoopRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: given})
     parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 6, 1)]
     with pytest.raises(ValueError, match="inpaint.latent"):
         make_run(recurrence, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
@@ -73,7 +73,7 @@ def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
     recurrence = steps(2, noise=True)
     call = make_run(recurrence).conds[0]
     with pytest.raises(ValueError, match="given.1"):
-        InWorkerRun(
+        WorkerLoopRun(
             recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)}
         )
 

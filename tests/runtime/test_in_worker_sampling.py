@@ -23,7 +23,7 @@ from host.hosted_runs import (
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import InWorkerRun
+from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 
@@ -150,12 +150,12 @@ def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(timed: 
 def test_runs_that_cannot_be_are_refused() -> None:
     run = make_run(texts=(7, 7))
     with pytest.raises(ValueError, match="0 conditionings"):
-        InWorkerRun(recurrence=run.recurrence, conds=(), cfg=1.0, given=run.given)
+        WorkerLoopRun(recurrence=run.recurrence, conds=(), cfg=1.0, given=run.given)
     with pytest.raises(ValueError, match="the recurrence needs"):
-        InWorkerRun(recurrence=run.recurrence, conds=run.conds, cfg=1.0, given={0: run.given[0]})
+        WorkerLoopRun(recurrence=run.recurrence, conds=run.conds, cfg=1.0, given={0: run.given[0]})
     (other,) = make_run(batch=2).conds
     with pytest.raises(ValueError, match="different shapes"):
-        InWorkerRun(recurrence=run.recurrence, conds=(run.conds[0], other), cfg=1.0, given=run.given)
+        WorkerLoopRun(recurrence=run.recurrence, conds=(run.conds[0], other), cfg=1.0, given=run.given)
 
 
 def test_a_run_cancelled_by_its_own_step_callback_leaves_the_pool_usable(

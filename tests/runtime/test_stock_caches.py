@@ -14,7 +14,7 @@ import torch
 from host.hosted_runs import AskModel, asking, euler, make_run, outputs
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import InWorkerRun
+from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 from parallel_runtime.sampler_recurrence import Prediction
@@ -28,7 +28,7 @@ CALLS = {"EasyCache": "--mmmmmmm-", "LazyCache": "nnmmmmmmm-"}
 PLANS = ("ulysses=2", "ring=3", "cfg=2", "cfg=2,ring=2,weights=sharded", "cfg=3,ulysses=2")
 
 
-def cached_run(name: str, *, threshold: float = 0.5, mask: bool = False) -> InWorkerRun:
+def cached_run(name: str, *, threshold: float = 0.5, mask: bool = False) -> WorkerLoopRun:
     """A run of two sides and ten Euler steps, with a cache that looks at some numbers."""
     plain = make_run(batch=2, texts=(7, 7), mask=mask, recurrence=euler(STEPS))
     easy = name == "EasyCache"
@@ -39,7 +39,7 @@ def cached_run(name: str, *, threshold: float = 0.5, mask: bool = False) -> InWo
     return replace(plain, cfg=1.5, cache=cache, looked_at=looked_at)
 
 
-def one_process(model: AskModel, run: InWorkerRun) -> tuple[torch.Tensor, int]:
+def one_process(model: AskModel, run: WorkerLoopRun) -> tuple[torch.Tensor, int]:
     """The latent, and how many calls were skipped."""
     cache = run.cache
     rows = CachedRows(cache, run.looked_at[0], sides=(0, 1) if cache.easy else (0,))

@@ -19,7 +19,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
-from parallel_runtime.worker.in_worker_sampling import Leave, step_begins
+from parallel_runtime.worker.worker_loop import StepPermit, step_begins
 from runtime.pretend_device import RATE, pretended_cuda
 
 DEVICES = ["cpu", "pretended cuda"] + ["cuda"] * torch.cuda.is_available()
@@ -144,18 +144,22 @@ def test_marks_on_a_device_are_on_the_hosts_clock_however_its_own_runs() -> None
 
 
 @pytest.mark.parametrize(
-    ("leave", "began_s", "why"),
+    ("permit", "began_s", "why"),
     [
-        (Leave(at_s=10.5, waited_s=0.5), 10.5, "the device was done when the host began to wait"),
-        (Leave(at_s=10.0, waited_s=0.9), 10.0, "leave came while the device was at the step before"),
-        (Leave(at_s=9.0, waited_s=0.9), 10.0, "leave was there long before"),
-        (Leave(at_s=10.25, waited_s=0.9), 10.25, "the device waited for a part of what the host did"),
-        (Leave(at_s=10.75, waited_s=0.25), 10.25, "the host was late without waiting: that is the step's own time"),
+        (StepPermit(at_s=10.5, waited_s=0.5), 10.5, "the device was done when the host began to wait"),
+        (StepPermit(at_s=10.0, waited_s=0.9), 10.0, "the permit came while the device was at the step before"),
+        (StepPermit(at_s=9.0, waited_s=0.9), 10.0, "the permit was there long before"),
+        (StepPermit(at_s=10.25, waited_s=0.9), 10.25, "the device waited for a part of what the host did"),
+        (
+            StepPermit(at_s=10.75, waited_s=0.25),
+            10.25,
+            "the host was late without waiting: that is the step's own",
+        ),
     ],
 )
-def test_a_step_begins_where_its_device_could_go_on(leave: Leave, began_s: float, why: str) -> None:
-    first = Leave(at_s=8.0, waited_s=0.0)
-    assert step_begins(8.0, [10.0, 12.0], [first, leave]) == [8.0, began_s], why
+def test_a_step_begins_where_its_device_could_go_on(permit: StepPermit, began_s: float, why: str) -> None:
+    first = StepPermit(at_s=8.0, waited_s=0.0)
+    assert step_begins(8.0, [10.0, 12.0], [first, permit]) == [8.0, began_s], why
 
 
 @pytest.fixture(scope="module")

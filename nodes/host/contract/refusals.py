@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....parallel_runtime.models.hosted.calls import CannotTravelError
-from ..model.block_patches import is_rebuilt
+from ..model.block_hooks import is_rebuilt
 from .comfyui import comfy, is_absent
 from .writers import (
     GraphNode,

@@ -37,12 +37,12 @@ def parallelized(
     side_branch: bool,
     compiled: bool = False,
     step_cache: float = 0.0,
-    in_workers: bool = True,
+    worker_loop: bool = True,
     attention: str = "",
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `in_workers` and
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `worker_loop` and
     `attention` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along. Raises
     `ValueError` for a MODEL that cannot be taken.
     """
@@ -58,13 +58,13 @@ def parallelized(
         side_branch=side_branch,
         compiled=compiled,
         step_cache=step_cache,
-        in_workers=in_workers,
+        worker_loop=worker_loop,
         attention=attention,
         read=read,
     )
     _refuse_what_stays_behind(model)
     copy_changes(model, ours)
-    ours.patch_set()  # refuses what cannot travel
+    ours.delta_set()  # refuses what cannot travel
     ours.attachments = dict(model.attachments)
     ours.additional_models = {
         name: [each.clone() for each in models] for name, models in model.additional_models.items()

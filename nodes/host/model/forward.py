@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from ....parallel_runtime.models.hosted.block_patches import OPTION
+from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
 from ....parallel_runtime.models.hosted.other_calls import method_call
 from ....parallel_runtime.models.specs import BETWEEN
-from ....parallel_runtime.weight_patch import BESIDE
+from ....parallel_runtime.weight_delta import HOOK_WEIGHT
 from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
 from ..contract.refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
 from ..sampling.run_context import RUN_KEY, RunContext, place_of, run_inside
-from .block_patches import records
+from .block_hooks import records
 from .pooled_model import PooledModel
 from .source import refuse_unplanned
 from .valueless import without_values
@@ -96,7 +96,7 @@ class RemoteForward(_Remote):
                 raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if options.get("patches") and (patches := records(options, self.transformer, x)):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
-            sent = {patch.key.partition("/")[0] for patch in run.patches.patches if patch.kind == BESIDE}
+            sent = {delta.key.partition("/")[0] for delta in run.deltas.deltas if delta.kind == HOOK_WEIGHT}
             for patch in patches:
                 if str(patch["module"]) not in sent:
                     raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")

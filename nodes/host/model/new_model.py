@@ -27,7 +27,7 @@ from ..contract.refusals import check_controlnets, check_skipped_layers
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
 from ..sampling.run_context import RUN_KEY, begun
-from ..sampling.worker_loop import in_workers as to_workers
+from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .patcher import RemotePatcher
@@ -77,14 +77,14 @@ def remote_patcher(
     side_branch: bool,
     compiled: bool = False,
     step_cache: float = 0.0,
-    in_workers: bool = True,
+    worker_loop: bool = True,
     attention: str = "",
     read: Reader = read_hosted,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
-    the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
+    the first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the
     workers where they can. `attention`: the kernel of a package, where one was asked for.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
@@ -122,7 +122,7 @@ def remote_patcher(
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
-    patcher.step_cache, patcher.in_workers, patcher.attention = step_cache, in_workers, attention
+    patcher.step_cache, patcher.worker_loop, patcher.attention = step_cache, worker_loop, attention
     if chooser.advises:
         Thread(target=_counted_or_none, args=(source,), daemon=True).start()
         patcher.advise = partial(_advised, chooser=chooser, source=source)
@@ -197,14 +197,14 @@ def with_context(
     if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
         return executor(noise, latent, sampler, sigmas, *more, **named)
     check_controlnets(guider.conds)
-    _refuse_beside(patcher, vars(guider).values())
+    _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
-        sampler = to_workers(sampler, run) if patcher.in_workers else sampler
+        sampler = to_workers(sampler, run) if patcher.worker_loop else sampler
         return executor(noise, latent, sampler, sigmas, *more, **named)
 
 
@@ -213,14 +213,14 @@ def _is_guided(guider: object) -> bool:
     return vars(guider).get("cfg") != 1.0 or "disable_cfg1_optimization" in guider.model_options
 
 
-def _refuse_beside(patcher: RemotePatcher, others: Iterable[object]) -> None:
+def _refuse_other_weights(patcher: RemotePatcher, others: Iterable[object]) -> None:
     """Raise `ValueError` for a MODEL of another loader on the same weights with other changes of them.
 
     ComfyUI has one model for both and would give it one's changes alone. Of one loader stock does the same.
     """
     for other in others:
         if isinstance(other, RemotePatcher) and other.model is patcher.model and other.origin is not patcher.origin:
-            if other.patch_set().name != patcher.patch_set().name:
+            if other.delta_set().name != patcher.delta_set().name:
                 name = os.path.basename(patcher.model.pooled.spec.path)
                 raise ValueError(
                     f"the guider has two MODELs of {name} on the same workers with different LoRAs, and both would get "

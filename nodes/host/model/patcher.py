@@ -15,7 +15,7 @@ import torch
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
+from ....parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (
     COMPILED,
@@ -32,10 +32,10 @@ from ..contract.refusals import (
 from ..contract.writers import Written, executing_node, nodes_of, values_in
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
-from .block_patches import models_beside, weights_beside
+from .block_hooks import hook_models, hook_weights
 from .measures import unequal
 from .stand_in import RemoteModel
-from .weight_patches import patch_set
+from .weight_deltas import delta_set
 
 log = logging.getLogger(__name__)
 HOOKS = ("CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly")
@@ -55,7 +55,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
         self.attention = ""  # a kernel of a package, by its name
-        self.in_workers = True  # samplers run their loop there where they can
+        self.worker_loop = True  # samplers run their loop there where they can
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
@@ -77,7 +77,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         copy.attention = self.attention
-        copy.in_workers = self.in_workers
+        copy.worker_loop = self.worker_loop
         copy.refused, copy._written = self.refused, self.written()
         return copy
 
@@ -110,7 +110,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return RunContext(
             model=self.model.pooled,
             decision=decision,
-            patches=self.patch_set(),
+            deltas=self.delta_set(),
             compiled=self.compiled,
             listener=StepText(decision),
             recorder=self.recorder,
@@ -127,7 +127,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def model_size(self, *more: object, **named: object) -> int:
         """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
         pooled, options = self.model.pooled, self.model_options["transformer_options"]
-        beside = sum(each.num_bytes for each in weights_beside(options)) * pooled.ranks_on(self.load_device, self.plan)
+        beside = sum(each.num_bytes for each in hook_weights(options)) * pooled.ranks_on(self.load_device, self.plan)
         return pooled.bytes_on(self.load_device, self.plan) + beside
 
     def loaded_size(self, *more: object, **named: object) -> int:
@@ -161,12 +161,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
         self._ensure_pooled()
-        patches = self.patch_set()
-        self.model.take_shapes(patches)
+        deltas = self.delta_set()
+        self.model.take_shapes(deltas)
         self.model.diffusion_model.outside_runs = RunContext(
             model=self.model.pooled,
             decision=self.decision,
-            patches=patches,
+            deltas=deltas,
             compiled=self.compiled,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
@@ -201,16 +201,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.unpatch_model(device_to)
         return freed
 
-    def patch_set(self) -> WeightPatchSet:
+    def delta_set(self) -> WeightDeltas:
         """The patches as the workers take them."""
-        return self._as_sent(self.patches, weights_beside(self.model_options["transformer_options"]))
+        return self._as_sent(self.patches, hook_weights(self.model_options["transformer_options"]))
 
-    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightPatch, ...] = ()) -> WeightPatchSet:
-        return patch_set(patches, self.patches_uuid, side_branch=self.side_branch, beside=beside)
+    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightDelta, ...] = ()) -> WeightDeltas:
+        return delta_set(patches, self.patches_uuid, side_branch=self.side_branch, beside=beside)
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
-        here = {id(each) for each in models_beside(self.model_options["transformer_options"])}
+        here = {id(each) for each in hook_models(self.model_options["transformer_options"])}
         return [each for each in super().model_patches_models(*more, **named) if id(each) not in here]
 
     def pre_run(self, *more: object, **named: object) -> None:
@@ -335,7 +335,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
         rank_load_s = pooled.ensure(
             self.plan,
-            self.patch_set(),
+            self.delta_set(),
             progress=partial(text.loading, name),
             check_cancelled=check_cancelled,
         )

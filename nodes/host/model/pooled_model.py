@@ -1,7 +1,7 @@
 """One file in one pool: what all MODELs on the same weights stand for.
 
 Owns the weights' identity and size, and when they enter and leave the workers. Whether they are there is the pool's to
-say; the plan and the weight patches are a run's (run_context.py). Knows nothing of ComfyUI's model classes.
+say; the plan and the weight deltas are a run's (run_context.py). Knows nothing of ComfyUI's model classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ....parallel_runtime.planner.memory import memory_of
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.weight_patch import WeightPatchSet
+from ....parallel_runtime.weight_delta import WeightDeltas
 from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
@@ -150,12 +150,12 @@ class PooledModel:
     def ensure(
         self,
         plan: ParallelPlan,
-        patches: WeightPatchSet,
+        deltas: WeightDeltas,
         *,
         progress: Callable[[int, int], None],
         check_cancelled: Callable[[], None],
     ) -> dict[int, float]:
-        """Have the weights in the workers as `plan` needs them, changed by just these patches.
+        """Have the weights in the workers as `plan` needs them, changed by just these deltas.
 
         Starts the workers where there are none. Returns seconds by rank that had to load. Raises `ValueError` when the
         file was changed, `PoolError` when a worker fails, and whatever `check_cancelled` raises.
@@ -173,7 +173,7 @@ class PooledModel:
         if not self.holds(plan):
             self.spec.refuse_changed()
             POOLS.load(self.weights, plan, load)
-        self.pool.load(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
+        self.pool.load(self.spec, plan, deltas=deltas, check_cancelled=check_cancelled)
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:

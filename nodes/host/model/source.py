@@ -115,7 +115,7 @@ def _dtypes(recognised: Recognised, dtype: torch.dtype, kept: str) -> dict[str, 
 
 
 def refuse_unplanned(
-    transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, ShardingSpec] = SPECS
+    transformer: torch.nn.Module, plan: ParallelPlan, specs: Mapping[str, ShardingSpec] = SPECS
 ) -> None:
     """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
 
@@ -125,7 +125,7 @@ def refuse_unplanned(
     if unusable := not_sampled(type(transformer)):
         raise ValueError(unusable)
     if plan.pipefusion > 1:
-        _refuse_stages(transformer, plan, plans)
+        _refuse_stages(transformer, plan, specs)
     if plan.parts * plan.pipefusion == 1:
         return
     if find_whole(type(transformer)) is not None:
@@ -134,15 +134,15 @@ def refuse_unplanned(
             f"ring=1, and cfg=2 (prompt and negative at once) or data={plan.parts} (images of a batch at once)"
         )
     try:
-        find_hook_points(transformer, spec_of(type(transformer), plans))
+        find_hook_points(transformer, spec_of(type(transformer), specs))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
 
 
-def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, ShardingSpec]) -> None:
+def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, specs: Mapping[str, ShardingSpec]) -> None:
     """Raise `ValueError` when blocks of a class cannot be in the stages of a plan."""
     instead = "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
-    if plans is not SPECS:
+    if specs is not SPECS:
         raise ValueError(
             f"pipefusion={plan.pipefusion}: patches between the blocks of {type(transformer).__name__} need all "
             f"tokens, and a stage has those of a part of the image; {instead}"

@@ -18,7 +18,7 @@ from ....parallel_runtime.models.hosted.other_calls import METHODS
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cache
 from ....parallel_runtime.stock_caches import kept_bytes
-from ....parallel_runtime.weight_patch import BESIDE, WeightPatchSet
+from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
 from ..proof.proving import Prover
 from ..sampling.run_context import CallProver, RunContext, run_inside
@@ -42,8 +42,8 @@ class RemoteModel(Protocol):
     model_loaded_weight_memory: int
     current_weight_patches_uuid: object
 
-    def take_shapes(self, patches: WeightPatchSet) -> None:
-        """Give the weights here the shapes that those in the workers have with these patches: ComfyUI reads shapes."""
+    def take_shapes(self, deltas: WeightDeltas) -> None:
+        """Give the weights here the shapes that those in the workers have with these deltas: ComfyUI reads shapes."""
 
 
 def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
@@ -93,8 +93,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         run = run_inside(pooled) or transformer.outside_runs
         plan = run.plan
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
-        # patches between blocks meet whole tokens on every rank
-        parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
+        # functions between blocks meet whole tokens on every rank
+        parts = 1 if any(delta.kind == HOOK_WEIGHT for delta in run.deltas.deltas) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
@@ -119,15 +119,15 @@ class MetaShapes:
         self._transformer = transformer
         self._stock: dict[str, torch.nn.Parameter] = {}
 
-    def __call__(self, patches: WeightPatchSet) -> None:
-        """Take the shapes of these patches, and back those of all others."""
+    def __call__(self, deltas: WeightDeltas) -> None:
+        """Take the shapes of these deltas, and back those of all others."""
         for name in list(self._stock):
             self._put(name, self._stock.pop(name))
-        for patch in patches.patches:
-            if patch.new_shape is not None:
-                self._stock.setdefault(patch.key, self._transformer.get_parameter(patch.key))
-                wider = torch.empty(patch.new_shape, dtype=self._stock[patch.key].dtype, device=META)
-                self._put(patch.key, torch.nn.Parameter(wider, requires_grad=False))
+        for delta in deltas.deltas:
+            if delta.new_shape is not None:
+                self._stock.setdefault(delta.key, self._transformer.get_parameter(delta.key))
+                wider = torch.empty(delta.new_shape, dtype=self._stock[delta.key].dtype, device=META)
+                self._put(delta.key, torch.nn.Parameter(wider, requires_grad=False))
 
     def _put(self, name: str, weight: torch.nn.Parameter) -> None:
         path, _, last = name.rpartition(".")

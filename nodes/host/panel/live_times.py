@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ....parallel_runtime.wire.replies import WAITING, RankRun, RankStep, TimeSpent
 from ..model.pools import Devices
-from ..sampling.run_context import Recorder, Request, RunContext
+from ..sampling.run_context import MeasuredRequest, Recorder, RunContext
 
 PARTS = ("compute", "communication", "idle")
 
@@ -63,7 +63,7 @@ class _Requests:
             found.append(dict(vars(spent)) if rank in self._by_rank else None)
         return found
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: MeasuredRequest) -> None:
         self._began_s = self._began_s or request.began_s
         self._ended_s = request.began_s + request.wall_s
         for rank, reply in enumerate(request.ranks):

@@ -118,11 +118,11 @@ class StepText(StepListener):
         """Told once the run is over, when it is known."""
         NodeText().say(why)
 
-    def resident_began(self) -> None:
+    def worker_loop_began(self) -> None:
         """A loop inside the workers begins: its first step counts from here."""
         self._told_s = time.perf_counter()
 
-    def resident_step(self, num_ranks: int) -> None:
+    def worker_loop_step(self, num_ranks: int) -> None:
         """A step of a loop inside the workers, whose ranks report at its end."""
         began_s, self._told_s = self._told_s, time.perf_counter()
         self._tell(self._told_s - began_s, num_ranks, "")

@@ -88,15 +88,15 @@ def numbers_of(samples: torch.Tensor | NestedTensor) -> torch.Tensor:
 
 
 def sampled(
-    model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False, *, trace: bool = False
+    model: ModelPatcher, settings: Mapping[str, object], worker_loop: bool = False, *, trace: bool = False
 ) -> tuple[torch.Tensor, SamplingRecord]:
     """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar.
 
-    With `in_workers` the loop runs in the workers where it can, else the record says why not. With `trace` each rank
+    With `worker_loop` the loop runs in the workers where it can, else the record says why not. With `trace` each rank
     traces its requests.
     """
     record = SamplingRecord(pooled=pooled_of(model), recorder=Recorder(trace=trace))
-    latent = timed_run(model, settings, record, on_step=lambda *_: None, in_workers=in_workers)
+    latent = timed_run(model, settings, record, on_step=lambda *_: None, worker_loop=worker_loop)
     return numbers_of(latent["samples"]), record
 
 

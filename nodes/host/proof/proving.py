@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .... import parallel_runtime
-from ....parallel_runtime.models.hosted.block_patches import OPTION
+from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.build import Recognised
 from ....parallel_runtime.models.hosted.calls import from_tree
 from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
@@ -161,8 +161,8 @@ class Prover:
         NodeText().say(f"proving once that {run.plan.name} computes what one device does")
 
         def ask(calls: Sequence[ModelCall]) -> RunResult:
-            spec, patches = self.pooled.spec, run.patches
-            return self.pooled.pool.run(spec, run.plan, calls, patches=patches, check_cancelled=check_cancelled)
+            spec, deltas = self.pooled.spec, run.deltas
+            return self.pooled.pool.run(spec, run.plan, calls, deltas=deltas, check_cancelled=check_cancelled)
 
         free = [each.free_bytes for each in self.pooled.pool.measure_devices(check_cancelled)][: run.plan.ranks]
         proof = prove(

@@ -25,13 +25,13 @@ def applied_to(model: ModelPatcher, settings: Mapping[str, object]) -> dict:
 
 
 def _patches(model: ModelPatcher) -> dict:
-    if not isinstance(model, RemotePatcher) or not (patches := model.patch_set().patches):
+    if not isinstance(model, RemotePatcher) or not (deltas := model.delta_set().deltas):
         return {}
-    named = [(f"{each.key} {each.kind} {place}", value) for each in patches for place, value in enumerate(each.values)]
+    named = [(f"{each.key} {each.kind} {place}", value) for each in deltas for place, value in enumerate(each.values)]
     return {
         "name": _name((name, value) for name, value in named if isinstance(value, torch.Tensor)),
-        "weights": len({each.key for each in patches}),
-        "strengths": sorted({each.strength for each in patches}),
+        "weights": len({each.key for each in deltas}),
+        "strengths": sorted({each.strength for each in deltas}),
         "side_branch": model.side_branch,
     }
 

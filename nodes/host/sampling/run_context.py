@@ -18,9 +18,9 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.pool.calls import InWorkerResult, InWorkerRun, ModelCall, StepDone
+from ....parallel_runtime.pool.calls import ModelCall, StepDone, WorkerLoopResult, WorkerLoopRun
 from ....parallel_runtime.proof import Proof
-from ....parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.replies import SampleReply, StepReply
 from ..model.pooled_model import PooledModel
 from ..tasks.cooperative_tasks import TASK, Handed, hand_over
@@ -36,7 +36,7 @@ _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class MeasuredRequest:
     """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
 
     `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens); `traces` are the ranks'
@@ -58,7 +58,7 @@ class Recorder:
     """
 
     trace: bool = False
-    requests: list[Request] = field(default_factory=list)
+    requests: list[MeasuredRequest] = field(default_factory=list)
     rank_load_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class RunContext:
 
     model: PooledModel
     decision: Decision
-    patches: WeightPatchSet = PRISTINE
+    deltas: WeightDeltas = PRISTINE
     compiled: bool = False
     step_cache: float = 0.0
     attention: str = ""
@@ -216,20 +216,20 @@ class RunContext:
             (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
-    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> InWorkerResult:
+    def sample(self, run: WorkerLoopRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> WorkerLoopResult:
         """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `call`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
-            self.listener.resident_step(self.plan.ranks)
+            self.listener.worker_loop_step(self.plan.ranks)
             on_step(step, denoised)
 
         began_s = time.perf_counter()
-        self.listener.resident_began()
+        self.listener.worker_loop_began()
         result = self.model.pool.sample(
             self.model.spec,
             self.plan,
             run,
-            patches=self.patches,
+            deltas=self.deltas,
             on_step=told,
             check_cancelled=self._checks(check_cancelled),
         )
@@ -253,13 +253,13 @@ class RunContext:
 
     def _together(self) -> tuple:
         """What runs have in common whose calls may travel in one request."""
-        model, patches = self.model, self.patches
+        model, deltas = self.model, self.deltas
         return (
             model.devices,
             model.spec,
             self.plan,
-            patches.name,
-            patches.side_branch,
+            deltas.name,
+            deltas.side_branch,
             self.compiled,
             self.step_cache,
             self.attention,
@@ -267,7 +267,7 @@ class RunContext:
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         result = self.model.pool.run(
-            self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
+            self.model.spec, self.plan, calls, deltas=self.deltas, check_cancelled=self._checks(check_cancelled)
         )
         self._note_uncompiled(result.ranks)
         self.listener.request(result.wall_s, result.ranks)
@@ -275,10 +275,10 @@ class RunContext:
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)
         return result.outs
 
-    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of Request
+    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of MeasuredRequest
         if self.recorder is not None:
             shapes = tuple(call.sizes for call in calls)
-            self.recorder.requests.append(Request(calls=shapes, **measured))
+            self.recorder.requests.append(MeasuredRequest(calls=shapes, **measured))
 
     def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
         """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""

@@ -31,8 +31,8 @@ class StepListener:
     def drained(self, why: str) -> None:
         """The stages of a pipeline waited between steps of a loop in the workers, as `why` tells the user."""
 
-    def resident_began(self) -> None:
+    def worker_loop_began(self) -> None:
         """A loop inside the workers begins."""
 
-    def resident_step(self, num_ranks: int) -> None:
+    def worker_loop_step(self, num_ranks: int) -> None:
         """A step of a loop inside the workers ends; they report at the end of the loop."""

@@ -13,7 +13,7 @@ from ..contract.comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
 from ..contract.order import StepCache, skipped_by_stock
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
-from .run_context import Recorder, Request, run_of
+from .run_context import MeasuredRequest, Recorder, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
@@ -44,7 +44,7 @@ class SamplingRecord:
     step_cache: float = 0.0  # the threshold of ours
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[MeasuredRequest]:
         """What the run asked of the workers, in order."""
         return self.recorder.requests
 
@@ -83,16 +83,16 @@ def advice_of(model: ModelPatcher, settings: Mapping[str, object]) -> dict | Non
 
 
 def sample(
-    model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False
+    model: ModelPatcher, settings: Mapping[str, object], worker_loop: bool = False
 ) -> tuple[dict, SamplingRecord]:
     """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured.
 
-    With `in_workers` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for a
-    latent without images.
+    With `worker_loop` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for
+    a latent without images.
     """
     check_latent(settings["latent"], "latent_image")
     record = SamplingRecord(pooled=pooled_of(model), decision=decision_of(model))
-    return timed_run(model, settings, record, in_workers=in_workers), record
+    return timed_run(model, settings, record, worker_loop=worker_loop), record
 
 
 def timed_run(
@@ -101,7 +101,7 @@ def timed_run(
     record: SamplingRecord,
     on_step: OnStep | None = None,
     beside: Sequence[ModelPatcher] = (),
-    in_workers: bool = False,
+    worker_loop: bool = False,
 ) -> dict:
     """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
 
@@ -110,8 +110,8 @@ def timed_run(
     called_s = time.perf_counter()
     timed = model.clone()
     if isinstance(timed, RemotePatcher):
-        timed.recorder, timed.in_workers = record.recorder, in_workers and timed.in_workers
-    elif in_workers:
+        timed.recorder, timed.worker_loop = record.recorder, worker_loop and timed.worker_loop
+    elif worker_loop:
         record.loop_reason = "the MODEL is a stock loader's"
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))

@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan
-from ....parallel_runtime.pool.calls import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
+from ....parallel_runtime.pool.calls import Inpaint, WorkerLoopRun, refuse_long, seen_shape, shares
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ..contract.comfyui import CFGGuider, WrappersMP, comfy, is_absent
@@ -69,7 +69,7 @@ READ_OF_GUIDERS = ("cfg", "conds", "inner_model", "model_options", "model_patche
 SETTERS = ("__init__", "set_conds", "set_cfg")  # of guiders; run before a run begins
 
 
-def in_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.samplers.Sampler:
+def to_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.samplers.Sampler:
     """The same sampler with its loop in the workers where that can be; what was found is noted in the run."""
     if off("loop"):
         run.stays(str(off("loop")))
@@ -78,11 +78,11 @@ def in_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.sample
     elif changed := vars(sampler).keys() - vars(comfy.samplers.KSAMPLER(None)).keys():
         run.stays(f"the sampler has its own {', '.join(sorted(changed))}")
     else:
-        return InWorkerSampler(sampler, run)
+        return WorkerLoopSampler(sampler, run)
     return sampler
 
 
-class InWorkerSampler(comfy.samplers.KSAMPLER):
+class WorkerLoopSampler(comfy.samplers.KSAMPLER):
     """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
     Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. To
@@ -166,7 +166,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             if bar is not None:
                 bar.update()
 
-        asked = InWorkerRun(
+        asked = WorkerLoopRun(
             recurrence=recurrence,
             conds=tuple(cond.call for cond in conds),
             cfg=float(guider.cfg),
@@ -227,7 +227,7 @@ def _methods() -> list[str]:
     return [name for name, value in vars(CFGGuider).items() if isinstance(value, FunctionType) and name not in SETTERS]
 
 
-def _refuse_foreign(sampler: InWorkerSampler, guider: comfy.samplers.CFGGuider, callback: Callable | None) -> None:
+def _refuse_foreign(sampler: WorkerLoopSampler, guider: comfy.samplers.CFGGuider, callback: Callable | None) -> None:
     """Raise `HostLoopError` where code of a pack looks at the steps: a step's callback, the sampler's own function or
     options, what is called as a step begins, and what stands in the place of functions of ComfyUI's."""
     if callback is not None and (pack := foreign(callback)):

@@ -5,7 +5,7 @@ which the rank runs too: what depends on sigma beside the timestep (a timestep a
 made there.
 
 Owns the calls and which runs cannot have them. Does not own what else of a run may live in the workers
-(in_worker_sampling.py).
+(worker_loop.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence

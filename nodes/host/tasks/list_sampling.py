@@ -17,7 +17,7 @@ from ..contract.order import why_runs_keep_order
 from ..contract.version import refuse_off
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
-from ..sampling.run_context import Recorder, Request
+from ..sampling.run_context import MeasuredRequest, Recorder
 from ..sampling.stock import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
 from ..sampling.workload_from_guider import work_of_settings
 from .cooperative_tasks import Kept, RandomNumbers, run_in_turns
@@ -40,7 +40,7 @@ class ListRecord:
     recorder: Recorder = field(default_factory=Recorder)
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[MeasuredRequest]:
         """What the runs asked of the workers, in order."""
         return self.recorder.requests
 

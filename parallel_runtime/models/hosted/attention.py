@@ -34,7 +34,7 @@ class AttentionSwitch:
     def __init__(self, stock: Callable[..., Tensor], container: type | None = None) -> None:
         self.kernel = StockAttention(stock, container)
         self.call: TokenCall | None = None
-        self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
+        self.site = ""  # of a block, the module that runs; "": none that its spec names (sites.py)
 
     def __call__(
         self,
@@ -151,7 +151,7 @@ class AttentionSwitch:
         )
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
-        """Queries and keys of each rank in this call, by the plan."""
+        """Queries and keys of each rank in this call, by the spec."""
         known = call.lengths_of.get(id(attention))
         if known is not None and known[1] == (queries, keys):
             return known[0]

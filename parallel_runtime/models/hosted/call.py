@@ -2,7 +2,7 @@
 
 Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
 ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without
-tokens; nor is one that its plan says every rank has. Every rank computes all of it, and as keys it counts once, on the
+tokens; nor is one that its spec says every rank has. Every rank computes all of it, and as keys it counts once, on the
 first rank. Keys that a class kept of a call before are on every rank, and none sends them.
 """
 
@@ -110,7 +110,7 @@ class TokenCall:
         return first, *(each - uncut for each in others)
 
     def attended(self, attention: Attention) -> tuple[Lengths, tuple[int, int]]:
-        """Queries and keys of each rank by the plan; and how many of both this rank has, keys that do not count too."""
+        """Queries and keys of each rank by the spec; and how many of both this rank has, keys that do not count too."""
         known = self.lengths_of.get(id(attention))
         if known is None:
             queries, held = self.lengths(attention.queries), self.lengths(attention.keys)
@@ -131,7 +131,7 @@ class TokenCall:
         return attention
 
     def _fits(self, attention: Attention, found: tuple[int, int]) -> bool:
-        """Whether this rank has so many queries and keys by the plan. Of a stream whose keys were kept they say how
+        """Whether this rank has so many queries and keys by the spec. Of a stream whose keys were kept they say how
         many there are."""
         kept = next((stream for stream in attention.keys if stream.startswith(KEPT)), None)
         others = {*attention.queries, *attention.keys} - {kept}

@@ -2,7 +2,7 @@
 
 Owns the import and its order: the device and the options are chosen before it; the attention function, the order of
 torch's kernels and what makes scales are replaced after it and before any model's file. Imports no custom nodes, and
-nothing of ComfyUI outside `comfy`, as block_patches.py does for a MODEL that has such patches.
+nothing of ComfyUI outside `comfy`, as block_hooks.py does for a MODEL that has such patches.
 """
 
 import importlib

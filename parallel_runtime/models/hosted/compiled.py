@@ -150,19 +150,19 @@ class CompiledRun:
 
 def blocks_of(model: nn.Module) -> CompiledBlocks:
     """The blocks of a model, each with a link in its chain (block_chain.py)."""
-    plan = find_spec(type(model))
-    if plan is None:
+    spec = find_spec(type(model))
+    if spec is None:
         return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")
     try:
-        points = find_hook_points(model, plan)
+        points = find_hook_points(model, spec)
     except ValueError as error:  # a plan for another ComfyUI
         return CompiledBlocks(reason=str(error))
     inner, switch = {point.module for point in points if point.arguments or point.results}, installed()
     modules, found = dict(model.named_modules()), CompiledBlocks()
-    for path in plan.attention:
+    for path in spec.attention:
         kinds: dict[type, Kind] = {}
         for block in modules[path].children() if path in modules else ():
-            kind = kinds.setdefault(type(block), _kind_of(block, plan, path))
+            kind = kinds.setdefault(type(block), _kind_of(block, spec, path))
             within = next((each for each in block.modules() if each is not block and each in inner), None)
             if within is not None:
                 kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
@@ -172,9 +172,9 @@ def blocks_of(model: nn.Module) -> CompiledBlocks:
     return found
 
 
-def _kind_of(block: nn.Module, plan: ShardingSpec, path: str) -> Kind:
+def _kind_of(block: nn.Module, spec: ShardingSpec, path: str) -> Kind:
     taken = list(inspect.signature(type(block).forward).parameters)[1:]
-    others = [method for method in plan.methods_of(path) if method != "forward"]
+    others = [method for method in spec.methods_of(path) if method != "forward"]
     reason = (
         f"the model calls its blocks by {' and '.join(others)}, and their forward alone is compiled" if others else ""
     )

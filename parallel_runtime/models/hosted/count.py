@@ -213,10 +213,10 @@ class CountedSequence(SequenceParallelAttention):
             return super().gather(tensor, dim=dim, lengths=lengths)
 
 
-def count_call(module: torch.nn.Module, plan: ShardingSpec | None, parts: int, call: Callable[[], object]) -> Counts:
-    """What `call`, which calls `module`, takes on the first of `parts` ranks. Without a plan nobody shares tokens."""
+def count_call(module: torch.nn.Module, spec: ShardingSpec | None, parts: int, call: Callable[[], object]) -> Counts:
+    """What `call`, which calls `module`, takes on the first of `parts` ranks. Without a spec no tokens are shared."""
     counter, switch = OperationCounter(), installed()
-    shared = None if plan is None else SharedModel(module, plan, CountedSequence(parts, counter))
+    shared = None if spec is None else SharedModel(module, spec, CountedSequence(parts, counter))
     stock, switch.kernel.stock = switch.kernel.stock, counter.attention(switch.kernel.stock)
     try:
         with torch.no_grad(), counter:
@@ -229,16 +229,16 @@ def count_call(module: torch.nn.Module, plan: ShardingSpec | None, parts: int, c
 
 
 def residual_bytes(
-    module: torch.nn.Module, plan: ShardingSpec | None, calls: Sequence[Callable[[], object]]
+    module: torch.nn.Module, spec: ShardingSpec | None, calls: Sequence[Callable[[], object]]
 ) -> list[Counts]:
     """What a step cache keeps of each call, by its name among the counts; nothing where it can skip no block."""
     try:
         refuse_step_cache(module, 1.0)
     except ValueError:
-        plan = None
-    if plan is None:
+        spec = None
+    if spec is None:
         return [{} for _ in calls]
-    blocks, found = CachedBlocks(module, plan), list[Counts]()
+    blocks, found = CachedBlocks(module, spec), list[Counts]()
 
     def unknown(_: Tensor) -> Tensor:  # nothing is kept yet, so the call is computed
         return torch.tensor([0.0, 0.0, 1.0])
@@ -286,7 +286,7 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     that cannot be called so, and `RuntimeError` or `NotImplementedError` on the meta device for one that reads values.
     """
     module = model.diffusion_model
-    plan, real = find_spec(type(module)), device.type != "meta"
+    spec, real = find_spec(type(module)), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
     numbers, calls = [], []
@@ -294,11 +294,11 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
         shapes = latent_shapes(model, point.size(frames))
         calls.append(call_of(model, point.size(frames), shapes, widths, device))
         numbers.append(float(sum(math.prod(shape) for shape in shapes)))
-    skipping = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
-    keeps = keeps_of(module, plan)
-    alone = [_calls_of_a_run(module, plan, keeps, 1, call) for call in calls]
+    skipping = residual_bytes(module, spec, calls)  # first: its functions go with those that are taken off
+    keeps = keeps_of(module, spec)
+    alone = [_calls_of_a_run(module, spec, keeps, 1, call) for call in calls]
     keeps = keeps if len(alone[0]) > 1 else None
-    shared = alone if plan is None else [_calls_of_a_run(module, plan, keeps, RANKS, call) for call in calls]
+    shared = alone if spec is None else [_calls_of_a_run(module, spec, keeps, RANKS, call) for call in calls]
     for counts, bytes_of_call in zip(alone, skipping, strict=True):
         counts[0] |= bytes_of_call
     per_number = _slope(numbers, [each[0].get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
@@ -310,12 +310,12 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
         for one, two, bytes_of_call in zip(alone, shared, of_calls, strict=True):
             for filling in (one[1], two[1]):  # what the counter saw it keep
                 filling["held_bytes"] -= bytes_of_call[STORED[0]]
-    whole, split = _fitted(tokens, alone, shared, 0, shares=plan is not None, real=real)
+    whole, split = _fitted(tokens, alone, shared, 0, shares=spec is not None, real=real)
     return {
         "numbers_per_token": 1 / per_number,
         "key_heads": int(alone[0][0].get("key_heads", 0)),
         "from_real_calls": real,
-        "staged_blocks": 0 if plan is None or plan.one_stage else staged_blocks(module, plan),
+        "staged_blocks": 0 if spec is None or spec.one_stage else staged_blocks(module, spec),
         "whole": whole,
         "shared": split,
         "kept_bytes": kept,
@@ -324,15 +324,15 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
 
 
 def _calls_of_a_run(
-    module: torch.nn.Module, plan: ShardingSpec | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
+    module: torch.nn.Module, spec: ShardingSpec | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
 ) -> list[Counts]:
     """What a call takes; of a class that keeps something as planned, one that finds it, and the one that fills it."""
     if keeps is not None:
         given = partial(call, **options_of(keeps, STORED[0]))
         with suppress(KeepsOtherwiseError), filled_once(module, keeps):
-            filling = count_call(module, plan, parts, given)
-            return [count_call(module, plan, parts, given), filling]
-    return [count_call(module, plan, parts, call)]
+            filling = count_call(module, spec, parts, given)
+            return [count_call(module, spec, parts, given), filling]
+    return [count_call(module, spec, parts, call)]
 
 
 def _fitted(

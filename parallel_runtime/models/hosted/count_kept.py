@@ -27,7 +27,7 @@ class Roomy:
 
 
 class KeepsOtherwiseError(Exception):
-    """A class decides otherwise than its plan says: in ranks it keeps nothing."""
+    """A class decides otherwise than its spec says: in ranks it keeps nothing."""
 
 
 class FillsOnce:

@@ -41,10 +41,10 @@ def refuse_step_cache(model: nn.Module, threshold: float) -> None:
     """Raise `ValueError` when blocks of a model cannot be skipped; nothing at a threshold of 0."""
     if not threshold:
         return
-    plan = find_spec(type(model))
-    reason = why_without(type(model)) if plan is None else plan.unchained
-    if plan is not None and plan.whole:
-        reason = f"{next(iter(plan.whole))} computes between blocks with what those before it made"
+    spec = find_spec(type(model))
+    reason = why_without(type(model)) if spec is None else spec.unchained
+    if spec is not None and spec.whole:
+        reason = f"{next(iter(spec.whole))} computes between blocks with what those before it made"
     if reason:
         raise ValueError(f"step_cache={threshold:g}: {type(model).__name__} cannot skip blocks: {reason}; {INSTEAD}")
 
@@ -107,17 +107,17 @@ class CachedBlocks:
     `refuse_step_cache` lets pass.
     """
 
-    def __init__(self, model: nn.Module, plan: ShardingSpec) -> None:
+    def __init__(self, model: nn.Module, spec: ShardingSpec) -> None:
         self._name = type(model).__name__
         self._seen: Seen | None = None
         modules = dict(model.named_modules())
-        lists = {path: list(modules[path].children()) for path in plan.staged if path in modules}
+        lists = {path: list(modules[path].children()) for path in spec.staged if path in modules}
         lists = {path: blocks for path, blocks in lists.items() if blocks}
-        self._words = list(_words_of(plan, next(iter(lists))))
+        self._words = list(_words_of(spec, next(iter(lists))))
         self._blocks = 0
         for path, blocks in lists.items():
             for block in blocks:
-                handed = Handed(plan.handed_on(path), block)
+                handed = Handed(spec.handed_on(path), block)
                 place = Place(number=self._blocks, blocks=path, last=block is blocks[-1], handed=handed)
                 chain_at(block).put(CACHE, partial(partial, self._placed, place))
                 self._blocks += 1
@@ -189,10 +189,10 @@ class CachedBlocks:
             seen.residuals.first, seen.residuals.others = None, {}
 
 
-def _words_of(plan: ShardingSpec, blocks: str) -> Iterator[Word | None]:
+def _words_of(spec: ShardingSpec, blocks: str) -> Iterator[Word | None]:
     """What the plan says of each tensor that the first block hands on; None for one that is cut elsewhere."""
-    said: Mapping[str, Any] = plan.cut.get(f"{blocks}.0", {})
-    names = plan.handed_on(blocks)
+    said: Mapping[str, Any] = spec.cut.get(f"{blocks}.0", {})
+    names = spec.handed_on(blocks)
     for name in [names] if isinstance(names, str) else names:
         word = parse(said[name]) if name in said else None
         yield from word.words if isinstance(word, Each) else [word]

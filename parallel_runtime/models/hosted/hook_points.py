@@ -1,6 +1,6 @@
-"""Where in a model the hooks of a plan go, and what each does there: found once, and checked against the class.
+"""Where in a model the hooks of a spec go, and what each does there: found once, and checked against the class.
 
-A plan that names a module or an argument which this ComfyUI's class lacks is refused here, with both names.
+A spec that names a module or an argument which this ComfyUI's class lacks is refused here, with both names.
 """
 
 import fnmatch
@@ -13,8 +13,8 @@ from torch import nn
 
 from ..specs.spec import ShardingSpec, Words
 from ..specs.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
-from .changes_of_words import cutter, gatherer
 from .cuts import Change
+from .word_handlers import cutter, gatherer
 
 RETURN = "return"
 IN_KWARGS = "**"
@@ -50,9 +50,9 @@ class HookPoint:
     sites: list[tuple[nn.Module, str, str]] = field(default_factory=list)  # those modules, the method, and the name
 
 
-def find_hook_points(model: nn.Module, plan: ShardingSpec) -> list[HookPoint]:
-    """Every module that a plan has something for. Raises ValueError for a plan that is not of this class."""
-    return _Places(model).fill(plan)
+def find_hook_points(model: nn.Module, spec: ShardingSpec) -> list[HookPoint]:
+    """Every module that a spec has something for. Raises ValueError for a spec that is not of this class."""
+    return _Places(model).fill(spec)
 
 
 class _Places:
@@ -61,14 +61,14 @@ class _Places:
         self.modules = dict(model.named_modules())
         self.points: dict[str, HookPoint] = {}
 
-    def fill(self, plan: ShardingSpec) -> list[HookPoint]:
-        for pattern, name in plan.unless.items():
+    def fill(self, spec: ShardingSpec) -> list[HookPoint]:
+        for pattern, name in spec.unless.items():
             self._refuse_where_set(pattern, name)
-        for blocks in plan.attention:
-            self._attention(blocks, plan.attention_of(blocks), plan.methods_of(blocks))
-        table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
-        self._cuts(plan.cut, {path for pattern in table for path in self._matching(pattern)})
-        for pattern, words in plan.whole.items():
+        for blocks in spec.attention:
+            self._attention(blocks, spec.attention_of(blocks), spec.methods_of(blocks))
+        table = next((each for each in spec.gathers if all(self._find(path) for path in each)), spec.gathers[0])
+        self._cuts(spec.cut, {path for pattern in table for path in self._matching(pattern)})
+        for pattern, words in spec.whole.items():
             for path in self._matching(pattern):
                 self._whole(path, words)
         for pattern, text in table.items():

@@ -9,7 +9,7 @@
     shared.remove()                             # takes every hook off again
 
 `model` is the class's instance, with weights or on `meta` still; its parameters may be replaced at any time. `group` is
-a `SequenceParallelAttention`. Construction raises ValueError when the plan names a module or an argument that the class
+a `SequenceParallelAttention`. Construction raises ValueError when the spec names a module or an argument that the class
 lacks. A stream of fewer tokens than the group has ranks is computed whole by each of them. No state is left after a
 call that raises.
 
@@ -37,8 +37,8 @@ from .sites import name_site
 class SharedModel:
     """A model whose calls are shared by the ranks of `group`, while `active`."""
 
-    def __init__(self, model: nn.Module, plan: ShardingSpec, group: SequenceParallelAttention) -> None:
-        self.model, self.plan, self.group = model, plan, group
+    def __init__(self, model: nn.Module, spec: ShardingSpec, group: SequenceParallelAttention) -> None:
+        self.model, self.spec, self.group = model, spec, group
         self.active = True
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
         self._switch = installed()
@@ -46,13 +46,13 @@ class SharedModel:
         self._control_at = _position_of(model, "control")
         self._links: list[tuple[nn.Module, str, Around]] = []
         self._sites: list[tuple[nn.Module, str, Forward | None]] = []
-        for point in find_hook_points(model, plan):
+        for point in find_hook_points(model, spec):
             for module, method, name in point.sites:
                 before = chain_at(module, method).inner
                 if name_site(self._switch, module, method, name):
                     self._sites.append((module, method, before))
             self._wrap(point.module, partial(self._placed, point), point.method)
-        self._wrap(model.get_submodule(plan.each_call), self._shared)
+        self._wrap(model.get_submodule(spec.each_call), self._shared)
 
     @property
     def call(self) -> TokenCall | None:
@@ -93,15 +93,15 @@ class SharedModel:
     def _with_control(self, call: TokenCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments with a ControlNet's lists that may be cut; those by name are changed in `kwargs`."""
         control = None
-        if self.plan.control:
+        if self.spec.control:
             control = kwargs.get("control") or (args[self._control_at] if len(args) > self._control_at else None)
         if not control:
             return args
-        unknown = sorted(name for name, each in control.items() if each and name not in self.plan.control)
+        unknown = sorted(name for name, each in control.items() if each and name not in self.spec.control)
         if unknown:
             raise ValueError(
                 f"{call.name}: a ControlNet's list {unknown[0]!r} is not in the plan, which has "
-                f"{', '.join(self.plan.control)}; use cfg parallel or data parallel with this ControlNet"
+                f"{', '.join(self.spec.control)}; use cfg parallel or data parallel with this ControlNet"
             )
         call.control = dict(control)  # cut as soon as its streams are known; the caller's own stays whole
         if "control" in kwargs:
@@ -134,9 +134,9 @@ class SharedModel:
 
     def _cut_control(self, call: TokenCall) -> None:
         control = call.control
-        if control is None or not all(stream in call.streams for stream in self.plan.control.values()):
+        if control is None or not all(stream in call.streams for stream in self.spec.control.values()):
             return
-        for name, stream in self.plan.control.items():
+        for name, stream in self.spec.control.items():
             if control.get(name):
                 control[name] = cut_control(call, control[name], stream)
         call.control = None

@@ -11,7 +11,7 @@ rank is `FreeMemory`. Ranks have different memory, and a rank that uses what it 
 that does not, so they would wait for each other for ever. `alike` says whether all ranks of the call decided the same;
 where they did not, none of them keeps anything for the rest of the run.
 
-A class of another ComfyUI that keeps otherwise than its plan says keeps nothing in the ranks, which is logged once. It
+A class of another ComfyUI that keeps otherwise than its spec says keeps nothing in the ranks, which is logged once. It
 shares its calls as before.
 
 Owns one module's state on this rank. Does not own when a run begins and ends, nor who shares a call (worker/).
@@ -83,20 +83,20 @@ def host_memory_for(ranks: int) -> Iterator[None]:
 
 
 class KeptState:
-    """What `model`, an instance of the plan's class, keeps between calls. Until `begin` it keeps nothing."""
+    """What `model`, an instance of the spec's class, keeps between calls. Until `begin` it keeps nothing."""
 
-    def __init__(self, model: nn.Module, plan: ShardingSpec, keeps: Keeps) -> None:
+    def __init__(self, model: nn.Module, spec: ShardingSpec, keeps: Keeps) -> None:
         self.counted = Counted()
         self._memory = FreeMemory()
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
         self._run: object = None
         self._state: Any = None  # what the class keeps, as it is asked for in a call
         self._alike: Alike | None = None
-        self._unlike = False  # whether the class has decided otherwise than its plan says
+        self._unlike = False  # whether the class has decided otherwise than its spec says
         self._name = type(model).__name__
         setattr(model, keeps.patcher, self._memory)
         setattr(model, keeps.decide, partial(self._decided, getattr(model, keeps.decide)))
-        _first_block(model, plan).register_forward_hook(self._count_rows)
+        _first_block(model, spec).register_forward_hook(self._count_rows)
 
     def begin(self, run: object, *, ranks: int = 1) -> None:
         """Calls from here on are of `run`, by any name but None; `ranks` have the memory of the host in common."""
@@ -168,36 +168,36 @@ class KeptState:
             self.counted.rows += out.shape[1]
 
 
-def kept_state(model: nn.Module, plan: ShardingSpec | None = None) -> KeptState | None:
-    """What a model keeps between calls, as `keeps_of`; without a plan, by that of its class."""
-    plan = plan or find_spec(type(model))
-    keeps = keeps_of(model, plan)
-    return None if plan is None or keeps is None else KeptState(model, plan, keeps)
+def kept_state(model: nn.Module, spec: ShardingSpec | None = None) -> KeptState | None:
+    """What a model keeps between calls, as `keeps_of`; without a spec, by that of its class."""
+    spec = spec or find_spec(type(model))
+    keeps = keeps_of(model, spec)
+    return None if spec is None or keeps is None else KeptState(model, spec, keeps)
 
 
-def keeps_of(model: nn.Module, plan: ShardingSpec | None) -> Keeps | None:
-    """What the plan says that a model keeps between calls; None where it says nothing, or what this class has not.
+def keeps_of(model: nn.Module, spec: ShardingSpec | None) -> Keeps | None:
+    """What the spec says that a model keeps between calls; None where it says nothing, or what this class has not.
 
     Frees what it keeps.
     """
-    if plan is None or plan.keeps is None:
+    if spec is None or spec.keeps is None:
         return None
     try:
-        _try(model, plan, plan.keeps)
+        _try(model, spec, spec.keeps)
     except Exception as error:  # noqa: BLE001  any code of ComfyUI's
         _log_unlike(type(model).__name__, f"{type(error).__name__}: {error}")
         return None
-    return plan.keeps
+    return spec.keeps
 
 
 def is_pair(decided: object) -> bool:
-    """Whether a class decided as plans have it: what is kept, and whether it is all that the call needs."""
+    """Whether a class decided as specs have it: what is kept, and whether it is all that the call needs."""
     return isinstance(decided, tuple) and len(decided) == 2
 
 
-def _try(model: nn.Module, plan: ShardingSpec, keeps: Keeps) -> None:
+def _try(model: nn.Module, spec: ShardingSpec, keeps: Keeps) -> None:
     """Use all that `KeptState` does, and leave no trace. Raises what any of it raises."""
-    _first_block(model, plan)
+    _first_block(model, spec)
     if not callable(getattr(model, keeps.decide)):
         raise TypeError(f"{keeps.decide!r} is no method")
     getattr(model, keeps.reset)(False)
@@ -207,8 +207,8 @@ def _try(model: nn.Module, plan: ShardingSpec, keeps: Keeps) -> None:
     vars(model).update(before)
 
 
-def _first_block(model: nn.Module, plan: ShardingSpec) -> nn.Module:
-    return next(iter(model.get_submodule(plan.staged[0]).children()))
+def _first_block(model: nn.Module, spec: ShardingSpec) -> nn.Module:
+    return next(iter(model.get_submodule(spec.staged[0]).children()))
 
 
 @functools.cache

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 FRAMES = 9  # of a video where nobody says how many
 RATE = 24  # frames a second
 # Widths that no model has, so that a layer which meets one is known by it.
-NOBODYS = {"cross_attn": 4099, "pooled_output": 7919}
+PROBE_WIDTHS = {"cross_attn": 4099, "pooled_output": 7919}
 SPREAD = 4096  # at most this much goes beside a pooled text into its first layer
 TRIES = 8
 PROBED = 384  # pixels a side, in which widths are found; PixArt takes no 256
@@ -274,7 +274,7 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
     name = type(model).__name__
     small = replace(size, width=min(size.width, PROBED), height=min(size.height, PROBED), batch=1)
     shapes = latent_shapes(model, small)
-    widths: dict[str, int | None] = dict(NOBODYS)
+    widths: dict[str, int | None] = dict(PROBE_WIDTHS)
     if name in SAID_WIDTHS:
         widths["cross_attn"] = SAID_WIDTHS[name](model.diffusion_model, device)
     if name in CUT_POOLED:
@@ -288,7 +288,7 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
                 if not _mend(widths, last):
                     raise ValueError(f"{name}: {_no_call(error)}") from error
                 continue
-        used = {part: width if width != NOBODYS[part] else None for part, width in widths.items()}
+        used = {part: width if width != PROBE_WIDTHS[part] else None for part, width in widths.items()}
         try:
             _Run(model, small, shapes, used, CPU).arguments()
         except KeyError:  # it is asked for, though any width will do
@@ -348,9 +348,9 @@ def _mend(widths: dict[str, int | None], last: Sequence[tuple[int, int]]) -> boo
     if not last:
         return False
     wanted, given = last[-1]
-    for part, nobodys in NOBODYS.items():
-        beside = given - nobodys
-        if widths[part] == nobodys and 0 <= beside < (1 if part == "cross_attn" else SPREAD) and wanted > beside:
+    for part, probe_width in PROBE_WIDTHS.items():
+        beside = given - probe_width
+        if widths[part] == probe_width and 0 <= beside < (1 if part == "cross_attn" else SPREAD) and wanted > beside:
             widths[part] = wanted - beside
             return True
     return False

@@ -221,9 +221,9 @@ class Reference:
 
 
 def _block_bytes(kind: type, weights: Mapping[str, torch.Tensor]) -> list[int]:
-    """Of each block by the plan's lists; of a class without a plan, of each member of any list."""
-    plan, blocks = find_spec(kind), Counter[str]()
-    lists = "[^.]+" if plan is None else "|".join(map(re.escape, plan.attention))
+    """Of each block in the spec's lists; of a class without a spec, of each member of any list."""
+    spec, blocks = find_spec(kind), Counter[str]()
+    lists = "[^.]+" if spec is None else "|".join(map(re.escape, spec.attention))
     for name, weight in weights.items():
         if in_block := re.match(rf"(?:{lists})\.\d+\.", name):
             blocks[in_block[0]] += weight.nbytes

@@ -7,7 +7,7 @@ Letters: `B` batch, `O` outputs and `I` inputs of a layer, `r` rank of a LoRA.
 The weight stays as the file has it: quantised, shared by ranks, in host memory. Another strength is another number, for
 which no weight is read. Source: LoRA (arXiv 2106.09685), equation 3.
 
-Owns the arithmetic and where it is put. Does not own which LoRAs a model has, nor how they travel (weight_patch.py).
+Owns the arithmetic and where it is put. Does not own which LoRAs a model has, nor how they travel (weight_delta.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...weight_patch import WeightPatch
-from .changes import misfit
+from ...weight_delta import WeightDelta
+from .deltas import misfit
 
 WEIGHT = ".weight"
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -41,20 +41,20 @@ class LowRank:
     strength: float
 
     @classmethod
-    def of(cls, patch: WeightPatch, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> "LowRank":
-        """That of a patch that `runs_beside`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
-        up, down, alpha, _ = patch.values
+    def of(cls, delta: WeightDelta, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> "LowRank":
+        """Of a delta that `runs_as_branch`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
+        up, down, alpha, _ = delta.values
         if not isinstance(up, Tensor) or not isinstance(down, Tensor) or isinstance(alpha, Tensor):
-            raise ValueError(f"{patch.key}: a LoRA without its two matrices; use a complete file")
+            raise ValueError(f"{delta.key}: a LoRA without its two matrices; use a complete file")
         rank, inputs = down.shape[0], weight.shape[1:]
-        first, rows = (0, weight.shape[0]) if patch.offset is None else patch.offset[1:]
+        first, rows = (0, weight.shape[0]) if delta.offset is None else delta.offset[1:]
         fits = up.flatten(1).shape == (rows, rank) and down.numel() == rank * inputs.numel()
         if not fits or first + rows > weight.shape[0]:
-            raise misfit(patch.key, [patch], list(weight.shape))
-        if patch.swap:  # scale before shift
+            raise misfit(delta.key, [delta], list(weight.shape))
+        if delta.swap:  # scale before shift
             up = torch.cat(up.chunk(2)[::-1])
         up, down = (each.to(device=device, dtype=dtype, copy=True) for each in (up.flatten(1), down))
-        return cls(up, down.reshape(rank, *inputs), first, 1.0 if alpha is None else alpha / rank, patch.strength)
+        return cls(up, down.reshape(rank, *inputs), first, 1.0 if alpha is None else alpha / rank, delta.strength)
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Run:
         self.scale.copy_(torch.tensor(numbers, dtype=torch.float32))
 
 
-class Beside:
+class LayerBranches:
     """The LoRAs beside one layer, whose forward adds what they make to its output until they are taken off."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -116,11 +116,11 @@ class Beside:
         return self._convolve((hidden * run.scale.view(-1, *ones)).to(x.dtype), up.view(*up.shape, *ones))
 
 
-def _adding(beside: Beside, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _adding(branches: LayerBranches, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function, not an object: torch's compiler makes one graph for all blocks, not one for each object."""
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        return beside.add_to(inner(x, *args, **kwargs), x)
+        return branches.add_to(inner(x, *args, **kwargs), x)
 
     return forward
 
@@ -129,13 +129,13 @@ class SideBranches:
     """The LoRAs beside the layers of one module, by the paths of the layers."""
 
     def __init__(self) -> None:
-        self._layers: dict[str, Beside] = {}
+        self._layers: dict[str, LayerBranches] = {}
         self._forms: dict[nn.Module, Form] = {}
 
     @property
     def num_bytes(self) -> int:
         """Of all LoRAs."""
-        runs = [run for beside in self._layers.values() for run in beside.runs]
+        runs = [run for branches in self._layers.values() for run in branches.runs]
         return sum(each.nbytes for run in runs for each in (run.up, run.down, run.scale))
 
     def have(self, module: nn.Module, loras: Mapping[str, Sequence[LowRank]]) -> None:
@@ -146,7 +146,7 @@ class SideBranches:
                 del self._layers[path]
         for path, here in loras.items():
             if path not in self._layers:
-                self._layers[path] = Beside(module.get_submodule(path))
+                self._layers[path] = LayerBranches(module.get_submodule(path))
             self._layers[path].runs = _runs_of(here)
         self.set_strengths({path: [each.strength for each in here] for path, here in loras.items()})
 
@@ -161,7 +161,7 @@ class SideBranches:
         if not self._layers:
             return ()
         if block not in self._forms:
-            runs = {beside.layer: beside.runs for beside in self._layers.values()}
+            runs = {branches.layer: branches.runs for branches in self._layers.values()}
             paths = ([path] * len(runs.get(layer, ())) for path, layer in block.named_modules())
             self._forms[block] = tuple(path for each in paths for path in each)
         return self._forms[block]
@@ -187,17 +187,17 @@ def _joined(tensors: Sequence[Tensor], dim: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
 
 
-def runs_beside(patch: WeightPatch, layer: nn.Module, weight: Tensor) -> bool:
-    """Whether a patch can run beside this layer: a LoRA without a core, of a weight that only the layer's forward uses.
+def runs_as_branch(delta: WeightDelta, layer: nn.Module, weight: Tensor) -> bool:
+    """Whether a delta can run beside this layer: a LoRA without a core, of a weight that only the layer's forward uses.
 
     Another one is merged. `weight`: the layer's own, wherever it lies.
     """
-    plain = patch.kind == "lora" and patch.values[3] is None and patch.strength_model == 1.0
-    if not plain or (patch.offset is not None and patch.offset[0] != 0):
+    plain = delta.kind == "lora" and delta.values[3] is None and delta.strength_model == 1.0
+    if not plain or (delta.offset is not None and delta.offset[0] != 0):
         return False
     if isinstance(layer, tuple(CONVOLUTIONS)):
         known: Any = layer
-        return patch.offset is None and known.groups == 1 and known.padding_mode == "zeros"
+        return delta.offset is None and known.groups == 1 and known.padding_mode == "zeros"
     if not isinstance(layer, nn.Linear) and not hasattr(layer, "comfy_cast_weights"):  # of comfy.ops
         return False
     # A class may read a weight that has more rows than the layer has outputs, or that is rotated, past its forward.

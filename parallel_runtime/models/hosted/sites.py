@@ -1,4 +1,4 @@
-"""Which module inside a block runs: the name by which a plan says what its attention is over."""
+"""Which module inside a block runs: the name by which a spec says what its attention is over."""
 
 from torch import nn
 

@@ -29,18 +29,18 @@ Look = Callable[[int, Any, Any], Any]
 
 def refuse_stages(model: nn.Module, stages: int) -> None:
     """Raise `ValueError` when the blocks of a model cannot be in so many stages."""
-    plan = find_spec(type(model))
-    if plan is None or plan.one_stage:
-        reason = why_without(type(model)) if plan is None else plan.one_stage
+    spec = find_spec(type(model))
+    if spec is None or spec.one_stage:
+        reason = why_without(type(model)) if spec is None else spec.one_stage
         raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
-    if error := stages_error(stages, staged_blocks(model, plan)):
+    if error := stages_error(stages, staged_blocks(model, spec)):
         raise ValueError(error)
 
 
-def staged_blocks(model: nn.Module, plan: ShardingSpec) -> int:
+def staged_blocks(model: nn.Module, spec: ShardingSpec) -> int:
     """How many blocks of a model can be in stages. Raises `ValueError` where none can."""
     modules = dict(model.named_modules())
-    return sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
+    return sum(len(list(modules[path].children())) for path in spec.staged if path in modules)
 
 
 class Neighbours(Protocol):
@@ -57,28 +57,28 @@ class StagedBlocks:
     """The staged blocks of `model`, by path in the order in which they run, of which a stage has those in `run`.
 
     `before` are the blocks that every stage runs before them, in the pass of the first patch. While `neighbours` is
-    None the model runs as it is. The plan is one that `refuse_stages` lets pass.
+    None the model runs as it is. `spec` is one that `refuse_stages` lets pass.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        plan: ShardingSpec,
+        spec: ShardingSpec,
         blocks: Mapping[str, nn.Module],
         run: range,
         *,
         before: Mapping[str, nn.Module],
     ) -> None:
         self.name, self._run, self._blocks = type(model).__name__, run, len(blocks)
-        self.before = plan.streams_before  # of what every stage runs first
+        self.before = spec.streams_before  # of what every stage runs first
         self.neighbours: Neighbours | None = None
         self._look: Look | None = None
         self._next, self._later = 0, False
         for path, block in before.items():
-            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(spec.handed_on(path.rpartition(".")[0]), block)
             chain_at(block).put(STAGE, partial(partial, self._before, handed))
         for number, (path, block) in enumerate(blocks.items()):
-            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(spec.handed_on(path.rpartition(".")[0]), block)
             chain_at(block).put(STAGE, partial(partial, self._placed, number, handed))
 
     def begin(self, *, later: bool = False) -> None:

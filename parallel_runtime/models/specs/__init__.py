@@ -22,30 +22,30 @@ __all__ = [
 ]
 
 SPECS: dict[str, ShardingSpec] = {
-    path: plan
+    path: spec
     for family in (two_streams, qwen, wan, lightricks, minimax, images, more_images, pixels, shapes, videos, audio)
-    for path, plan in family.SPECS.items()
+    for path, spec in family.SPECS.items()
 }
 
 
 # Of classes whose blocks stock nodes put patches between: tokens are whole between all blocks, and cut in each. What a
 # patch then does is computed by every rank.
-BETWEEN: dict[str, ShardingSpec] = {path: plan for family in (qwen, images) for path, plan in family.BETWEEN.items()}
+BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for path, spec in family.BETWEEN.items()}
 
 
-def spec_of(model_class: type, plans: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
-    """The plan of a class, or of the class that it derives from if it changes none of its methods.
+def spec_of(model_class: type, specs: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
+    """The spec of a class, or of the class that it derives from if it changes none of its methods.
 
-    Raises ValueError for a class without a plan, with the reason if it is known, and for one that changes what the
-    plan was made for.
+    Raises ValueError for a class without a spec, with the reason if it is known, and for one that changes what the
+    spec was made for.
     """
     own: set[str] = set()
     for base in model_class.__mro__:
-        plan = plans.get(_path(base))
+        spec = specs.get(_path(base))
         changed = sorted(name for name in own if hasattr(base, name))
-        if plan is not None and not changed:
-            return plan
-        if plan is not None:
+        if spec is not None and not changed:
+            return spec
+        if spec is not None:
             raise ValueError(
                 f"{model_class.__name__} has no plan to share its tokens: it changes {changed[0]!r} of "
                 f"{base.__name__}; {NEEDS_NONE}"
@@ -66,7 +66,7 @@ def find_spec(model_class: type) -> ShardingSpec | None:
 
 
 def why_without(model_class: type) -> str:
-    """Why a class has no plan."""
+    """Why a class has no spec."""
     return WITHOUT.get(_path(model_class), ("there is no plan for it", ""))[0]
 
 

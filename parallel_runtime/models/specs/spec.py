@@ -55,7 +55,7 @@ class ShardingSpec:
     -> word for what becomes this rank's. `gather`: path -> word for the output that becomes whole; or several such
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
-    `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
+    `unless`: path -> attribute of a module; a model in which it is set is not what the spec is for, and refused.
     `each_call`: the module that the class calls several times in one call, with other lengths; each is shared alone.
 
     For PipeFusion, whose stages have some of the blocks each: `hands`: list of blocks -> the arguments that a block

@@ -1,6 +1,6 @@
 """ComfyUI's U-Nets, which compute every image whole: why, and which of their modules run one after another. Data.
 
-No plan can share their tokens; cfg parallel, data parallel and spread weights need none. By the class's dotted
+No spec can share their tokens; cfg parallel, data parallel and spread weights need none. By the class's dotted
 path. Knows no ComfyUI and no torch. Does not own what a unit of weights is (weights/block_shards.py).
 """
 

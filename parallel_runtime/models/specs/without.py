@@ -1,6 +1,6 @@
-"""Why ComfyUI's classes without a plan have none, and what works instead: data, by the class's dotted path.
+"""Why ComfyUI's classes without a spec have none, and what works instead: data, by the class's dotted path.
 
-A class is here or has a plan, never both.
+A class is here or has a spec, never both.
 """
 
 from .whole import WHOLE

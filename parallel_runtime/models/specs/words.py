@@ -1,4 +1,4 @@
-"""The vocabulary of plans: what a word says of the tokens in an argument, parsed once into a frozen object.
+"""The vocabulary of sharding specs: what a word says of the tokens in an argument, parsed once into a frozen object.
 
 A *stream* is a run of tokens that ranks share: `img`, `txt`. The first word that names one stream alone (`"img"`) takes
 its length from the tensor; from then on the stream's length is known.
@@ -170,7 +170,7 @@ class Attention:
     otherwise: Union["Attention", None] = None
 
 
-UNPLANNED = Attention(queries=("unplanned",))  # in a block, but in none of the modules that its plan names
+UNPLANNED = Attention(queries=("unplanned",))  # in a block, but in none of the modules that its spec names
 
 
 def parse(text: WordText) -> Word:

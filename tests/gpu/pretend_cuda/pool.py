@@ -76,7 +76,7 @@ class PretendPool(Pool):
     def _too_many_groups(self, plan: ParallelPlan) -> str:
         """Whether a rank has more groups than the planner counts."""
         budget = bytes_of(communicators(plan, len(self.devices))) + kept_bytes(len(self.devices))
-        most = max((book["groups"] for book in self.books()), key=bytes_of)
+        most = max(([size for size in book["groups"] if size > 1] for book in self.books()), key=bytes_of)
         return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""
 
     def sites(self) -> list[str]:

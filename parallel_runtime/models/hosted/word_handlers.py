@@ -1,4 +1,4 @@
-"""The function of each word of a plan: what it does to a value of a call, found once, when a model is shared."""
+"""The function of each word of a spec: what it does to a value of a call, found once, when a model is shared."""
 
 from functools import partial
 from typing import Any

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ....parallel_runtime.weight_patch import KINDS, WeightPatch, WeightPatchSet
+from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas
 from ..contract.comfyui import LoRAAdapter, adapters, comfy
 from ..contract.refusals import refuse_by
 from ..contract.version import refuse_off
@@ -16,33 +16,33 @@ from ..contract.writers import nodes_like
 PREFIX = "diffusion_model."
 
 
-def patch_set(
+def delta_set(
     patches: Mapping[str, Sequence[tuple]],
     uuid: object,
     *,
     side_branch: bool = False,
-    beside: tuple[WeightPatch, ...] = (),
-) -> WeightPatchSet:
+    beside: tuple[WeightDelta, ...] = (),
+) -> WeightDeltas:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
-    `beside`: weights that go with them (block_patches.py). Raises `ValueError` for what cannot travel, naming the
+    `beside`: weights that go with them (block_hooks.py). Raises `ValueError` for what cannot travel, naming the
     weight.
     """
     if not patches and not beside:
-        return WeightPatchSet()
+        return WeightDeltas()
     if patches:
         refuse_off("loras")
     changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
     modules = sorted({each.key.partition("/")[0] for each in beside})
-    return WeightPatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
+    return WeightDeltas(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
 
 
-def _patch(key: str, entry: tuple) -> WeightPatch:
+def _patch(key: str, entry: tuple) -> WeightDelta:
     strength, change, strength_model, offset, function = entry
     if function is not None and function is not comfy.utils.swap_scale_shift:
         raise refuse_by(nodes_like("lora"), f"it changes {key} through a function of its own")
     kind, values = _values(key, change)
-    return WeightPatch(
+    return WeightDelta(
         key=key.removeprefix(PREFIX),
         kind=kind,
         strength=float(strength),
@@ -54,7 +54,7 @@ def _patch(key: str, entry: tuple) -> WeightPatch:
 
 
 def _values(key: str, change: object) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
-    """The kind of a change and its formula's values; see `weight_patch.py`."""
+    """The kind of a change and its formula's values; see `weight_delta.py`."""
     if isinstance(change, LoRAAdapter):
         up, down, alpha, middle, dora, reshape = change.weights
         if middle is None and reshape is None:

@@ -5,33 +5,33 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet, pack, unpack
+from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> WeightPatch:
+def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> WeightDelta:
     up, down = noise(rows, 4, seed=seed, scale=0.3), noise(4, columns, seed=seed + 1, scale=columns**-0.5)
     values = (up, down, 2.0, None)
-    return WeightPatch(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
+    return WeightDelta(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
 
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="kind 'lorra' is unknown"):
-        WeightPatch(key="w", kind="lorra", strength=1, values=())
+        WeightDelta(key="w", kind="lorra", strength=1, values=())
 
 
 def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = [WeightPatch(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
-    monkeypatch.setattr("parallel_runtime.weight_patch.ENOUGH_BYTES", 2 * 8 * 8 * 4)
+    weights = [WeightDelta(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
+    monkeypatch.setattr("parallel_runtime.weight_delta.ENOUGH_BYTES", 2 * 8 * 8 * 4)
     assert [len(batch.records) for batch in pack(weights)] == [2, 2, 1]
 
 
 def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
     patches = [lora(f"w{index % 400}", 3, 2, seed=index) for index in range(800)]
-    arrived: dict[str, list[WeightPatch]] = {}
+    arrived: dict[str, list[WeightDelta]] = {}
     batches = list(pack(patches))
     assert len(batches) > 1
     for batch in batches:
@@ -48,7 +48,7 @@ def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
     same = replace(first, strength=2.0)
     copied = replace(first, values=(first.values[0].clone(), *first.values[1:]))
     moved = replace(first, offset=(0, 0, 3))
-    held = WeightPatchSet("a", (first,), side_branch=True)
+    held = WeightDeltas("a", (first,), side_branch=True)
     for patch, alone in ((same, True), (copied, False), (moved, False)):
-        assert WeightPatchSet("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
-    assert not WeightPatchSet("b", (same,)).differs_in_strength_alone(held)
+        assert WeightDeltas("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
+    assert not WeightDeltas("b", (same,)).differs_in_strength_alone(held)

@@ -1,4 +1,4 @@
-"""Patches that stock nodes put between a model's blocks, read so that ranks can rebuild them (hosted/block_patches.py).
+"""Patches that stock nodes put between a model's blocks, read so that ranks can rebuild them (hosted/block_hooks.py).
 
 Owns which patches are taken and what of them travels: the weights once, with the MODEL's weight patches; strength and
 encoded picture with each call. Does not own the refusal of all others (refusals.py).
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ....parallel_runtime.models.hosted.block_patches import EXTRAS, PICTURES, REBUILT
-from ....parallel_runtime.weight_patch import BESIDE, WeightPatch
+from ....parallel_runtime.models.hosted.block_hooks import EXTRAS, PICTURES, REBUILT
+from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDelta
 from .meta import META
 
 FILE = EXTRAS.rpartition(".")[2] + ".py"
@@ -32,18 +32,18 @@ def is_rebuilt(patch: object) -> bool:
     return os.path.basename(place) == FILE and os.path.basename(os.path.dirname(place)) == "comfy_extras"
 
 
-def weights_beside(options: Mapping[str, Any]) -> tuple[WeightPatch, ...]:
+def hook_weights(options: Mapping[str, Any]) -> tuple[WeightDelta, ...]:
     """The weights of the modules that patches in these options use, each module's once."""
     found = {}
     for patch, _ in _taken(options):
         number, module = _number(patch), patch.model_patch.model
         for name, weight in module.state_dict().items():
             key = f"{number}/{name}"
-            found[key] = WeightPatch(key=key, kind=BESIDE, strength=1.0, values=(weight,))
+            found[key] = WeightDelta(key=key, kind=HOOK_WEIGHT, strength=1.0, values=(weight,))
     return tuple(found.values())
 
 
-def models_beside(options: Mapping[str, Any]) -> list[Any]:
+def hook_models(options: Mapping[str, Any]) -> list[Any]:
     """ComfyUI's handles on the modules that such patches use."""
     return [patch.model_patch for patch, _ in _taken(options)]
 

@@ -1,6 +1,6 @@
 """A change of one weight as it travels from whoever made it to the ranks: plain values and named tensors.
 
-Owns the record and its form on the wire. What a change does to a weight is `models/hosted/changes.py`'s.
+Owns the record and its form on the wire. What a change does to a weight is `models/hosted/deltas.py`'s.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +11,9 @@ import torch
 
 Value = torch.Tensor | float | None
 # Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
-# And `beside`: no change, but a weight of a module that runs between the blocks (models/hosted/block_patches.py).
-BESIDE = "beside"
-HOSTED_KINDS = ("lora_core", "padded_diff", BESIDE)
+# And `hook_weight`: no change, but a weight of a module that runs between the blocks (models/hosted/block_hooks.py).
+HOOK_WEIGHT = "hook_weight"
+HOSTED_KINDS = ("lora_core", "padded_diff", HOOK_WEIGHT)
 KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
 
 # What one message may carry; a weight with more than that is refused. And from how many bytes on the next one begins.
@@ -23,11 +23,11 @@ ENOUGH_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightPatch:
+class WeightDelta:
     """One change of one weight. `values` are the kind's own, in the order of ComfyUI's `weight_adapter`.
 
-    `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the patch is for;
-    `swap` exchanges the halves of the change, for patches made for a layout with scale before shift;
+    `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the delta is for;
+    `swap` exchanges the halves of the change, for deltas made for a layout with scale before shift;
     `strength_model` multiplies the weight first.
     """
 
@@ -59,23 +59,23 @@ class WeightPatch:
 
 
 @dataclass(frozen=True)
-class WeightPatchSet:
-    """All changes of a model's weights. Equal names must always stand for equal patches; `""` stands for none.
+class WeightDeltas:
+    """All changes of a model's weights. Equal names must always stand for equal deltas; `""` stands for none.
 
     `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and their strength changes for
     nothing.
     """
 
     name: str = ""
-    patches: tuple[WeightPatch, ...] = ()
+    deltas: tuple[WeightDelta, ...] = ()
     side_branch: bool = False
 
     @property
     def strengths(self) -> list[float]:
-        """The strengths in the order in which `pack` sends the patches."""
-        return [patch.strength for group in by_weight(self.patches).values() for patch in group]
+        """The strengths in the order in which `pack` sends the deltas."""
+        return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
 
-    def differs_in_strength_alone(self, other: "WeightPatchSet") -> bool:
+    def differs_in_strength_alone(self, other: "WeightDeltas") -> bool:
         """Whether both are side branches of the very same tensors.
 
         By identity, which is safe because `other` still holds its tensors.
@@ -83,58 +83,58 @@ class WeightPatchSet:
         return (
             self.side_branch
             and other.side_branch
-            and len(self.patches) == len(other.patches)
-            and all(_same_but_strength(a, b) for a, b in zip(self.patches, other.patches, strict=True))
+            and len(self.deltas) == len(other.deltas)
+            and all(_same_but_strength(a, b) for a, b in zip(self.deltas, other.deltas, strict=True))
         )
 
 
-PRISTINE = WeightPatchSet()
+PRISTINE = WeightDeltas()
 
 
 @dataclass(frozen=True)
-class PatchBatch:
-    """Patches that fit one message: every patch of each weight it names."""
+class DeltaBatch:
+    """Deltas that fit one message: every delta of each weight it names."""
 
     records: list[dict[str, Any]]
     tensors: dict[str, torch.Tensor]
 
 
-def by_weight(patches: Iterable[WeightPatch]) -> dict[str, list[WeightPatch]]:
-    """Patches by the weight they change, in order."""
-    by_key: dict[str, list[WeightPatch]] = {}
-    for patch in patches:
-        by_key.setdefault(patch.key, []).append(patch)
+def by_weight(deltas: Iterable[WeightDelta]) -> dict[str, list[WeightDelta]]:
+    """Deltas by the weight they change, in order."""
+    by_key: dict[str, list[WeightDelta]] = {}
+    for delta in deltas:
+        by_key.setdefault(delta.key, []).append(delta)
     return by_key
 
 
-def pack(patches: Iterable[WeightPatch]) -> Iterator[PatchBatch]:
-    """Group patches by weight and fill messages with them. The order of a weight's patches is kept."""
-    batch = PatchBatch([], {})
-    for key, group in by_weight(patches).items():
-        num_tensors = sum(isinstance(value, torch.Tensor) for patch in group for value in patch.values)
+def pack(deltas: Iterable[WeightDelta]) -> Iterator[DeltaBatch]:
+    """Group deltas by weight and fill messages with them. The order of a weight's deltas is kept."""
+    batch = DeltaBatch([], {})
+    for key, group in by_weight(deltas).items():
+        num_tensors = sum(isinstance(value, torch.Tensor) for delta in group for value in delta.values)
         if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
             raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
         full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
         if full or sum(tensor.nbytes for tensor in batch.tensors.values()) >= ENOUGH_BYTES:
             yield batch
-            batch = PatchBatch([], {})
-        for patch in group:
-            _append(batch, patch)
+            batch = DeltaBatch([], {})
+        for delta in group:
+            _append(batch, delta)
     if batch.records:
         yield batch
 
 
-def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[WeightPatch]]:
-    """The inverse of `pack` for one batch: patches by weight."""
-    patches = []
+def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[WeightDelta]]:
+    """The inverse of `pack` for one batch: deltas by weight."""
+    deltas = []
     for record in records:
         values = tuple(tensors[value] if isinstance(value, str) else value for value in record["values"])
         offset = None if record["offset"] is None else tuple(record["offset"])
-        patches.append(WeightPatch(**{**record, "values": values, "offset": offset}))
-    return by_weight(patches)
+        deltas.append(WeightDelta(**{**record, "values": values, "offset": offset}))
+    return by_weight(deltas)
 
 
-def _same_but_strength(a: WeightPatch, b: WeightPatch) -> bool:
+def _same_but_strength(a: WeightDelta, b: WeightDelta) -> bool:
     if (a.key, a.kind, a.strength_model, a.offset, a.swap) != (b.key, b.kind, b.strength_model, b.offset, b.swap):
         return False
     return len(a.values) == len(b.values) and all(
@@ -143,23 +143,23 @@ def _same_but_strength(a: WeightPatch, b: WeightPatch) -> bool:
     )
 
 
-def _append(batch: PatchBatch, patch: WeightPatch) -> None:
+def _append(batch: DeltaBatch, delta: WeightDelta) -> None:
     values: list[str | float | None] = []
-    for value in patch.values:
+    for value in delta.values:
         if isinstance(value, torch.Tensor):
-            name = f"patch.{len(batch.tensors)}"
+            name = f"delta.{len(batch.tensors)}"
             batch.tensors[name] = value
             values.append(name)
         else:
             values.append(value)
     batch.records.append(
         {
-            "key": patch.key,
-            "kind": patch.kind,
-            "strength": patch.strength,
+            "key": delta.key,
+            "kind": delta.kind,
+            "strength": delta.strength,
             "values": values,
-            "strength_model": patch.strength_model,
-            "offset": patch.offset,
-            "swap": patch.swap,
+            "strength_model": delta.strength_model,
+            "offset": delta.offset,
+            "swap": delta.swap,
         }
     )

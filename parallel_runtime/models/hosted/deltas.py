@@ -1,6 +1,6 @@
-"""Weight patches of one of ComfyUI's modules, merged by ComfyUI's own functions, and taken back to the last bit.
+"""Weight deltas of one of ComfyUI's modules, merged by ComfyUI's own functions, and taken back to the last bit.
 
-Owns which weights are changed and what they were. Does not own how a change travels (weight_patch.py). A changed weight
+Owns which weights are changed and what they were. Does not own how a change travels (weight_delta.py). A changed weight
 is made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from ...errors import RequestCancelledError
-from ...weight_patch import Value, WeightPatch
+from ...weight_delta import Value, WeightDelta
 
 PREFIX = "diffusion_model."
 
@@ -35,7 +35,7 @@ class HeldElsewhere(Protocol):
         """Have these weights of one block; None: what the file says."""
 
 
-class Changes:
+class MergedDeltas:
     """The changed weights of `module`. `declared`: the dtypes that its class made its weights with, by name.
 
     `spread` has those weights that are not whole here.
@@ -57,14 +57,14 @@ class Changes:
 
     def merge(
         self,
-        patches: Mapping[str, Sequence[WeightPatch]],
+        deltas: Mapping[str, Sequence[WeightDelta]],
         *,
         device: torch.device,
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> None:
-        """Change these weights by these patches. Raises `ValueError` for a weight that the module has not."""
-        for names in self._by_block(patches):
+        """Change these weights by these deltas. Raises `ValueError` for a weight that the module has not."""
+        for names in self._by_block(deltas):
             # ranks hear of a cancelled request one by one, and none may leave what needs all of them
             if cancelled() and not (self._spread is not None and self._spread.collective):
                 raise RequestCancelledError("changing weights was cancelled")
@@ -72,15 +72,15 @@ class Changes:
             for name in names:
                 pristine = None if self._spread is None else self._spread.pristine(name)
                 if pristine is None:
-                    self._merge(name, self._pristine.setdefault(name, self._weight(name)), patches[name], device)
+                    self._merge(name, self._pristine.setdefault(name, self._weight(name)), deltas[name], device)
                 else:
-                    parts[name] = self._merged(name, pristine, patches[name], device)
+                    parts[name] = self._merged(name, pristine, deltas[name], device)
                 beat()
             if self._spread is not None and parts:
                 self._changed_parts |= parts.keys()
                 self._spread.change(parts)
 
-    def unpatch_except(self, names: set[str]) -> None:
+    def undo_except(self, names: set[str]) -> None:
         """Make every other changed weight what it was before any change."""
         for name in self._pristine.keys() - names:
             self._put(name, self._pristine.pop(name))
@@ -94,16 +94,16 @@ class Changes:
         return [[name] for name in names] if self._spread is None else self._spread.by_block(names)
 
     def _merged(
-        self, name: str, pristine: torch.nn.Parameter, patches: Sequence[WeightPatch], device: torch.device
+        self, name: str, pristine: torch.nn.Parameter, deltas: Sequence[WeightDelta], device: torch.device
     ) -> torch.nn.Parameter:
         """The changed weight, which the module does not keep."""
-        self._merge(name, pristine, patches, device)
+        self._merge(name, pristine, deltas, device)
         changed = self._weight(name)
         self._put(name, None)
         return changed
 
     def _merge(
-        self, name: str, pristine: torch.nn.Parameter, patches: Sequence[WeightPatch], device: torch.device
+        self, name: str, pristine: torch.nn.Parameter, deltas: Sequence[WeightDelta], device: torch.device
     ) -> None:
         from comfy.model_patcher import ModelPatcher
 
@@ -116,13 +116,13 @@ class Changes:
         holder.diffusion_model = self._module
         patcher = ModelPatcher(holder, device, weight.device)
         key = PREFIX + name
-        patcher.patches = {key: [_entry(patch) for patch in patches]}
+        patcher.patches = {key: [_entry(delta) for delta in deltas]}
         with _complaints() as complaints:
             patcher.patch_weight_to_device(key, device_to=device)
-        meant = next((patch.new_shape for patch in reversed(patches) if patch.new_shape), tuple(pristine.shape))
+        meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))
         if complaints or self._weight(name).shape != meant:
             self._put(name, pristine)
-            raise misfit(name, patches, list(pristine.shape))
+            raise misfit(name, deltas, list(pristine.shape))
 
     def _weight(self, name: str) -> torch.nn.Parameter:
         path, _, last = name.rpartition(".")
@@ -143,7 +143,7 @@ class Changes:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """What ComfyUI says meanwhile: it logs that a patch does not fit, and goes on without it."""
+    """What ComfyUI says meanwhile: it logs that a delta does not fit, and goes on without it."""
     said: list[str] = []
     listener = logging.Handler(logging.WARNING)
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -154,12 +154,12 @@ def _complaints() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(listener)
 
 
-def misfit(name: str, patches: Sequence[WeightPatch], shape: list[int]) -> ValueError:
-    """What to say of patches that are none of a weight of this shape."""
+def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:
+    """What to say of deltas that are none of a weight of this shape."""
     given = []
-    for patch in patches:
-        shapes = [list(each.shape) for each in patch.values if isinstance(each, torch.Tensor)]
-        given.append(f"a {patch.kind} patch of shapes {shapes}")
+    for delta in deltas:
+        shapes = [list(each.shape) for each in delta.values if isinstance(each, torch.Tensor)]
+        given.append(f"a {delta.kind} patch of shapes {shapes}")
     fit = "does not fit" if len(given) == 1 else "do not fit"
     return ValueError(f"{', '.join(given)} {fit} {name}, a weight of {shape}; use one made for this model")
 
@@ -200,12 +200,12 @@ class FileViews:
             self._module.get_submodule(owner)._parameters[last] = moved
 
 
-def _entry(patch: WeightPatch) -> tuple:
-    """A patch as ComfyUI's ModelPatcher keeps it."""
+def _entry(delta: WeightDelta) -> tuple:
+    """A delta as ComfyUI's ModelPatcher keeps it."""
     import comfy.utils
 
-    function = comfy.utils.swap_scale_shift if patch.swap else None
-    return patch.strength, _change(patch.kind, patch.values), patch.strength_model, patch.offset, function
+    function = comfy.utils.swap_scale_shift if delta.swap else None
+    return delta.strength, _change(delta.kind, delta.values), delta.strength_model, delta.offset, function
 
 
 def _change(kind: str, values: tuple[Value, ...]) -> object:
@@ -215,7 +215,7 @@ def _change(kind: str, values: tuple[Value, ...]) -> object:
         return kind, values
     if kind == "padded_diff":
         return "diff", (*values, {"pad_weight": True})
-    if kind == "lora":  # without a core and without another shape, as weight_patch.py has it
+    if kind == "lora":  # without a core and without another shape, as weight_delta.py has it
         up, down, alpha, dora = values
         values = (up, down, alpha, None, dora, None)
     elif kind == "lora_core":

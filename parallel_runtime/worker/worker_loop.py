@@ -26,7 +26,7 @@ MOST_TIMED_STEPS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leave:
+class StepPermit:
     """To start a step: when it was given, on the machine's clock, and how long the rank had waited for it."""
 
     at_s: float
@@ -51,13 +51,13 @@ class Gate:
     def wait(self, step: int, *, meanwhile: Callable[[], None]) -> float:
         """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`.
 
-        `meanwhile` is called again and again: the parent may wait for a preview of ours before it gives leave.
+        `meanwhile` is called again and again: the parent may wait for a preview of ours before it raises the credit.
         """
         began = time.perf_counter()
         self._show_waiting(True)  # for the ranks behind; their hearts beat
         try:
             while not self.open(step):
-                # Looked at again: leave may have come after the first look, and then other ranks go on.
+                # Looked at again: the permit may have come after the first look, and then other ranks go on.
                 if self._cancelled() and not self.open(step):
                     raise RequestCancelledError(f"sampling was cancelled before step {step}")
                 meanwhile()
@@ -81,7 +81,7 @@ class Calls(Protocol):
         ...
 
     def run(self, call: int) -> None:
-        """Make a call, its step having leave to start; begins to write the preview of a step that it ends."""
+        """Make a call, whose step may start; begins to write the preview of a step that it ends."""
         ...
 
     def finish(self) -> None:
@@ -97,7 +97,7 @@ class Calls(Protocol):
         ...
 
 
-class InWorkerLoop:
+class WorkerLoop:
     """One run of `recurrence`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
 
     def __init__(
@@ -110,7 +110,7 @@ class InWorkerLoop:
         copies: HostCopies,
     ) -> None:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
-        self._leaves: list[Leave] = []  # of each step, and of calls after the last one
+        self._permits: list[StepPermit] = []  # of each step, and of calls after the last one
         self._timed_steps: list[int] = []
         self._live = LiveTimes(timer.device) if timer.asked else None
 
@@ -153,21 +153,21 @@ class InWorkerLoop:
                 waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
                 if self._timer.enter_step(starts[call], of=len(ends)):
                     self._timed_steps.append(starts[call])
-                self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
+                self._permits.append(StepPermit(at_s=time.perf_counter(), waited_s=waited_s))
             self._calls.run(call)
             if call in ends:
                 # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.
                 self._timer.mark()
                 if self._live is not None:
-                    leave = self._leaves[-1]
-                    self._live.step(self._timer.regions, leave_s=leave.at_s, waited_s=leave.waited_s)
+                    permit = self._permits[-1]
+                    self._live.step(self._timer.regions, permit_s=permit.at_s, waited_s=permit.waited_s)
                 self._timer.lap()
                 self._copies.then(partial(told, ends[call]))
 
     def report(self, **work: Any) -> RankRun:  # noqa: ANN401  the fields of RankWork
         """The run's times beside what it ran and sent. Waits for the device."""
         run_s, prepared_s, *ends_s, finished_s = self._timer.moments()
-        began_s = step_begins(prepared_s, ends_s, self._leaves[: len(ends_s)])
+        began_s = step_begins(prepared_s, ends_s, self._permits[: len(ends_s)])
         step_s = [end - began for began, end in zip(began_s, ends_s, strict=True)]
         prepared, *steps = self._timer.laps()
         fit = len(step_s) <= MOST_TIMED_STEPS
@@ -175,7 +175,7 @@ class InWorkerLoop:
             step_s=_brief(step_s),
             prepare_s=prepared_s - run_s,
             finish_s=finished_s - [prepared_s, *ends_s][-1],
-            waited_s=sum(leave.waited_s for leave in self._leaves),
+            waited_s=sum(permit.waited_s for permit in self._permits),
             began_s=_brief(began_s) if fit else None,
             regions=_by_name(steps) if fit and self._timer.asked else None,
             timed_steps=tuple(self._timed_steps) if fit and self._timer.asked else None,
@@ -187,15 +187,15 @@ class InWorkerLoop:
         )
 
 
-def step_begins(prepared_s: float, ends_s: Sequence[float], leaves: Sequence[Leave]) -> list[float]:
-    """When each step began on the device, all on the machine's clock: at the end of the one before, or with its leave.
+def step_begins(prepared_s: float, ends_s: Sequence[float], permits: Sequence[StepPermit]) -> list[float]:
+    """When each step began on the device, all on the machine's clock: at the end of the one before, or with its permit.
 
-    A device that was still at the step before while the host waited for leave lost that much less by it.
+    A device that was still at the step before while the host waited for the permit lost that much less by it.
     """
     before_s = [prepared_s, *ends_s[:-1]]
     return [
-        before + min(leave.waited_s, max(0.0, leave.at_s - before))
-        for before, leave in zip(before_s, leaves, strict=True)
+        before + min(permit.waited_s, max(0.0, permit.at_s - before))
+        for before, permit in zip(before_s, permits, strict=True)
     ]
 
 

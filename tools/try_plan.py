@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .gloo_group import GlooGroup, OwnTokensOnly
-from .ranks import Ranks, RanksFailedError
-from .tiny import call, difference
+from models.gloo_group import GlooGroup, OwnTokensOnly
+from models.ranks import Ranks, RanksFailedError
+from models.tiny import call, difference
 
 RANKS = (2, 3)
 ERROR = 1e-5  # of the model's output
@@ -39,7 +39,7 @@ def say(*lines: str) -> None:
     print(*lines, sep="\n", flush=True)  # noqa: T201
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors of floats in what a module returns or is given."""
     if isinstance(value, Tensor) and value.is_floating_point():
         yield value
@@ -104,10 +104,9 @@ def first_unlike(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> dict[st
 
 def tried(group: GlooGroup, name: str) -> dict[str, Any]:
     """What one rank finds of a case. Raises ValueError for a class without a plan."""
+    from models.cases import CASES
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
-
-    from .cases import CASES
 
     model, inputs = CASES[name]()
     plan = spec_of(type(model))
@@ -183,7 +182,7 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     switch = installed()
     stock = switch.kernel.stock
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         q, k, v = map(switch.kernel.take, (q, k, v))
         by_head = (args[2] if len(args) > 2 else kwargs.get("skip_reshape", False)) or q.ndim == 4
         queries, keys = (each.shape[2 if by_head else 1] for each in (q, k))
@@ -211,9 +210,8 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
 
 def described(_: object, name: str, show: bool) -> tuple[bool, list[str]]:
     """Whether a case's class has a plan, and what is to be said before it is tried."""
+    from models.cases import CASES
     from parallel_runtime.models.specs import spec_of
-
-    from .cases import CASES
 
     model, inputs = CASES[name]()
     lines = [f"{name}: {type(model).__module__}.{type(model).__qualname__}"]
@@ -248,8 +246,7 @@ def main() -> int:
     if arguments.comfyui:
         os.environ["COMFYUI_PATH"] = arguments.comfyui  # whose classes decide which cases there are
     from host.fetch import comfyui_path
-
-    from .cases import CASES
+    from models.cases import CASES
 
     names = [name for name in CASES if arguments.case in name]
     if not names:

@@ -2,9 +2,9 @@
 
 ComfyUI's own code is what runs: the patch's class, made without its constructor, which would encode a picture, and the
 module whose weights it uses. Which classes there are is `REBUILT`; no other name makes anything. A model that runs with
-such patches gathers its tokens behind each block (`plans.BETWEEN`). Owns that list and what a rank holds of it. Does
-not own how weights travel (weight_patch.py, kind `beside`), nor what is read from a patch
-(nodes/host/model/block_patches.py).
+such patches gathers its tokens behind each block (`specs.BETWEEN`). Owns that list and what a rank holds of it. Does
+not own how weights travel (weight_delta.py, kind `hook_weight`), nor what is read from a patch
+(nodes/host/model/block_hooks.py).
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-OPTION = "block_patches"  # of a call's transformer_options: a record for each patch
+OPTION = "block_hooks"  # of a call's transformer_options: a record for each patch
 EXTRAS = "comfy_extras.nodes_model_patch"
 # What a patch encodes anew for a latent of another size; the host has done so, and no rank has the picture or the VAE.
 PICTURES = ("image", "inpaint_image", "mask")
@@ -44,7 +44,7 @@ REBUILT = {
 }
 
 
-class Beside:
+class HookModules:
     """The weights of modules beside the model on this rank, whole, and the modules once they were asked for.
 
     A weight's key is the number of its module, a slash and its name.

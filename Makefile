@@ -60,10 +60,10 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py tests/host/fetch.py tests/host/mend_cpu_torch.py
+$(STAMP): pyproject.toml requirements.txt constraints.txt tools/install.py tests/host/fetch.py tools/mend_cpu_torch.py
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || \
 		{ { $(ENSURE_VENV_MODULE); } && $(PYTHON) -m venv --clear $(VENV); }
-	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
+	PIP_NO_INPUT=1 $(RUN) -m tools.install </dev/null
 	touch $@
 
 # What to run while you work; no browser, no compiler.
@@ -82,7 +82,7 @@ test-full: venv compiler
 # requires. Some of it: TEST_HOST_FLAGS="--only modules"; newer packages: TEST_HOST_FLAGS="--with comfyui-frontend-package"
 test-host:
 	@$(MAKE) --no-print-directory COMFYUI_PATH= venv chromium compiler
-	$(RUN) -m host.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
+	$(RUN) -m tools.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
 
 # As `make test`, slower; less of it: make coverage PYTEST_FLAGS=tests/pool
 coverage: venv chromium compiler $(REGISTRY)/.installed
@@ -125,7 +125,7 @@ refusals: venv
 
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv
-	$(RUN) -m endurance.run
+	$(RUN) -m tools.endurance
 
 # Faults mixed at random for 10 minutes: make soak SOAK_FLAGS="--minutes 30 --seed 7"
 soak: venv

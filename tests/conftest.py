@@ -45,7 +45,6 @@ TESTS = Path(__file__).resolve().parent
 SLOW_FOLDERS = {
     "browser",
     "comfy",
-    "endurance",
     "families",
     "faults",
     "gpu",

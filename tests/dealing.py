@@ -24,7 +24,6 @@ NEEDS = {
     + ("test_parallel_decode.py",),
     "server": (
         "comfy",
-        "endurance",
         "demo_model",
         "test_smoke_graph.py",
         "test_nothing_private.py",

@@ -60,10 +60,10 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py tests/host/fetch.py tests/host/mend_cpu_torch.py
+$(STAMP): pyproject.toml requirements.txt constraints.txt tools/install.py tests/host/fetch.py tools/mend_cpu_torch.py
 	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || \
 		{ { $(ENSURE_VENV_MODULE); } && $(PYTHON) -m venv --clear $(VENV); }
-	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
+	PIP_NO_INPUT=1 $(RUN) -m tools.install </dev/null
 	touch $@
 
 # What to run while you work; no browser, no compiler.
@@ -82,7 +82,7 @@ test-full: venv compiler
 # requires. Some of it: TEST_HOST_FLAGS="--only modules"; newer packages: TEST_HOST_FLAGS="--with comfyui-frontend-package"
 test-host:
 	@$(MAKE) --no-print-directory COMFYUI_PATH= venv chromium compiler
-	$(RUN) -m host.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
+	$(RUN) -m tools.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
 
 # As `make test`, slower; less of it: make coverage PYTEST_FLAGS=tests/pool
 coverage: venv chromium compiler $(REGISTRY)/.installed
@@ -125,7 +125,7 @@ refusals: venv
 
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv
-	$(RUN) -m endurance.run
+	$(RUN) -m tools.endurance
 
 # Faults mixed at random for 10 minutes: make soak SOAK_FLAGS="--minutes 30 --seed 7"
 soak: venv
@@ -254,13 +254,13 @@ compiler:
 pictures: venv chromium
 	mkdir -p $(SHOTS)
 	PARALLEL_DIT_SCREENSHOTS=$(SHOTS) $(RUN) -m pytest -q tests/browser
-	$(RUN) -m browser.pictures readme $(SHOTS)
-	$(RUN) -m browser.pictures
+	$(RUN) -m tools.pictures readme $(SHOTS)
+	$(RUN) -m tools.pictures
 
 # Chromium's processor time with the pack's web/ and without, while nothing happens; 12 minutes, on a quiet machine.
 # A mistake that it must find: make idle IDLE_FLAGS=--control
 idle: venv chromium
-	$(RUN) -m browser.idle $(IDLE_FLAGS)
+	$(RUN) -m tools.idle $(IDLE_FLAGS)
 
 # The tool brings many packages that nothing else needs, so it has an environment of its own.
 $(REGISTRY)/.installed: constraints.txt | venv

@@ -7,7 +7,7 @@ from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice, choice_of
 from .config import typed
-from .host.model.files import diffusion_model_path, file_identity
+from .host.model.files import diffusion_model_path, file_identity, is_missing
 from .host.model.new_model import COUNTS, decide_for, memory_for
 from .host.model.pooled_model import DeviceMemory
 from .host.model.source import read_hosted, refuse_unplanned
@@ -18,11 +18,12 @@ def check_plan(values: Mapping[str, str]) -> dict:
 
     `values` are SP Config's inputs by name, as texts; what is missing has its default, what is unknown is ignored. With
     `unet_name` (and `weight_dtype`) of a loader the plan is that file's, and `memory` says what it takes of a device:
-    bytes of `device` and `host`, the device's `total`, and whether that is of the weights alone.
+    bytes of `device` and `host`, the device's `total`, and whether that is of the weights alone. A file that is not
+    there yet is the loader's to tell: the plan is that of the usual model.
     """
     try:
         choice = choice_of(**typed(values))
-        if name := values.get("unet_name"):
+        if (name := values.get("unet_name")) and not is_missing(name):
             return _for_file(choice, name, values.get("weight_dtype", "default"))
         return _described(choice, choice.usual_plan())
     except ValueError as error:

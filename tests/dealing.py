@@ -24,11 +24,9 @@ NEEDS = {
     + ("test_parallel_decode.py",),
     "server": (
         "comfy",
-        "endurance",
         "demo_model",
         "test_smoke_graph.py",
         "test_nothing_private.py",
-        "test_two_at_once.py",
     ),
     "browser": ("browser", "parity", "refusals"),
     "hosted modules": ("models",),

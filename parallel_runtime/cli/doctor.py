@@ -37,7 +37,7 @@ from .calibrate import describe_calibration, keep_calibration
 from .check import Check
 from .doctor_model import describe as describe_the_file
 from .doctor_model import describe_file
-from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks
+from .gpu_checks import check_cuda, check_nccl_files, gpu_checks
 from .gpu_facts import GpuFacts, look
 from .machine_checks import (
     PACKAGES,
@@ -158,7 +158,7 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
         return [*checks, room, check_leftovers(leftovers())]
     there = len(facts.gpus) or torch.cuda.device_count()
     seen = "CPU ranks only" if there else "no CUDA device; CPU ranks work, for trying things out"
-    checks = [Check(name="devices", ok=bool(there), seen=seen, remedy=_look(), needed=False)]
+    checks = [Check(name="devices", ok=bool(there), seen=seen, remedy=_without_gpu(), needed=False)]
     return [*checks, replace(check_cuda(facts), needed=False)] if facts.error else checks
 
 
@@ -188,12 +188,19 @@ def _check_comfyui(told: str | None) -> list[Check]:
         return checks
     except ValueError as error:
         cause, _, remedy = str(error).rpartition("; ")
-        seen = f"no model can be run from this command line: {cause}"
+        seen = f"no model can be run here: {cause}"
         return [Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)]
 
 
-def _look() -> str:
-    return LOOK_AMD if torch.version.hip else LOOK
+def _without_gpu() -> str:
+    """What to do where torch sees no GPU: there may be one, or none."""
+    if torch.version.hip:
+        return "if the machine has a GPU, look at rocm-smi; if not, try things out with cpu:2 in SP Config's devices"
+    if torch.version.cuda:
+        return "if the machine has a GPU, look at nvidia-smi; if not, try things out with cpu:2 in SP Config's devices"
+    return (
+        "if the machine has a GPU, install the torch for it; if not, try things out with cpu:2 in SP Config's devices"
+    )
 
 
 def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Progress) -> list[Check]:
@@ -211,7 +218,8 @@ def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Pro
             checks.append(_check_parity(pool, plan, comfyui))
         except PoolError as error:
             first, _, _ = str(error).partition("\n")
-            return [Check(name="workers", ok=False, seen=first, remedy="run verify for the whole text of the failure")]
+            remedy = "python -m parallel_runtime verify, in the pack's folder, prints the whole failure"
+            return [Check(name="workers", ok=False, seen=first, remedy=remedy)]
     return checks
 
 
@@ -242,7 +250,7 @@ def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
         name="parity",
         ok=apart <= FP32_TOLERANCE,
         seen=f"{plan.name} differs from one process by {apart:.1e}, at most {FP32_TOLERANCE:.0e} is right",
-        remedy="images would be wrong; please report it with this output",
+        remedy="images would be wrong; please report it with all that the doctor says",
     )
 
 

@@ -138,7 +138,7 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
     video = a_report(2, 4, sizes={"width": 832, "height": 480, "frames": 81}, sampling={"steps": 4})
     for number, (report, said, on_card) in enumerate([
         (older | {"plan": {"ring": 2}}, "0.50 s a step", "ring2"),
-        (a_report(32, 10_000), "for 10000 steps", "1 × cuda:31"),
+        (a_report(32, 100), "for 100 steps", "1 × cuda:31"),
         (of_a_benchmark(2), "1.60×", "1.60×"),
         (video, "for 4 steps", "832 × 480 · 81 frames · 4 steps"),
     ]):  # fmt: skip
@@ -180,6 +180,8 @@ def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_wor
     assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
     alike = named(of_a_benchmark(4, **size) | asked)
     assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
+    slow = alike | {"contenders": [each | {"speedup": 0.5} for each in alike["contenders"]]}
+    assert page.evaluate(SAID_OF, [run, slow])["hero"] == "share.slower"
     for other in OTHER_WORK:
         assert page.evaluate(SAID_OF, [run, named(alike | other)])["hero"] == "share.step", other
 

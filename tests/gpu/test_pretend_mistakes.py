@@ -13,3 +13,5 @@ def test_every_mistake_of_pretend_cuda_applies_once() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in PRODUCT.rglob("*.py")}
     found = {mistake.name: texts[mistake.file].count(mistake.old) for mistake in MISTAKES}
     assert {name: count for name, count in found.items() if count != 1} == {}
+    for mistake in MISTAKES:
+        compile(texts[mistake.file].replace(mistake.old, mistake.new), mistake.file, "exec")

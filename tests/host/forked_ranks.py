@@ -5,7 +5,7 @@ has this process start what PROGRAMS names so from then on, where the system all
 it starts as before. What is forked runs its command line as a fresh interpreter would: its descriptors, environment,
 folder, session and command line are its own, and it is a child of the process that asked, not of the one that it was
 forked from. Tests of how these start and end do without. A forked rank takes the sizes that a file tells
-(told_sizes.py). Beside a forked ComfyUI stands a process that forks its ranks, which costs no import either.
+(told_sizes.py). Beside a forked ComfyUI or launcher stands a process that forks its ranks: no import either.
 
 `python -m host.forked_ranks FD` is the process that forks; it ends when the other end of its socket FD closes.
 """
@@ -35,8 +35,11 @@ from typing import Any, NoReturn
 
 ENTRY = "parallel_runtime.worker.entry"
 COMFYUI = "main.py"
+LAUNCHER = "parallel_runtime.machines.launch"  # of a further machine's ranks
 # Modules that are run with -m, and scripts by their names.
-OURS = {ENTRY, "parallel_runtime.models.hosted.reference", "parallel_runtime.machines.relay"}
+OURS = {ENTRY, LAUNCHER, "parallel_runtime.worker.by_torchrun", "parallel_runtime.machines.relay"}
+OURS |= {"parallel_runtime.models.hosted.reference", "benchmarks.gpu", "benchmarks.share"}
+WITH_RANKS = {COMFYUI, LAUNCHER, "benchmarks.gpu"}  # beside which stands a process that forks
 PROGRAMS = OURS | {
     *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }
@@ -246,8 +249,13 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
             from .told_sizes import tell_sizes_when_imported
 
             tell_sizes_when_imported()
-        if Path(name).name == COMFYUI:
+        if Path(name).name in WITH_RANKS:
             _fork_ranks_beside(room)
+        if name in WITH_RANKS:
+            from . import forked_ranks  # this program's module is __main__
+
+            forked_ranks.FORKING._ready()  # before a launcher takes its environment away
+            forked_ranks.fork_ranks()
         sys.dont_write_bytecode = bool(order["env"].get("PYTHONDONTWRITEBYTECODE"))
         paths = filter(None, order["env"].get("PYTHONPATH", "").split(os.pathsep))
         first = order["cwd"] if is_module else str(Path(name).resolve().parent)
@@ -263,6 +271,8 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
 def _run(name: str, *, is_module: bool) -> int:
     """Run it to its end, and all that waits for the end of an interpreter; returns the exit status."""
     code = 0
+    if (measuring := sys.modules.get("measured_process")) is not None:  # of `make coverage`
+        measuring.follow()
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.layered import make, name_of, required, resolved, unconstrained
+
 from .client import PromptRefusedError
-from .layered import make, name_of, required, resolved, unconstrained
 from .outcomes import RefusedError, StockFailsError
 from .tally import EQUAL, REFUSED, STOCK_FAILS, TESTS, WRONG, outcome, table
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from parallel_runtime.machines.messages import (
 )
 from parallel_runtime.wire.records import to_body
 
+FORKS = "host.forked_ranks"  # what stands beside a launcher and forks its ranks
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "127.0.0.1"
 
@@ -52,7 +54,16 @@ class LoopbackMachine:
     def pids(self) -> list[int]:
         """Of its ranks."""
         launchers = [psutil.Process(process.pid) for process, _ in self._running.values()]
-        return [child.pid for each in launchers for child in each.children()]
+        children = [child for each in launchers for child in each.children()]
+        living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return [child.pid for child in living if FORKS not in child.cmdline()]
+
+    def kill_ranks(self) -> None:
+        """Returns once their launchers have ended."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+        for process, _ in self._running.values():
+            process.wait(30)
 
     def written_bytes(self) -> int:
         """What its launchers have written so far, above all to sockets."""

@@ -19,7 +19,6 @@ from host.tiny_hosted import call
 from machines.loopback import LoopbackMachine
 from machines.worlds import Model, several_machines, tiny_model
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
@@ -48,6 +47,13 @@ def model(folder: Path) -> Model:
 def two(folder: Path) -> Iterator[tuple[Pool, list[LoopbackMachine]]]:
     """One rank here, one on another machine."""
     with several_machines(folder, [1, 1]) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def three(folder: Path) -> Iterator[tuple[Pool, list[LoopbackMachine]]]:
+    """One rank here, one on each of two other machines, which may be silent for 6 s."""
+    with several_machines(folder, [1, 1, 1], deadline_s=6.0) as world:
         yield world
 
 
@@ -90,12 +96,14 @@ def test_without_exchange_it_does_not(pool: Pool, model: Model, plan: ParallelPl
     assert model.error(pool, plan, control=True) > 1e-2
 
 
-def test_a_machine_without_comfyui_is_named_and_given_nothing_of_ours_to_import(folder: Path, model: Model) -> None:
-    devices = parse_devices("cpu:1").devices
-    bare = LoopbackMachine("bare", ("cpu:0",), (str(folder),), comfyui="")
-    with Pool(devices, threads_per_rank=1, machines=lambda _: [bare]) as pool:
-        with pytest.raises(ValueError, match=r"^machine bare .* has no ComfyUI, .*; start `join` there with --comfyui"):
-            model.error(pool, ParallelPlan(ring=2))
+def test_a_machine_without_comfyui_is_named(
+    two: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, (machine,) = two
+    monkeypatch.setattr(machine, "versions", replace(machine.versions, comfyui=""))
+    pool.close()
+    with pytest.raises(ValueError, match=r"^machine host-2 .* has no ComfyUI, .*; start `join` there with --comfyui"):
+        model.error(pool, ParallelPlan(ring=2))
 
 
 def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, model: Model) -> None:
@@ -178,78 +186,61 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
 
 
 def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(
-    folder: Path, model: Model, caplog: pytest.LogCaptureFixture
+    three: tuple[Pool, list[LoopbackMachine]], model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = make_run()
-    with several_machines(folder, [1, 1, 1]) as (pool, machines):
-        used, unused = machines
-        given = call(size=LARGE)
-        pool.run(model.spec, TWO, [given])
-        for pid in unused.pids():
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(2 * PASSED_ON_S)  # what its launcher had seen of them has been passed on
-        written = unused.written_bytes(), relay_bytes()
-        latent = given.tensors["t0"] * 2
-        pool.run(model.spec, TWO, [changed(given, t0=latent)])
-        assert unused.written_bytes() == written[0]
-        # one machine's share of the step: with inputs for the other one, too, it would be twice the latent
-        assert relay_bytes() - written[1] < 1.5 * latent.nbytes + MESSAGES_BYTES
-        for pid in unused.pids():
-            os.kill(pid, signal.SIGCONT)
-        # the third rank has none of what the two were given last
-        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
-        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
-
-        def kill(step: int, _: torch.Tensor) -> None:
-            for pid in unused.pids():
-                os.kill(pid, signal.SIGKILL)
-
-        pool.sample(model.spec, TWO, run, on_step=kill)
-        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
-        (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
-        assert re.match(
-            r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said
-        )
-        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
-        assert pool.generation == 2
-        for pid in used.pids():
-            os.kill(pid, signal.SIGKILL)
-        machines.clear()  # nobody is there for the next generation
-        time.sleep(2)
-        with pytest.raises(PoolError, match=r"of machine host-2 .*: killed by SIGKILL; the next prompt"):
-            model.error(pool, TWO)
-
-
-def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_another_plan_asks_it_to_load(
-    folder: Path, model: Model
-) -> None:
-    """And not by the deadline of loading, which is 600 s: no file is to blame for a process that does not run."""
-    with several_machines(folder, [1, 1, 1], deadline_s=6.0) as (pool, (_, unused)):
-        assert model.error(pool, TWO) <= TOLERANCE
-        for pid in unused.pids():
-            os.kill(pid, signal.SIGSTOP)
-        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
-        with pytest.raises(PoolError) as caught:
-            model.error(pool, ParallelPlan(ring=3))
-        said = str(caught.value).partition("\n")[0]
-        assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1)): no answer to LOAD and no heartbeat for")
-        assert "the deadline is 6 s; the next prompt starts fresh workers" in said
-        assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
+    pool, (_, unused) = three
+    given = call(size=LARGE)
+    pool.run(model.spec, TWO, [given])
+    for pid in unused.pids():
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * PASSED_ON_S)  # what its launcher had seen of them has been passed on
+    written = unused.written_bytes(), relay_bytes()
+    latent = given.tensors["t0"] * 2
+    pool.run(model.spec, TWO, [changed(given, t0=latent)])
+    assert unused.written_bytes() == written[0]
+    # one machine's share of the step: with inputs for the other one, too, it would be twice the latent
+    assert relay_bytes() - written[1] < 1.5 * latent.nbytes + MESSAGES_BYTES
+    for pid in unused.pids():
+        os.kill(pid, signal.SIGCONT)
+    # the third rank has none of what the two were given last
+    assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+    pool.sample(model.spec, TWO, make_run(), on_step=lambda step, _: unused.kill_ranks() if step == 0 else None)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+    (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
+    assert re.match(r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said)
 
 
 def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
-    folder: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+    three: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
-        made = WorkerGroup.mesh
+    pool, (_, unused) = three
+    pool.close()
+    generation, made = pool.generation, WorkerGroup.mesh
 
-        def mesh(workers: WorkerGroup, plan: ParallelPlan, check: Callable[[], None]) -> int:
-            monkeypatch.undo()
-            for pid in unused.pids():
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(2)
-            workers.trim((), check)  # a request that does without it
-            return made(workers, plan, check)
+    def mesh(workers: WorkerGroup, plan: ParallelPlan, check: Callable[[], None]) -> int:
+        monkeypatch.undo()
+        unused.kill_ranks()
+        workers.trim((), check)  # a request that does without it
+        return made(workers, plan, check)
 
-        monkeypatch.setattr(WorkerGroup, "mesh", mesh)
-        assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+    monkeypatch.setattr(WorkerGroup, "mesh", mesh)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation + 1)
+
+
+def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_another_plan_asks_it_to_load(
+    three: tuple[Pool, list[LoopbackMachine]], model: Model
+) -> None:
+    """And not by the deadline of loading, which is 600 s: no file is to blame for a process that does not run."""
+    pool, (_, unused) = three
+    pool.close()
+    assert model.error(pool, TWO) <= TOLERANCE
+    generation = pool.generation
+    for pid in unused.pids():
+        os.kill(pid, signal.SIGSTOP)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation)
+    with pytest.raises(PoolError) as caught:
+        model.error(pool, ParallelPlan(ring=3))
+    said = str(caught.value).partition("\n")[0]
+    assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1)): no answer to LOAD and no heartbeat for")
+    assert "the deadline is 6 s; the next prompt starts fresh workers" in said

@@ -68,7 +68,7 @@ export function factsOf({ report, benchmark, speedup, t }) {
   const told = elsewhere ? 'measured' : 'instead'
   return {
     gained: !known || factor >= 1,
-    hero: known ? t('share.speedup', { factor: times(factor) }) : step || t('title'),
+    hero: known ? t(factor < 1 ? 'share.slower' : 'share.speedup', { factor: times(factor) }) : step || t('title'),
     lines: [
       compared ? t(`share.${told}`, { time: seconds(step_s), one: seconds(one_s) }) : known ? step : '',
       elsewhere ? here : '',

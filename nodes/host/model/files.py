@@ -18,13 +18,23 @@ def diffusion_models() -> list[str]:
 
 def diffusion_model_path(name: str) -> str:
     """The file behind a name. Raises `ValueError` when there is none, or the name is not one within the folder."""
-    _refuse_outside(name)
+    if is_missing(name):
+        raise ValueError(f"models/{FOLDER}/{name} does not exist; get that file, or choose another one")
     path = folder_paths.get_full_path(FOLDER, name)
     if path is None:
-        if any(os.path.exists(os.path.join(folder, name)) for folder in folder_paths.get_folder_paths(FOLDER)):
-            raise ValueError(f"models/{FOLDER}/{name} is no regular file; choose another file")
-        raise ValueError(f"models/{FOLDER}/{name} does not exist; put it back, or choose another file")
+        raise ValueError(f"models/{FOLDER}/{name} is no regular file; choose another file")
     return path
+
+
+def is_missing(name: str) -> bool:
+    """Whether nothing is there behind a name, as of a template whose files are not downloaded yet.
+
+    Raises `ValueError` when the name is not one within the folder.
+    """
+    _refuse_outside(name)
+    if folder_paths.get_full_path(FOLDER, name) is not None:
+        return False
+    return not any(os.path.exists(os.path.join(folder, name)) for folder in folder_paths.get_folder_paths(FOLDER))
 
 
 def file_identity(name: str) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.generations import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
 from ..model.pools import ALIVE, POOLS
+from ..model.source import this_comfyui
 from .machines import MACHINES
 from .state import PanelState
 
@@ -98,7 +99,7 @@ async def _examine() -> dict:
     """The doctor in a process of its own, as from the command line: it may start ranks and may fail to."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *DOCTOR,
+        *(*DOCTOR, "--comfyui", this_comfyui().path),
         cwd=PACK,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Runs what depends on ComfyUI on any ComfyUI, in an environment of its own: `make test-host COMFYUI_PATH=DIR`.
 
-    python -m host.on_comfyui [--only modules families] [--with comfyui-frontend-package] [OPTIONS OF PYTEST]
+    python -m tools.on_comfyui [--only modules families] [--with comfyui-frontend-package] [OPTIONS OF PYTEST]
 
 COMFYUI_PATH is its folder, or `oldest` for the oldest that the pack names, which is fetched. The last lines are a
 table: by kind and family, how many tests found what they should, how many are wrong or refused, and what stock ComfyUI
@@ -18,9 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .fetch import OLDEST_SDIST, comfyui_path, fetched
+from host.fetch import OLDEST_SDIST, comfyui_path, fetched
+from host.tally import PARTS, TESTS
+
 from .layered import environment_for
-from .tally import PARTS, TESTS
 
 OLDEST = "oldest"
 PACKAGES = ("torch", "comfy-kitchen", "comfy-aimdo", "comfyui-frontend-package")

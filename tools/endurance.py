@@ -1,7 +1,7 @@
 """Two models and two plans in one server, in turn, many times: what the server and the workers hold after each prompt.
 
-`PYTHONPATH=tests python -m endurance.run` runs 50 prompts and writes benchmarks/endurance.md; test_endurance.py runs
-a few. Models compute in bf16, so that weights are private memory of each rank and not pages of the file.
+`PYTHONPATH=tests python -m tools.endurance` runs 50 prompts and writes benchmarks/endurance.md. Models compute in bf16,
+so that weights are private memory of each rank and not pages of the file.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MARK = "# mended for CPU torch by tests/host/mend_cpu_torch.py"
+MARK = "# mended for CPU torch"
 
 MISSING_OPERATORS = f"""
 {MARK}: torchvision's own registrations

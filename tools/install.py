@@ -15,10 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .fetch import comfyui_path
+from host.fetch import comfyui_path
+
 from .mend_cpu_torch import main as mend_cpu_torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 METADATA = ("pyproject.toml", "LICENSE")
 LEFT_OUT = {
     "comfyui-workflow-templates": "large, and the server starts without it",

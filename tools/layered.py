@@ -20,7 +20,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from .fetch import exclusive
+from host.fetch import exclusive
+
 from .install import ROOT, host_requirements
 
 HOSTS = ROOT / "build" / "hosts"

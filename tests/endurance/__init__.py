@@ -1,1 +1,0 @@
-"""Many prompts in one server: what grows."""

@@ -11,8 +11,8 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import write_wan
 from .ranks import Ranks
+from .steady import WAN
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +32,5 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture(scope="session")
 def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """A Wan's file."""
-    return write_wan(tmp_path_factory.mktemp("wan"))
+    """The file of a Wan of three blocks and five heads."""
+    return WAN.write(tmp_path_factory.mktemp("wan"))

@@ -6,6 +6,7 @@ other plans of as many patches must compute the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,16 +19,38 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import STEPS, TEXTS, run_steps
-
 pytestmark = pytest.mark.slow
 
+STEPS = 3
+TEXTS = (7, 12)  # of the two conditionings, so they are two calls
 TOLERANCE = 1e-5  # fp32 sums in another order
 DIFFERENT = 1e-4  # what older keys or a missing exchange must move
 PLANS = (
     *("pipefusion=3,patches=4", "pipefusion=2,patches=4,ulysses=2,weights=sharded", "pipefusion=2,patches=4,ring=2"),
     *("pipefusion=2,patches=4,cfg=2", "pipefusion=2,patches=4,data=2", "pipefusion=2,patches=4,weights=offloaded"),
 )
+
+
+def run_steps(
+    pool: Pool,
+    spec: ModelSpec,
+    plan: ParallelPlan,
+    *,
+    run: str,
+    options: Mapping[str, object] | None = None,
+    batch: int = 1,
+    texts: Sequence[int] = TEXTS,
+) -> list[torch.Tensor]:
+    """The results of each step, both conditionings' side by side; `run` is the sampling run's name."""
+    found = []
+    for step in range(STEPS):
+        calls = []
+        for text in texts:
+            made = call(step, text=text, batch=batch)
+            told = {**made.options, **(options or {}), "place": {"run": run, "key": f"text of {text}"}}
+            calls.append(replace(made, options=told))
+        found.append(torch.cat(pool.run(spec, plan, calls).outs, 1))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ from parallel_runtime.pool.pool import Pool
 from tools.known import cases
 
 from .cases import CASES as ALL
-from .pooled import TEXTS
 from .ranks import Ranks
 from .skipping import skipping
 
@@ -65,6 +64,7 @@ def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(comfyui_r
     assert abs(two[0]["alone"] - two[1]["alone"]) > 10 * ERROR * one["alone"], "without the others' sums it is the same"
 
 
+TEXTS = (7, 12)  # of the two conditionings, so they are two calls
 STEPS = (0.0, 0.1, 0.2, 1.0, 1.05, 1.1)  # of the latent: small moves, a large one, small ones again
 
 

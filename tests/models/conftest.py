@@ -24,10 +24,18 @@ def comfyui_ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    """Four ranks."""
+def four_ranks() -> Iterator[Pool]:
+    """A pool of the session."""
     with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as ranks:
         yield ranks
+
+
+@pytest.fixture
+def pool(four_ranks: Pool) -> Iterator[Pool]:
+    """Four ranks. After a test that had them fail the pool begins anew: it refuses to start what fails repeatedly."""
+    yield four_ranks
+    if four_ranks.state == "failed":
+        four_ranks.close()
 
 
 @pytest.fixture(scope="session")

@@ -54,16 +54,16 @@ def run_steps(
 
 
 @pytest.fixture(scope="module")
-def one(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def one(four_ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what ComfyUI's module computes in one process."""
-    return {batch: run_steps(pool, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(four_ranks, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
 
 
 @pytest.fixture(scope="module")
-def stale(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def stale(four_ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what two stages compute with one step of warm-up."""
     plan = ParallelPlan(pipefusion=2, patches=4)
-    return {batch: run_steps(pool, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(four_ranks, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
 
 
 @pytest.mark.parametrize("name", PLANS)

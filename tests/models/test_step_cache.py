@@ -98,9 +98,9 @@ THRESHOLD = 0.15  # one of the two calls skips where the other does not
 
 
 @pytest.fixture(scope="module")
-def one(pool: Pool, wan: ModelSpec) -> list[RunResult]:
+def one(four_ranks: Pool, wan: ModelSpec) -> list[RunResult]:
     """What one rank computes, which skips some calls; without a cache it skips none."""
-    exact, found = run(pool, wan, "ulysses=1", 0.0), run(pool, wan, "ulysses=1", THRESHOLD)
+    exact, found = run(four_ranks, wan, "ulysses=1", 0.0), run(four_ranks, wan, "ulysses=1", THRESHOLD)
     assert [sum(each) for each in skipped(exact)] == [0] * len(STEPS)
     counts = [each[0] for each in skipped(found)]
     assert counts[0] == counts[3] == 0 and 0 < sum(counts) < 2 * len(STEPS), counts

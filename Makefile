@@ -254,13 +254,13 @@ compiler:
 pictures: venv chromium
 	mkdir -p $(SHOTS)
 	PARALLEL_DIT_SCREENSHOTS=$(SHOTS) $(RUN) -m pytest -q tests/browser
-	$(RUN) -m browser.pictures readme $(SHOTS)
-	$(RUN) -m browser.pictures
+	$(RUN) -m tools.pictures readme $(SHOTS)
+	$(RUN) -m tools.pictures
 
 # Chromium's processor time with the pack's web/ and without, while nothing happens; 12 minutes, on a quiet machine.
 # A mistake that it must find: make idle IDLE_FLAGS=--control
 idle: venv chromium
-	$(RUN) -m browser.idle $(IDLE_FLAGS)
+	$(RUN) -m tools.idle $(IDLE_FLAGS)
 
 # The tool brings many packages that nothing else needs, so it has an environment of its own.
 $(REGISTRY)/.installed: constraints.txt | venv

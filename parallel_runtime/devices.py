@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .plan import MAX_RANKS
 
-STOCK_NODES = "use stock nodes on this system"
+STOCK_NODES = "use ComfyUI's own nodes here; on Windows, docs/recipes.md says what to try"
 KINDS = ("cpu", "cuda")
 _COUNT = re.compile(r"[+-]?[0-9]{1,9}")
 

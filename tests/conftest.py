@@ -74,9 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 STARTING_FILES = {
     "test_packed_archive.py",
     "test_stock_comfyui.py",
-    "test_cancelling.py",
     "test_nobody_gets_in.py",
-    "test_requests.py",
     "test_respawn_storm.py",
     "test_scarce_resources.py",
     "test_environment_of_ranks.py",

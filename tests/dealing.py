@@ -27,7 +27,6 @@ NEEDS = {
         "demo_model",
         "test_smoke_graph.py",
         "test_nothing_private.py",
-        "test_two_at_once.py",
     ),
     "browser": ("browser", "parity", "refusals"),
     "hosted modules": ("models",),

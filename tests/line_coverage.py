@@ -33,13 +33,14 @@ source =
 data_file = {folder}/data/lines
 parallel = true
 branch = true
-patch = _exit
+patch =
+    _exit
+    fork
 disable_warnings = no-data-collected, module-not-measured
 
 [report]
 skip_covered = true
 """
-SETTINGS_OF_TESTS = {"PYTHONPATH": "tests", "START_EACH_RANK": "1"}  # a forked rank has no interpreter's start
 START = (
     "import sys; sys.path.insert(0, {tests!r}); import measured_process; sys.path.remove({tests!r}); "
     "measured_process.start({settings!r})\n"
@@ -70,7 +71,7 @@ def main() -> int:
     files = [path for name in MEASURED for path in sorted((ROOT / name).rglob("*.py"))]
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
     command = [str(make_environment()), "-m", "pytest", "-p", "measured_tests", *sys.argv[1:]]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **SETTINGS_OF_TESTS}, check=False).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, check=False).returncode
     found = coverage.Coverage(config_file=str(settings))
     found.combine()
     found.save()

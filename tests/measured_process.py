@@ -8,6 +8,7 @@ follows the file. What ran before a test ended is saved then, though the process
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import coverage
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "coverage"
 RUNNING = FOLDER / "running"
+FORKS = {"host.forked_ranks", "models.ranks"}  # what they fork calls `follow`
 FOLLOW_S = 0.02
 
 
@@ -24,6 +26,12 @@ def start(settings: str) -> None:
     os.environ["COVERAGE_PROCESS_START"] = settings
     coverage.process_startup()
     del os.environ["COVERAGE_PROCESS_START"]  # before anything else looks at the environment
+    if not FORKS & {*sys.orig_argv}:  # what forks has no threads: what is forked could wait for ever for their locks
+        follow()
+
+
+def follow() -> None:
+    """Note what this process runs under the test that its pytest runs meanwhile, if it descends from one."""
     note = _note_of_an_ancestor()
     if note is not None:
         switch(_said(note))

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from measured_process import FOLDER, RUNNING, switch
 
+WRITE_S = 10.0
+
 
 class Seconds:
     """How long each test took by itself, and each fixture that it shares with others. Of one process of pytest."""
@@ -26,6 +28,7 @@ class Seconds:
         self.uses: dict[str, list[str]] = {}
         self.failed: set[str] = set()
         self._shared_meanwhile = 0.0
+        self._written = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
@@ -59,8 +62,14 @@ class Seconds:
             self.failed.add(item.nodeid)
         return report
 
+    def pytest_runtest_logfinish(self) -> None:
+        """Write it from time to time, so that a run that is stopped leaves it."""
+        if time.monotonic() > self._written + WRITE_S:
+            self.pytest_sessionfinish()
+
     def pytest_sessionfinish(self) -> None:
         """Write it all beside the lines."""
+        self._written = time.monotonic()
         tests = {
             test: {"own_s": own, "shares": [name for name in self.uses[test] if name in self.shared]}
             for test, own in self.own.items()

@@ -218,7 +218,8 @@ def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Pro
             checks.append(_check_parity(pool, plan, comfyui))
         except PoolError as error:
             first, _, _ = str(error).partition("\n")
-            return [Check(name="workers", ok=False, seen=first, remedy="run verify for the whole text of the failure")]
+            remedy = "python -m parallel_runtime verify, in the pack's folder, prints the whole failure"
+            return [Check(name="workers", ok=False, seen=first, remedy=remedy)]
     return checks
 
 
@@ -249,7 +250,7 @@ def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
         name="parity",
         ok=apart <= FP32_TOLERANCE,
         seen=f"{plan.name} differs from one process by {apart:.1e}, at most {FP32_TOLERANCE:.0e} is right",
-        remedy="images would be wrong; please report it with this output",
+        remedy="images would be wrong; please report it with all that the doctor says",
     )
 
 

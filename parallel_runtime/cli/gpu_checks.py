@@ -77,7 +77,7 @@ def _check_rocm(facts: GpuFacts) -> Check:
         name="rocm",
         ok=False,
         seen=f"torch is built for ROCm (HIP {facts.torch_hip}); driver and modes not checked",
-        remedy="nobody has run this pack on AMD GPUs yet: run verify before you trust a picture, and tell us",
+        remedy="nobody has run this pack on AMD GPUs yet: compare a picture with stock ComfyUI's first, and tell us",
         needed=False,
     )
 

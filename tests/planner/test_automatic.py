@@ -105,7 +105,7 @@ def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, w
 def test_cpu_ranks_that_were_calibrated_are_weighed() -> None:
     devices = [Device("cpu", index) for index in range(2)]
     slow = replace(known_calibration("cpu"), link=Interconnect(name="slow", bandwidth=1e5, latency_s=10.0))
-    for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ring=2)), (slow, ParallelPlan())):
+    for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ulysses=2)), (slow, ParallelPlan())):
         work = usual_work(element_bytes=4)
         decision = automatic_plan(FLUX, work, devices, [8 * GIB] * 2, calibration)  # weights are pages of the file
         assert (decision.plan, decision.work, decision.model) == (plan, work, FLUX)
@@ -172,7 +172,7 @@ def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int =
     ("asked", "plan"),
     [
         ({"image_tokens": image_tokens(512, 512)}, "ulysses=1"),
-        ({}, "ring=2"),
+        ({}, "ulysses=2"),  # a ring is predicted 1 % quicker, which is no difference
         ({"image_tokens": image_tokens(2048, 2048)}, "ulysses=2"),
         ({"guided": True}, "cfg=2"),
         ({"batch": 4}, "data=2"),

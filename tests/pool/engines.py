@@ -107,7 +107,7 @@ class Echo:
                 self.let_go.add(name)
                 wait_until(cancelled)
             if name == f"still{self.rank}" and loaded == 50:
-                time.sleep(6.0)
+                time.sleep(3.5)
             if name == f"stop{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if name == f"die{self.rank}" and loaded == 50:

@@ -134,40 +134,44 @@ def test_help_is_there_without_docstrings() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec) -> None:
+def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "parallel_runtime", "verify", "--model", tiny_hosted.path, "--plan", "ring=2"]
     size = [*SIZE, "--steps", "20", "--comfyui", str(comfyui_path())]
     # a shell's background job may have passed on that SIGINT is ignored
     start = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    with subprocess.Popen(
-        [sys.executable, "-c", start, *command, *size],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    told = tmp_path / "told"  # no pipe, which the process would wait for once it is full
+    with (
+        told.open("w") as out,
+        subprocess.Popen([sys.executable, "-c", start, *command, *size], cwd=ROOT, stdout=out, stderr=out) as process,
+    ):
         try:
-            ranks = wait_for_ranks(process.pid, count=2)
+            ranks = wait_for_ranks(process, count=2, told=told)
             process.send_signal(signal.SIGINT)
-            said, complaint = process.communicate(timeout=60)
+            process.wait(60)
         finally:
             process.kill()
-    *phases, last = complaint.splitlines()
-    assert (process.returncode, said, last) == (130, "", "verify: interrupted")
+    *phases, last = told.read_text().splitlines()
+    assert (process.returncode, last) == (130, "verify: interrupted")
     assert all(line.endswith(" ...") for line in phases), phases
     _, living = psutil.wait_procs(ranks, timeout=10)
     assert living == []
 
 
-def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
-    """The rank processes of `parent`, once all have started."""
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        ranks = [child for child in psutil.Process(parent).children() if "worker.entry" in " ".join(child.cmdline())]
+def wait_for_ranks(parent: subprocess.Popen, *, count: int, told: Path) -> list[psutil.Process]:
+    """The rank processes of `parent`, once all have started. Fails with what it has `told` when it ends before."""
+    while parent.poll() is None:
+        ranks = [child for child in psutil.Process(parent.pid).children() if is_rank(child)]
         if len(ranks) == count:
             return ranks
         time.sleep(0.1)
-    raise AssertionError(f"{parent} has not started {count} ranks")
+    raise AssertionError(f"the command ended before it had {count} ranks: {told.read_text()}")
+
+
+def is_rank(child: psutil.Process) -> bool:
+    try:
+        return "worker.entry" in " ".join(child.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
 
 
 @pytest.mark.slow

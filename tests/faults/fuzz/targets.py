@@ -78,7 +78,7 @@ def wire() -> Target:
         protocol.Message(op.STEP, 1, 2, 3, {"model": 1, "options": {"a": [1.5, None]}}, specs),
         protocol.Message(op.HELLO, 0, 1, 0, {"pid": 4}),
         protocol.Message(op.ATTACH, 3, 1, 0, {"segment": 0, "num_bytes": 1 << 20, "drop": []}),
-        protocol.Message(op.PATCH, 0, 1, 9, {"records": [{"key": "a.weight", "values": ["patch.0", 2.0]}]}, specs[:1]),
+        protocol.Message(op.CHANGE, 0, 1, 9, {"records": [{"key": "a.weight", "values": ["patch.0", 2.0]}]}, specs[:1]),
     ]
     return Target("wire", edges, run, [protocol.encode(each) for each in messages], JSON_WORDS)
 

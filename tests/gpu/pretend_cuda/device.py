@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 HOST = -1  # the host as a stream
 PRODUCT = f"{os.sep}parallel_runtime{os.sep}"
 ROOM = 4096  # freed blocks taken at once
-CAPACITY = 24 << 30
+CAPACITY, CAPABILITY = 24 << 30, (8, 6)
 
 
 class RaceError(RuntimeError):
@@ -49,7 +49,6 @@ class Pretence:
     """The state of this process's device."""
 
     lib: ctypes.CDLL
-    capability: tuple[int, int] = (8, 6)
     handler: _sanitizer.EventHandler = field(default_factory=_sanitizer.EventHandler)
     numbers: itertools.count = field(default_factory=lambda: itertools.count(1))
     streams: list["Stream"] = field(default_factory=list)
@@ -282,7 +281,7 @@ def plain_attention(q, k, v, bias=None):
 
 
 def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    """What a device of the capability cannot do is tests/runtime/test_kernels.py's."""
+    """Which kernel a device can run is tests/runtime/test_kernels.py's."""
     nothing = torch.empty(0, device=q.device)
     return *plain_attention(q, k, v), None, None, q.shape[2], k.shape[2], nothing, nothing, nothing
 
@@ -304,7 +303,6 @@ def settings_file():
 def take_settings(op):
     """How the next request is run, which is an `op`."""
     told = json.loads(settings_file().read_text(encoding="utf-8"))
-    PRETENCE.capability = tuple(told.get("capability", (8, 6)))
     asked, _, site = told.get("refuse", "").partition(" ")
     PRETENCE.refuse = site if asked == op else ""
     return told
@@ -328,23 +326,17 @@ def install():
     cuda.memory_allocated = lambda device=None: PRETENCE.lib.pretend_allocated(device_index(device))
     cuda.memory_reserved = lambda device=None: PRETENCE.lib.pretend_reserved(device_index(device))
     cuda.mem_get_info = lambda device=None: touch(device) and (CAPACITY - cuda.memory_reserved(device), CAPACITY)
+    names = {"active_bytes.all.current": "memory_allocated", "reserved_bytes.all.current": "memory_reserved"}
     cuda.memory_stats = lambda device=None: (
-        touch(device)
-        and {
-            "active_bytes.all.current": cuda.memory_allocated(device),
-            "reserved_bytes.all.current": cuda.memory_reserved(device),
-        }
+        touch(device) and {name: getattr(cuda, function)(device) for name, function in names.items()}
     )
     cuda.get_allocator_backend = lambda: "native"
-    cuda.is_bf16_supported = lambda including_emulation=True: PRETENCE.capability >= (8, 0)
+    cuda.is_bf16_supported = lambda including_emulation=True: True
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        name="pretend",
-        major=PRETENCE.capability[0],
-        minor=PRETENCE.capability[1],
-        total_memory=CAPACITY,
+        name="pretend", major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=CAPACITY
     )
     cuda.get_device_name = lambda device=None: "pretend"
-    cuda.get_device_capability = lambda device=None: PRETENCE.capability
+    cuda.get_device_capability = lambda device=None: CAPABILITY
     cuda.cudart = Runtime
     cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream

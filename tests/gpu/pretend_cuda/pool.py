@@ -41,7 +41,6 @@ class Trial(Case):
     """
 
     dtype: str = "float32"
-    capability: tuple[int, int] = (8, 6)
     launches_wait: bool = False
     shared: bool = False
     before: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ class PretendPool(Pool):
 
     def wrong(self, reference: Reference, trial: Trial, **settings: object) -> str:
         """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
-        self.tell({"capability": trial.capability, "launches_wait": trial.launches_wait, **settings})
+        self.tell({"launches_wait": trial.launches_wait, **settings})
         try:
             for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
                 if any(self.exchange_pattern(plan)):

@@ -43,7 +43,7 @@ COLUMNS += (
     ("CreateVideo", 4),
     ("Save", 4),
 )
-NOTE_SIZE = (3 * COLUMN - GAP, 300)
+NOTE_SIZE = (3 * COLUMN - GAP, 360)
 THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
 RESULT = THUMBNAIL[1] - TITLE - MARGIN  # pixels of what was drawn, beside the graph
 # What the demo's model draws for the templates that it can run.

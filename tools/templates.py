@@ -183,7 +183,12 @@ VIDEOS = {
     "ltx-2-19b-dev-fp8.safetensors",
     "wan2.1_t2v_1.3B_fp16.safetensors",
 }
-LAYOUTS = ("whole", "sharded", "offloaded")
+HELD = {
+    "whole": "the whole model on each",
+    "sharded": "half of the model on each",
+    "offloaded": "one part at a time; host memory holds the model",
+}
+LAYOUTS = tuple(HELD)
 USERS_OWN = {"flux_lora.safetensors", "flux1-dev-controlnet-union.safetensors"}  # stand for what a user has
 # The folder of `models` that an input of a loader chooses from.
 FOLDERS = {"unet_name": "diffusion_models", "ckpt_name": "checkpoints", "text_encoder": "text_encoders"}
@@ -240,6 +245,6 @@ def weights_on(files: Sequence[dict[str, str]], card_gb: int) -> str:
 
 
 def fits(files: Sequence[dict[str, str]]) -> str:
-    """A sentence: how two cards of each usual memory hold the model."""
-    each = ", ".join(f"2 x {card} GB: {weights_on(files, card)}" for card in CARDS_GB)
-    return f"Predicted place of the weights: {each}."
+    """How two cards of each usual memory hold the model: a list, in words that the page need not explain."""
+    lines = (f"- 2 x {card} GB: {HELD[weights_on(files, card)]}" for card in CARDS_GB)
+    return "What two cards hold (predicted):\n\n" + "\n".join(lines)

@@ -39,6 +39,18 @@ NO_TOASTS = """() => {
   const { toast } = app.extensionManager
   toast[toast.dismissAll ? 'dismissAll' : 'removeAll']()  // a frontend has one of them
 }"""
+# A node that takes and gives a MODEL, between our loader and what it fed.
+BETWEEN = """(kind) => {
+  const loader = app.graph.nodes.find((each) => each.comfyClass === 'ParallelModelLoader')
+  const node = LiteGraph.createNode(kind)
+  app.graph.add(node)
+  for (const link of [...loader.outputs[0].links]) {
+    const { target_id, target_slot } = app.graph.links.get?.(link) ?? app.graph.links[link]
+    node.connect(0, app.graph.getNodeById(target_id), target_slot)
+  }
+  loader.connect(0, node, 0)
+  node.pos = [4000, 4000]
+  return node.id }"""
 TIDY = """async (nodes2) => {
   const { sidebarTab, bottomPanel, setting } = app.extensionManager
   app.graph.clear()
@@ -91,6 +103,12 @@ class ComfyPage:
     def timeline(self) -> Locator:
         """Our bottom-panel tab."""
         return self.page.get_by_test_id("pdit-timeline")
+
+    def end_runs(self) -> None:
+        """Take all prompts out of the server's queue, and end the one that runs."""
+        client = ComfyClient(self.server.url)
+        client.post("/queue", {"clear": True})
+        client.post("/interrupt", {})
 
     def open(self) -> None:
         """ComfyUI's page, until our extension is there."""
@@ -179,6 +197,15 @@ class ComfyPage:
     def widget(self, kind: str, name: str, value: Any) -> None:
         """Set a widget of the one node of a class, as a user does."""
         self.page.evaluate(SET, [kind, name, value])
+
+    def between(self, kind: str) -> int:
+        """Put a node that takes and gives a MODEL behind our loader; returns its id."""
+        return self.page.evaluate(BETWEEN, kind)
+
+    def hold(self, gate: Path) -> None:
+        """Have the run stay in its second step until the file is there, or it is cancelled."""
+        self.between("HoldSteps")
+        self.widget("HoldSteps", "gate", str(gate))
 
     def newest_report(self, kind: str) -> dict[str, Any]:
         """The server's newest report of a kind."""

@@ -1,7 +1,7 @@
-"""A browser on the session's server: Debian's Chromium, no download; pages without errors, in either renderer.
+"""A browser: Debian's Chromium, no download; on the session's server in either renderer, and on pages without ComfyUI.
 
 Owns: starting the browser, the tabs that tests share, and the check that no page raised anything. Does not own what is
-done on a page (comfy_page.py) nor what a page is made to believe (made_up.py).
+done on a page (comfy_page.py), the page without ComfyUI (bare_page.py), what a page is made to believe (made_up.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from host.client import ComfyClient
 from host.server import ComfyServer
 
+from .bare_page import BarePage, Files, serve_files
 from .comfy_page import WAIT_MS, ComfyPage
 from .made_up import MadeUp
 
@@ -73,14 +73,15 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 class Tabs:
     """The browser tabs that tests share, as to open ComfyUI takes longer than most tests. A failure closes all."""
 
-    def __init__(self, context: BrowserContext, server: ComfyServer) -> None:
+    def __init__(self, context: BrowserContext, server: ComfyServer | Files) -> None:
         self._context, self._server = context, server
+        self._kind = ComfyPage if isinstance(server, ComfyServer) else BarePage
         self._open: dict[str, ComfyPage] = {}
 
     def get(self, name: str, *, nodes2: bool = False, before: Callable[[Page], None] | None = None) -> ComfyPage:
         """The tab of a name as a test finds it: an empty graph, no panel, no toast. `before` is done to a new page."""
         if name not in self._open:
-            self._open[name] = ComfyPage(self._context.new_page(), self._server, nodes2=nodes2)
+            self._open[name] = self._kind(self._context.new_page(), self._server, nodes2=nodes2)
             if before is not None:
                 before(self._open[name].page)
             self._open[name].open()
@@ -88,25 +89,23 @@ class Tabs:
         return self._open[name]
 
     def close(self, name: str) -> None:
-        """Close a tab that nobody else can use."""
+        """Close a tab that no other test can use."""
         self._open.pop(name).page.close()
 
-    def end_of_test(self, *, failed: bool) -> None:
+    def end_of_test(self, request: pytest.FixtureRequest) -> None:
         """No tab may have raised an error."""
         errors = {name: page.errors for name, page in self._open.items() if page.errors}
-        if failed or errors:
+        if request.node.stash.get(FAILED, True) or errors:
             for page in self._open.values():
+                page.end_runs()
                 page.page.close()
             self._open.clear()
-            client = ComfyClient(self._server.url)
-            client.post("/queue", {"clear": True})
-            client.post("/interrupt", {})
         assert errors == {}
 
 
 @pytest.fixture(scope="package")
 def all_tabs(context: BrowserContext, comfy_server: ComfyServer) -> Tabs:
-    """The tabs of this folder."""
+    """The tabs of this folder with ComfyUI."""
     return Tabs(context, comfy_server)
 
 
@@ -114,7 +113,7 @@ def all_tabs(context: BrowserContext, comfy_server: ComfyServer) -> Tabs:
 def tabs(request: pytest.FixtureRequest, all_tabs: Tabs) -> Iterator[Tabs]:
     """Tabs by name. At the end of the test none may have raised an error."""
     yield all_tabs
-    all_tabs.end_of_test(failed=request.node.stash.get(FAILED, True))
+    all_tabs.end_of_test(request)
 
 
 # The renderer that new installations have; the other in the full tier.
@@ -125,18 +124,47 @@ def comfy(request: pytest.FixtureRequest, tabs: Tabs) -> ComfyPage:
 
 
 @pytest.fixture
-def made_up(tabs: Tabs) -> MadeUp:
-    """A page that believes whatever a test says of the server's workers and reports."""
-    return MadeUp(tabs)
+def told_comfy(comfy: ComfyPage) -> Iterator[MadeUp]:
+    """ComfyUI's page, which believes whatever a test says of the server's workers and reports."""
+    told = MadeUp(comfy)
+    yield told
+    if not comfy.page.is_closed():
+        told.end()
+
+
+@pytest.fixture(scope="package")
+def files() -> Iterator[Files]:
+    """Where the page without ComfyUI is."""
+    with serve_files() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def all_bare(context: BrowserContext, files: Files) -> Tabs:
+    """The tabs of this folder without ComfyUI."""
+    return Tabs(context, files)
 
 
 @pytest.fixture
-def plain_page(context: BrowserContext, comfy_server: ComfyServer) -> Iterator[Page]:
-    """A page of the server's address without ComfyUI, for the panel's modules alone. It may raise no error."""
+def bare(request: pytest.FixtureRequest, all_bare: Tabs) -> Iterator[Tabs]:
+    """Tabs without ComfyUI by name. At the end of the test none may have raised an error."""
+    yield all_bare
+    all_bare.end_of_test(request)
+
+
+@pytest.fixture
+def made_up(bare: Tabs) -> MadeUp:
+    """A page without ComfyUI that believes whatever a test says of the server's workers and reports."""
+    return MadeUp(bare.get("bare"))
+
+
+@pytest.fixture(scope="package")
+def plain_page(context: BrowserContext, files: Files) -> Iterator[Page]:
+    """A page for the panel's modules alone. It may raise no error."""
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(f"{comfy_server.url}/extensions/parallel-dit/panel/style.css")
+    page.goto(f"{files.url}/extensions/parallel-dit/panel/style.css")
     yield page
     page.close()
     assert errors == []

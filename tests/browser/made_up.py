@@ -9,14 +9,13 @@ import copy
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Route
 
 from parallel_runtime.report.compare import name_works
 
-if TYPE_CHECKING:
-    from .conftest import Tabs
+from .comfy_page import ComfyPage
 
 GB = 10**9
 ONE = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
@@ -33,6 +32,11 @@ ONLY_OURS = """() => {
     const real = event.type === 'parallel_dit.state' && !event.detail.session.startsWith('made up')
     return real ? false : window.onlyOurs.call(this, event)
   }
+}"""
+HEAR_ALL = """() => {
+  EventTarget.prototype.dispatchEvent = window.onlyOurs
+  delete window.onlyOurs
+  app.api.dispatchCustomEvent('reconnected')  // the page then asks for the state
 }"""
 TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
 # As of a page that is not secure, which has none.
@@ -61,6 +65,17 @@ def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
     return report | changes
 
 
+def uneven(numbers: int, steps: int) -> dict[str, Any]:
+    """A report whose ranks differ: rank r computes 0.2 + 0.1 r / numbers of each second, waits 0.3, idles the rest."""
+    report = a_report(numbers, steps)
+    for number, rank in enumerate(report["ranks"]):
+        compute = 0.2 + 0.3 * number / numbers
+        series = {"begin_s": 0.0, "compute_s": compute, "communication_s": 0.3, "busy_s": compute + 0.3}
+        rank |= {name: [value] * steps for name, value in series.items()} | {"idle_s": [0.7 - compute] * steps}
+        rank["begin_s"] = [float(step) for step in range(steps)]
+    return report
+
+
 def named(report: dict[str, Any]) -> dict[str, Any]:
     """The same report with its work, as the server names it by the one rule of what may be compared."""
     report = copy.deepcopy(report)
@@ -69,36 +84,35 @@ def named(report: dict[str, Any]) -> dict[str, Any]:
 
 
 class MadeUp:
-    """The shared tab that believes us; each of these objects is another server to it."""
+    """A tab that believes us; each of these objects is another server to it."""
 
-    def __init__(self, tabs: Tabs) -> None:
+    def __init__(self, comfy: ComfyPage) -> None:
         self._state: dict[str, Any] = {"session": f"made up {next(SESSIONS)}", "revision": 0, "run": None}
         self._state |= {"version": "0", "devices": [], "pools": [], "reports": [], "action": None}
         self._state |= {"doctor": {"state": "never"}}
         self._reports: dict[int, Any] = {}
-        self.comfy = tabs.get("made up", before=self._answer)
-        self._answer(self.comfy.page)  # an earlier test's answers are not ours
-        self.comfy.page.evaluate(ONLY_OURS)
+        self.comfy = comfy
+        page = comfy.page
+        page.unroute_all()  # an earlier test's answers are not ours
+        page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=self._state))
+        page.route(re.compile(r"/parallel_dit/reports/\d+$"), self._answer_report)
+        page.evaluate(ONLY_OURS)
         self.tell()
+
+    def end(self) -> None:
+        """Let the tab hear its server again."""
+        self.comfy.page.unroute_all()
+        self.comfy.page.evaluate(HEAR_ALL)
 
     def tell(self, **state: Any) -> None:
         """Let the page hear this from the server, as any change is told."""
         self._state["revision"] += 1
-        self.hear(self._state | state)
-
-    def hear(self, state: dict[str, Any]) -> None:
-        """Let the page hear a state of this session as it is, its revision too."""
         self.comfy.page.evaluate(TELL, self._state | state)
 
     def report(self, number: int, report: dict[str, Any]) -> dict[str, Any]:
         """Keep a report under a number, as the server does; returns its entry in a state."""
         self._reports[number] = report
         return {"number": number, "kind": report.get("kind", "denoise")}
-
-    def _answer(self, page: Page) -> None:
-        page.unroute_all()
-        page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=self._state))
-        page.route(re.compile(r"/parallel_dit/reports/\d+$"), self._answer_report)
 
     def _answer_report(self, route: Route) -> None:
         report = self._reports[int(route.request.url.rpartition("/")[2])]

@@ -13,17 +13,6 @@ from playwright.sync_api import expect
 from .comfy_page import ComfyPage
 from .made_up import CLIPBOARD, NO_CLIPBOARD, MadeUp, a_pool, a_report
 
-BETWEEN = """(kind) => {
-  const loader = app.graph.nodes.find((each) => each.comfyClass === 'ParallelModelLoader')
-  const node = LiteGraph.createNode(kind)
-  app.graph.add(node)
-  for (const link of [...loader.outputs[0].links]) {
-    const { target_id, target_slot } = app.graph.links.get?.(link) ?? app.graph.links[link]
-    node.connect(0, app.graph.getNodeById(target_id), target_slot)
-  }
-  loader.connect(0, node, 0)
-  node.pos = [4000, 4000]
-  return node.id }"""
 IN_VIEW = """(id) => {
   const node = app.graph.getNodeById(id)
   const [x, y, width, height] = app.canvas.visible_area
@@ -34,7 +23,7 @@ IN_VIEW = """(id) => {
 def test_a_refusal_says_why_and_leads_to_the_node_that_can_be_bypassed(comfy: ComfyPage) -> None:
     card = comfy.page.get_by_test_id("pdit-error-card")
     comfy.load_example(steps=1, width=128, height=128)
-    number = comfy.page.evaluate(BETWEEN, "TorchCompileModel")
+    number = comfy.between("TorchCompileModel")
     comfy.queue()
     assert comfy.ended()[0] == "execution_error"
     expect(card).to_contain_text("it compiles the transformer in this process, which a parallel MODEL cannot take")
@@ -73,6 +62,7 @@ QUEUE = "async () => (await app.api.queuePrompt(0, { output: {}, workflow: {} })
 
 def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) -> None:
     page = made_up.comfy.page
+    made_up.comfy.load_example()
     card = page.get_by_test_id("pdit-error-card")
     reasons: list[Any] = [{"type": "custom_validation_failed", "details": "too many"}]
     refused = {"1": {"class_type": "SPConfig", "errors": reasons}}
@@ -116,12 +106,12 @@ FOREIGN = """async () => {
     traceback: ['  File "/comfy/nodes.py", line 1'] }) }"""
 
 
-def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_comfyui(made_up: MadeUp) -> None:
-    page = made_up.comfy.page
+def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_comfyui(comfy: ComfyPage) -> None:
+    page = comfy.page
     card = page.get_by_test_id("pdit-error-card")
     answer = {"prompt_id": "p", "number": 1, "node_errors": {}}
     page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
-    made_up.comfy.load_example()
+    comfy.load_example()
     page.evaluate(FOREIGN)
     expect(page.get_by_test_id("error-overlay")).to_be_visible()
     expect(card).to_have_count(0)

@@ -5,12 +5,19 @@ What the server says is made up; test_a_run.py has the real run, held against on
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from typing import Any
 
+import pytest
+from PIL import Image
 from playwright.sync_api import Locator, expect
 
-from .made_up import GAINED, GB, ONE, MadeUp, a_pool, a_report
+from .drawn import lengths_by_row
+from .made_up import GAINED, GB, ONE, MadeUp, a_pool, a_report, uneven
+
+HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 
 CONFIG = """() => Object.fromEntries(app.graph.nodes.find((node) => node.comfyClass === 'SPConfig')
   .widgets.map((widget) => [widget.name, widget.value]))"""
@@ -57,8 +64,8 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
     expect(sidebar).to_contain_text("59 % computing, 41 % waiting: fair. Try ring2: it was 1.3× faster here.")
 
 
-def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(made_up: MadeUp) -> None:
-    comfy = made_up.comfy
+def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(told_comfy: MadeUp) -> None:
+    made_up, comfy = told_comfy, told_comfy.comfy
     comfy.load_example(mode="auto")
     memory = {"memory": {"allocated_bytes": GB}}
     report = a_report(1, 3)
@@ -199,6 +206,44 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
     expect(page.get_by_test_id("pdit-details")).to_contain_text("1 cuda:1: compute 0.30 s (60 %), communication")
 
 
+def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -> None:
+    page, report = made_up.comfy.page, uneven(2, 4) | {"plan": {"name": "uly2", "ranks": 2}}
+    made_up.tell(pools=[a_pool()], reports=[made_up.report(1, report)])
+    timeline = made_up.comfy.open_timeline()
+    canvas = page.get_by_test_id("pdit-rows")
+    expect(canvas).to_have_attribute("data-drawn", "2x4")
+    whole = canvas.evaluate("(canvas) => canvas.toDataURL()")
+    timeline.get_by_title("The next step").click()
+    expect(timeline.get_by_label("Step to look at, 0 for all")).to_have_value("1")
+    assert canvas.evaluate("(canvas) => canvas.toDataURL()") != whole
+    canvas.focus()
+    page.keyboard.press("0")
+    page.wait_for_function("([canvas, whole]) => canvas.toDataURL() === whole", arg=[canvas.element_handle(), whole])
+    assert json.loads(saved(timeline, "JSON", ".json")) == report
+    assert json.loads(saved(timeline, "Trace", ".trace.json"))["traceEvents"]
+    picture = Image.open(io.BytesIO(saved(timeline, "PNG", ".png"))).convert("RGB")
+    width, height = canvas.evaluate("(canvas) => [canvas.width, canvas.height]")
+    rows = lengths_by_row(picture.crop((0, HEAD, width, HEAD + height)))
+    shares = [{name: length / sum(row.values()) for name, length in row.items()} for row in rows]
+    computing = (0.2, 0.35)
+    wanted = [{"compute": share, "communication": 0.3, "idle": 0.7 - share} for share in computing]
+    assert shares == [pytest.approx(each, abs=0.02) for each in wanted]
+    last = picture.crop((0, picture.height - height, width, picture.height))
+    assert any(low != high for low, high in last.getextrema()), "the charts are one over the other"
+    page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
+    timeline.get_by_role("button", name="Perfetto").click()
+    assert page.evaluate("window.asked") == "https://ui.perfetto.dev"
+    expect(made_up.comfy.toast("blocked the new tab")).to_be_visible()
+
+
+def saved(timeline: Locator, button: str, ending: str) -> bytes:
+    """What is in the file that one of the timeline's buttons saves."""
+    with timeline.page.expect_download() as found:
+        timeline.get_by_role("button", name=button, exact=True).click()
+    assert found.value.suggested_filename.endswith(ending)
+    return found.value.path().read_bytes()
+
+
 def test_two_runs_are_drawn_one_under_the_other_on_one_time(made_up: MadeUp) -> None:
     def half(**times: Any) -> dict[str, Any]:
         return {"work": "0123456789ab", "timings": times}
@@ -239,8 +284,7 @@ def test_a_timeline_without_a_run_offers_what_to_do(made_up: MadeUp) -> None:
         expect(timeline.get_by_role("button", name=name, exact=True)).to_be_disabled()
     expect(timeline.get_by_role("button", name="Open …")).to_be_enabled()
     timeline.get_by_role("button", name="Open a template").click()
-    expect(made_up.comfy.page.get_by_text("All Templates").first).to_be_visible()
-    made_up.comfy.page.keyboard.press("Escape")
+    assert made_up.comfy.page.evaluate("window.executed.at(-1)") == "Comfy.BrowseTemplates"
     a_timeline(made_up)
     expect(timeline.get_by_test_id("pdit-empty")).to_have_count(0)
     expect(timeline.get_by_role("button", name="JSON", exact=True)).to_be_enabled()
@@ -269,7 +313,8 @@ FIGURES_END = """async () => {
   return end }"""
 
 
-def test_the_strip_covers_no_figures_of_comfyui(made_up: MadeUp) -> None:
+def test_the_strip_covers_no_figures_of_comfyui(told_comfy: MadeUp) -> None:
+    made_up = told_comfy
     strip = made_up.comfy.page.get_by_test_id("pdit-strip")
     made_up.tell(pools=[a_pool()])
     left = "(strip) => strip.getBoundingClientRect().left"

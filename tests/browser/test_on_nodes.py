@@ -6,6 +6,7 @@ the words, nor what is told beside the nodes (test_cards.py).
 
 from __future__ import annotations
 
+import json
 import re
 
 from playwright.sync_api import expect
@@ -65,7 +66,8 @@ TOLD = """([kind, reports]) => app.graph.nodes.find((each) => each.comfyClass ==
   .onExecuted({ parallel_dit: reports })"""
 
 
-def test_a_table_shows_reports_of_every_kind_and_age(comfy: ComfyPage) -> None:
+def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
+    comfy = made_up.comfy
     comfy.load_example("flux_benchmark")
     tables = comfy.page.get_by_test_id("pdit-tables")
     older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5]}
@@ -84,6 +86,7 @@ def test_a_table_shows_reports_of_every_kind_and_age(comfy: ComfyPage) -> None:
 
 ORDER = ["mode", "devices", "machines", "ulysses", "ring", "cfg", "data", "pipefusion", "patches", "warmup_steps"]
 ORDER += ["weights", "lora", "compiled", "step_cache"]
+ADVANCED = ["loop", "attention"]
 # As saved: in the order of the schema.
 SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
 VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"
@@ -93,21 +96,6 @@ ADD = """async (values) => {
   const saved = app.graph.serialize()
   saved.nodes[0].widgets_values = values
   await app.loadGraphData(saved) }"""
-
-
-def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
-    comfy.page.evaluate(ADD, SAVED)
-    comfy.page.wait_for_function(
-        "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER, SHOWN]
-    )
-    values = comfy.page.evaluate(VALUES)
-    assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
-        "side branch", 1, 1, "sharded", "blocks",
-    ]  # fmt: skip
-    for saved in ("app.graph.serialize().nodes[0]", "app.graph.nodes[0].clone().serialize()"):
-        assert comfy.page.evaluate(f"{saved}.widgets_values.slice(0, 14)") == SAVED
-    queued = comfy.page.evaluate("app.graphToPrompt()")["output"]
-    assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
 
 
 OF_ANOTHER_PACK = """() => {
@@ -121,8 +109,22 @@ OF_ANOTHER_PACK = """() => {
   return [before, names(), saved[0], node.widgets[0].value] }"""
 
 
-def test_an_input_that_another_pack_put_in_front_stays_there(made_up: MadeUp) -> None:
-    before, after, *values = made_up.comfy.page.evaluate(OF_ANOTHER_PACK)
+def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
+    comfy.page.evaluate(ADD, SAVED)
+    for advanced in ([], ADVANCED):
+        comfy.page.evaluate(f"app.graph.nodes[0].showAdvanced = {json.dumps(advanced != [])}")
+        comfy.page.wait_for_function(
+            "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER + advanced, SHOWN]
+        )
+    values = comfy.page.evaluate(VALUES)
+    assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
+        "side branch", 1, 1, "sharded", "blocks",
+    ]  # fmt: skip
+    for saved in ("app.graph.serialize().nodes[0]", "app.graph.nodes[0].clone().serialize()"):
+        assert comfy.page.evaluate(f"{saved}.widgets_values.slice(0, 14)") == SAVED
+    queued = comfy.page.evaluate("app.graphToPrompt()")["output"]
+    assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
+    before, after, *values = comfy.page.evaluate(OF_ANOTHER_PACK)
     assert before[:3] == ["theirs", "mode", "devices"]
     assert after == before
     assert values == ["x", "x"]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import Page
 
-from host.server import PACK_ROOT
-
-from .made_up import a_report
+from .made_up import uneven
 
 TIME_WIDTH = 800  # pixels of the canvas for the time, so that the parts of these steps end between two of them
 WIDTH = 86 + TIME_WIDTH + 8
@@ -22,8 +16,8 @@ ROW = 26 * 0.76  # pixels that a rank's row is high, of up to 16 ranks
 # By line of pixels above the axis: how much there is of each colour, in pixels, one that an edge goes through counting
 # for its part; `filled` is whether there is anything; `first`, where. Idle is drawn at 35 % of its colour.
 DRAWN = """async ([report, width, span]) => {
-  const { drawRows, rowsHeight } = await import('/web/panel/timeline_rows.mjs')
-  const { readReport } = await import('/web/panel/report.mjs')
+  const { drawRows, rowsHeight } = await import('/extensions/parallel-dit/panel/timeline_rows.mjs')
+  const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
   const view = readReport(report)
   const canvas = document.createElement('canvas')
   canvas.style.cssText = `display:block;width:${width}px;height:${rowsHeight(view.ranks.length)}px`
@@ -46,53 +40,22 @@ DRAWN = """async ([report, width, span]) => {
     }
     return line }) }"""
 TRACE = """async (report) => {
-  const { chromeTrace, jsonBlob } = await import('/web/panel/exports.mjs')
-  const { readReport } = await import('/web/panel/report.mjs')
+  const { chromeTrace, jsonBlob } = await import('/extensions/parallel-dit/panel/exports.mjs')
+  const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
   return JSON.parse(await jsonBlob(chromeTrace(readReport(report))).text()) }"""
-CALL = """async ([file, name, ...given]) => (await import(`/web/panel/${file}`))[name](...given)"""
+CALL = """async ([file, name, ...given]) => (await import(`/extensions/parallel-dit/panel/${file}`))[name](...given)"""
 PICKED = """async ([report, at, span]) => {
-  const { timeAt, stepSpan } = await import('/web/panel/timeline_rows.mjs')
-  const { readReport } = await import('/web/panel/report.mjs')
+  const { timeAt, stepSpan } = await import('/extensions/parallel-dit/panel/timeline_rows.mjs')
+  const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
   const { ranks } = readReport(report)
   const canvas = { getBoundingClientRect: () => ({ left: 10, width: 894 }) }
   return [at.map((x) => timeAt(canvas, ranks, span, x)), stepSpan(ranks, 1)] }"""
 HEARD = """async (states) => {
-  const { Store } = await import('/web/panel/store.mjs')
+  const { Store } = await import('/extensions/parallel-dit/panel/store.mjs')
   const store = new Store(() => Promise.reject(new Error('deaf')))
   return states.map(([session, revision]) => {
     store.take({ session, revision, pools: [] })
     return [store.state.session, store.state.revision] }) }"""
-
-
-@pytest.fixture(scope="module")
-def panel(context: BrowserContext) -> Iterator[Page]:
-    """A page of the pack's own folder. It may raise no error."""
-    handler = functools.partial(_Quiet, directory=str(PACK_ROOT))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page, errors = context.new_page(), []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"http://127.0.0.1:{server.server_port}/web/panel/style.css")
-        yield page
-        page.close()
-        server.shutdown()
-    assert errors == []
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
-def uneven(numbers: int, steps: int) -> dict[str, Any]:
-    """A report whose ranks differ: rank r computes 0.2 + 0.1 r / numbers of each second, waits 0.3, idles the rest."""
-    report = a_report(numbers, steps)
-    for number, rank in enumerate(report["ranks"]):
-        compute = 0.2 + 0.3 * number / numbers
-        series = {"begin_s": 0.0, "compute_s": compute, "communication_s": 0.3, "busy_s": compute + 0.3}
-        rank |= {name: [value] * steps for name, value in series.items()} | {"idle_s": [0.7 - compute] * steps}
-        rank["begin_s"] = [float(step) for step in range(steps)]
-    return report
 
 
 def rows_of(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -117,10 +80,10 @@ def shares_of(row: list[dict[str, Any]]) -> dict[str, float]:
     ids=["one step", "several steps", "steps narrower than pixels"],
 )
 def test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds(
-    panel: Page, numbers: int, steps: int, off: float
+    plain_page: Page, numbers: int, steps: int, off: float
 ) -> None:
     """`off`: of a row's area. Lines of pixels that two colours share count for neither."""
-    rows = rows_of(panel.evaluate(DRAWN, [uneven(numbers, steps), WIDTH, None]))
+    rows = rows_of(plain_page.evaluate(DRAWN, [uneven(numbers, steps), WIDTH, None]))
     assert len(rows) == numbers
     for number, row in enumerate(rows):
         compute = 0.2 + 0.3 * number / numbers
@@ -128,28 +91,28 @@ def test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds(
         assert shares_of(row) == pytest.approx(expected, abs=off), f"rank {number}"
 
 
-def test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it(panel: Page) -> None:
+def test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it(plain_page: Page) -> None:
     """From the middle of the first of four seconds on: idle, then the second one's beginning."""
-    (row,) = rows_of(panel.evaluate(DRAWN, [uneven(1, 4), WIDTH, [0.5, 1.3]]))
+    (row,) = rows_of(plain_page.evaluate(DRAWN, [uneven(1, 4), WIDTH, [0.5, 1.3]]))
     expected = {"compute": 0.2 / 0.8, "communication": 0.1 / 0.8, "idle": 0.5 / 0.8}
     assert shares_of(row) == pytest.approx(expected, abs=0.02)
     assert row[1]["first"] == 86
 
 
-def test_a_rank_without_times_leaves_its_row_empty(panel: Page) -> None:
+def test_a_rank_without_times_leaves_its_row_empty(plain_page: Page) -> None:
     report = uneven(3, 4)
     report["ranks"][1] = {"rank": 1, "device": "cpu:1"}
-    lines = panel.evaluate(DRAWN, [report, WIDTH, None])
+    lines = plain_page.evaluate(DRAWN, [report, WIDTH, None])
     rows = rows_of(lines)
     assert len(rows) == 2
     filled = [number for number, line in enumerate(lines) if line["filled"]]
     assert max(b - a for a, b in pairwise(filled)) > len(rows[0]), "the third rank stands in the second one's place"
 
 
-def test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds(panel: Page) -> None:
+def test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds(plain_page: Page) -> None:
     report = uneven(2, 3)
     report["plan"] = {"name": "uly2"}
-    trace = panel.evaluate(TRACE, report)
+    trace = plain_page.evaluate(TRACE, report)
     names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert names == {0: "rank 0 cuda:0", 1: "rank 1 cuda:1"}
     assert trace["traceEvents"][0]["args"]["name"] == "Parallel DiT uly2"
@@ -165,26 +128,26 @@ def test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds(panel: Pag
         assert found == expected
 
 
-def test_a_place_on_the_timeline_is_the_time_and_the_step_there(panel: Page) -> None:
+def test_a_place_on_the_timeline_is_the_time_and_the_step_there(plain_page: Page) -> None:
     left, right = 10 + 86, 10 + 86 + TIME_WIDTH
     places = [0, left, (left + right) / 2, right, 5000]
-    found, span = panel.evaluate(PICKED, [uneven(2, 4), places, [0, 4]])
+    found, span = plain_page.evaluate(PICKED, [uneven(2, 4), places, [0, 4]])
     assert [(place["at_s"], place["step"]) for place in found] == [(0, 0), (0, 0), (2, 2), (4, 3), (4, 3)]
     assert span == pytest.approx([1, 2])
 
 
-def test_what_stands_for_many_numbers_is_theirs(panel: Page) -> None:
-    assert panel.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4, 2]]) == 3
-    assert panel.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4]]) == 4
-    assert panel.evaluate(CALL, ["figures.mjs", "largest", [-3, -1, -2], -9]) == -1
-    assert [panel.evaluate(CALL, ["figures.mjs", "seconds", value]) for value in (0.0123, 0.41, 125)] == [
+def test_what_stands_for_many_numbers_is_theirs(plain_page: Page) -> None:
+    assert plain_page.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4, 2]]) == 3
+    assert plain_page.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4]]) == 4
+    assert plain_page.evaluate(CALL, ["figures.mjs", "largest", [-3, -1, -2], -9]) == -1
+    assert [plain_page.evaluate(CALL, ["figures.mjs", "seconds", value]) for value in (0.0123, 0.41, 125)] == [
         "12 ms",
         "0.41 s",
         "2 min 5 s",
     ]
 
 
-def test_the_marks_of_an_axis_are_round_and_fill_it(panel: Page) -> None:
+def test_the_marks_of_an_axis_are_round_and_fill_it(plain_page: Page) -> None:
     for given, apart, marks in (
         ([0, 0.93, 8], 0.2, [0, 0.2, 0.4, 0.6, 0.8]),
         ([0.5, 1.3, 4], 0.2, [0.6, 0.8, 1.0, 1.2]),
@@ -192,11 +155,11 @@ def test_the_marks_of_an_axis_are_round_and_fill_it(panel: Page) -> None:
         ([1234.5, 1234.5004, 2], 0.0002, [1234.5, 1234.5002, 1234.5004]),
         ([0, 1e-6, 3], 5e-7, [0, 5e-7, 1e-6]),
     ):
-        found = panel.evaluate(CALL, ["figures.mjs", "axisMarks", *given])
+        found = plain_page.evaluate(CALL, ["figures.mjs", "axisMarks", *given])
         assert found["apart"] == pytest.approx(apart)
         assert found["marks"] == pytest.approx(marks, abs=apart / 1000)
 
 
-def test_only_a_newer_state_of_the_same_server_is_taken(panel: Page) -> None:
-    heard = panel.evaluate(HEARD, [["a", 5], ["a", 4], ["a", 6], ["b", 1], ["b", 2]])
+def test_only_a_newer_state_of_the_same_server_is_taken(plain_page: Page) -> None:
+    heard = plain_page.evaluate(HEARD, [["a", 5], ["a", 4], ["a", 6], ["b", 1], ["b", 2]])
     assert heard == [["a", 5], ["a", 5], ["a", 6], ["b", 1], ["b", 2]]

@@ -1,11 +1,10 @@
-"""Ten queued runs in two tabs: each figure is of its own run, the panel answers meanwhile, nothing piles up."""
+"""Queued runs in two tabs: each figure is of its own run, the panel answers meanwhile, nothing piles up."""
 
 from __future__ import annotations
 
 import copy
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,11 @@ from host.client import ComfyClient
 from .comfy_page import RUN_MS, ComfyPage
 from .conftest import Tabs
 
-STEPS = range(30, 40)  # of the ten runs, each other ones, so that no figure of one could be another's
 KEPT = 6  # reports of a kind, as nodes/host/panel/report_history.py has it
-OF_STEPS = re.compile(r"step \d+(?:/| of )(\d+)")  # in what a node says of a run
+STEPS = range(3, 4 + KEPT)  # of the runs, each other ones, so that no figure of one could be another's
 GRAPH = """async () => {
   const { output, workflow } = await app.graphToPrompt()
   return { prompt: output, client_id: app.api.clientId, extra_data: { extra_pnginfo: { workflow } } }
-}"""
-# What the node says right after each word of the server, beside the run that this word was of.
-WATCH = """() => {
-  window.heard = []
-  window.rows = []
-  app.api.addEventListener('parallel_dit.state', ({ detail: { run } }) => {
-    const told = document.querySelector('[data-testid=pdit-result]').textContent
-    if (run?.class !== 'ParallelSampler' || !(run.steps > 1)) return
-    window.heard.push([run.steps, told])
-    window.rows.push([...document.querySelectorAll('.pdit-live-text')].map((each) => each.textContent))
-  })
 }"""
 NEXT_STEP = """(timeline) => {
   timeline.querySelector('[title="The next step"]').click()
@@ -65,81 +52,60 @@ def denoised(client: ComfyClient) -> list[dict[str, Any]]:
     return [client.get(f"/parallel_dit/reports/{entry['number']}") | entry for entry in reversed(entries)]
 
 
-def queue(client: ComfyClient, graph: dict[str, Any], steps: Iterable[int], *, gates: Mapping[int, Path]) -> None:
-    """Queue the graph of the page once for each of these numbers of steps, as the page does.
-
-    Those with a gate stay before their first step until the file is there.
-    """
+def queue(client: ComfyClient, graph: dict[str, Any], gates: Mapping[int, Path]) -> None:
+    """Queue the graph of the page once for each of these numbers of steps, held at its gate, as the page does."""
     (sampler,) = [name for name, node in graph["prompt"].items() if node["class_type"] == "ParallelSampler"]
-    for each in steps:
+    for steps, gate in gates.items():
         asked = copy.deepcopy(graph)
         inputs = asked["prompt"][sampler]["inputs"]
-        inputs |= {"steps": each, "seed": inputs["seed"] + each}
-        if each in gates:
-            held = {"latent": inputs["latent_image"], "gate": str(gates[each])}
-            asked["prompt"]["gate"] = {"class_type": "HoldLatent", "inputs": held}
-            inputs["latent_image"] = ["gate", 0]
+        held = {"model": inputs["model"], "gate": str(gate)}
+        asked["prompt"]["hold"] = {"class_type": "HoldSteps", "inputs": held}
+        inputs |= {"steps": steps, "seed": inputs["seed"] + steps, "model": ["hold", 0]}
         client.post("/prompt", asked)
 
 
-def queued(client: ComfyClient) -> int:
-    """How many prompts run or wait."""
-    queue = client.get("/queue")
-    return len(queue["queue_running"]) + len(queue["queue_pending"])
-
-
-def test_ten_queued_runs_keep_their_figures_in_both_tabs(comfy: ComfyPage, tabs: Tabs, tmp_path: Path) -> None:
-    other, client, page = tabs.get("second", nodes2=not comfy.nodes2), ComfyClient(comfy.server.url), comfy.page
+def test_queued_runs_keep_their_figures_in_both_tabs(comfy: ComfyPage, tabs: Tabs, tmp_path: Path) -> None:
+    other, client = tabs.get("second", nodes2=not comfy.nodes2), ComfyClient(comfy.server.url)
+    both = (comfy, other)
     comfy.load_example(width=64, height=64, steps=2)
-    for each in (comfy, other):
+    for each in both:
         each.open_sidebar()
         each.open_timeline()
-    page.evaluate(WATCH)
-    graph = page.evaluate(GRAPH)
-    queue(client, graph, [2], gates={})  # all that a run adds to the page is there from now on
-    settle(page, client)
-    before = [kept_by(each.page) for each in (comfy, other)]
-    page.evaluate("window.heard.length = 0")
-    gate = tmp_path / "gate"
-    try:
-        queue(client, graph, STEPS, gates={STEPS[-1]: gate})
-        assert "took" in comfy.timeline.evaluate(NEXT_STEP)
-        assert queued(client) > 0, "the last of them is held: the timeline answered while they ran"
-    finally:
+    graph = comfy.page.evaluate(GRAPH)
+    comfy.run()  # all that a run adds to the page is there from now on
+    expect(other.page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x2")
+    before = [kept_by(each.page) for each in both]
+    gates = {steps: tmp_path / str(steps) for steps in STEPS}
+    queue(client, graph, gates)
+    for steps, gate in gates.items():
+        expect_running(comfy, other, steps)
         gate.touch()
-    settle(page, client)
-    heard = page.evaluate("window.heard")
-    assert {steps for steps, _ in heard} & set(STEPS), "the node was never looked at while a run was under way"
-    mixed = [(steps, told) for steps, told in heard if set(OF_STEPS.findall(told)) != {str(steps)}]
-    assert mixed == [], "what the node says is of the run that is under way"
-    rows = [[text for text in texts if text] for texts in page.evaluate("window.rows")]
-    assert max(map(len, rows)) == 2, "both ranks' rows say how they spend their time while they do"
-    assert all(re.fullmatch(r"\d+ % computing", text) for texts in rows for text in texts), rows
+    drawn = re.compile(f"2x{STEPS[-1]}$")
+    expect(comfy.page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", drawn, timeout=RUN_MS)
     reports, held = denoised(client), len(client.get("/parallel_dit/state")["reports"])
     assert [report["sampling"]["steps"] for report in reports] == list(reversed(STEPS))[:KEPT]
-    for each in (comfy, other):
+    for each in both:
         each.page.bring_to_front()  # a tab behind another one draws no frame, and a click waits for one
         expect_figures(each, reports)
-    for earlier, each in zip(before, (comfy, other), strict=True):
+    for earlier, each in zip(before, both, strict=True):
         later = kept_by(each.page)
         assert later["listeners"] == earlier["listeners"]
         assert later["reports"] <= held, "those that the server has"
         assert later["elements"] <= earlier["elements"] + 2 * KEPT, "a choice for each run, in both lists"
     other.sidebar.get_by_role("button", name="Release").click()
-    for each in (comfy, other):
+    for each in both:
         expect(each.page.get_by_test_id("pdit-nothing")).to_contain_text("No workers yet")
     tabs.close("second")
 
 
-def settle(page: Page, client: ComfyClient) -> None:
-    """Until nothing is queued any more, and the page has drawn the last run."""
-    end_s = time.monotonic() + RUN_MS / 1000
-    while queued(client):
-        assert time.monotonic() < end_s, client.get("/queue")
-        time.sleep(0.1)
-    newest = denoised(client)[0]
-    drawn = f"2x{newest['sampling']['steps']}"
-    expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", drawn)
+def expect_running(comfy: ComfyPage, other: ComfyPage, steps: int) -> None:
+    """The run is held in its second step: node and sidebars say so, and the timeline answers meanwhile."""
+    places = (comfy.page.get_by_test_id("pdit-result").first, comfy.sidebar, other.sidebar)
+    for place in places:
+        expect(place).to_contain_text(f"step 2 of {steps}", timeout=RUN_MS)
+    for each in (comfy, other):
+        expect(each.sidebar.locator(".pdit-live-text")).to_have_text([re.compile(r"^\d+ % computing$")] * 2)
+    assert "took" in comfy.timeline.evaluate(NEXT_STEP)
 
 
 def expect_figures(comfy: ComfyPage, reports: list[dict[str, Any]]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from PIL import Image
 
 from host.client import ComfyClient
+from host.fetch import comfyui_path
 from host.server import PACK_ROOT, ComfyServer
 
 PACK = "pack_without_a_server"
@@ -25,6 +29,27 @@ def hint(comfy_server: ComfyServer) -> str:
     picture[:, :, 3] = 255
     picture[64:192, 64:192, 3] = 0
     return ComfyClient(comfy_server.url).upload_image(Image.fromarray(picture), "hint.png")
+
+
+@pytest.fixture(scope="session")
+def in_comfyui() -> Iterator[Callable[..., list[str]]]:
+    """Runs a script (a file, or Python itself) with arguments in a ComfyUI without a server; returns lines it printed.
+
+    It is given ComfyUI's folder first. Each has a process of its own, forked from one that has loaded ComfyUI.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("loaded_comfyui.py")), str(comfyui_path())]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(script: Path | str, *arguments: str) -> list[str]:
+        process.stdin.write(json.dumps([str(script), [str(comfyui_path()), *arguments]]) + "\n")
+        process.stdin.flush()
+        status, printed, errors = json.loads(process.stdout.readline())
+        assert status == 0, errors[-4000:]
+        return printed.splitlines()
+
+    yield run
+    process.stdin.close()
+    process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
-"""Loads the pack as it is; then, if asked, without each line of the host contract in turn; prints what came of it.
+"""Deletes each line of the host contract in turn and looks; loads the pack as it is, and without each feature's lines.
 
-Run by test_contract.py with ComfyUI's folder, the pack's and "each"; a line of JSON and a fork for each line of the
-contract, so that none knows of another.
+Run in a ComfyUI that is loaded, with its folder and the pack's. A line of JSON for each look, and for each load, which
+has a fork of its own, so that none knows of another.
 """
 
 import asyncio
+import contextlib
 import enum
+import functools
 import importlib.util
 import json
 import logging
@@ -14,24 +16,8 @@ import sys
 import traceback
 import types
 
-tree, pack, *each = sys.argv[1:]
-sys.path[:0] = [tree]
-sys.argv = ["main.py", "--cpu"]
+_, _, pack = sys.argv
 NAME = "deleted_in_turn"
-
-
-def start_comfyui():
-    """What main.py does before packs are loaded."""
-    import comfy.options
-
-    comfy.options.enable_args_parsing()
-    importlib.import_module("utils.extra_config")  # as main.py does, before nodes puts comfy/utils.py first
-    import execution
-    import nodes  # noqa: F401
-    import server
-
-    made = server.PromptServer(asyncio.new_event_loop())
-    made.prompt_queue = execution.PromptQueue(made)
 
 
 def part_of_pack(name):
@@ -64,35 +50,42 @@ def is_there(name):
 
 
 def delete(line, *, arguments):
-    """Take from ComfyUI what the line says; with `arguments` only those that it has to take."""
+    """Take from ComfyUI what the line says; with `arguments` only those that it has to take. What undoes it."""
     if line.attribute:
-        for base in found(line.name).__mro__[:-1]:
-            forget_name(base, line.attribute)
-        return
+        return [undo for base in found(line.name).__mro__[:-1] for undo in forget_name(base, line.attribute)]
     owner, _, name = line.name.rpartition(".")
     owner = found(owner)
     if isinstance(owner, type) and name not in vars(owner):
         owner = next(base for base in owner.__mro__ if name in vars(base))
-    if not arguments:
-        type.__delattr__(owner, name) if isinstance(owner, type) else delattr(owner, name)
-        if isinstance(owner, enum.EnumMeta):
-            owner._member_map_.pop(name)
-        elif hasattr(owner, name) and not line.arguments:  # as a base has it
-            above, _, kind = line.name.rpartition(".")[0].rpartition(".")
-            delattr(found(above), kind)
-    elif isinstance(getattr(owner, name), type):
-        getattr(owner, name).__init__ = lambda self: None
-    else:
-        setattr(owner, name, lambda self: None)
+    if arguments:
+        value = getattr(owner, name)
+        return [change(*((value, "__init__") if isinstance(value, type) else (owner, name)), lambda self: None)]
+    undo = [change(owner, name)]
+    if isinstance(owner, enum.EnumMeta):
+        member = owner._member_map_.pop(name)
+        undo.append(lambda: owner._member_map_.update({name: member}))
+    elif hasattr(owner, name) and not line.arguments:  # as a base has it
+        above, _, kind = line.name.rpartition(".")[0].rpartition(".")
+        undo.append(change(found(above), kind))
+    return undo
+
+
+def change(owner, name, *value):
+    """Delete an attribute, or put a value in its place; returns what undoes that."""
+    kind = type if isinstance(owner, type) else object
+    had, before = name in vars(owner), vars(owner).get(name)
+    kind.__setattr__(owner, name, *value) if value else kind.__delattr__(owner, name)
+    return lambda: kind.__setattr__(owner, name, before) if had else kind.__delattr__(owner, name)
 
 
 def forget_name(kind, attribute):
-    """Have a class without the attribute, and its methods name another one."""
-    if attribute in vars(kind):
-        delattr(kind, attribute)
+    """Have a class without the attribute, and its methods name another one; what undoes each of that."""
+    undo = [change(kind, attribute)] if attribute in vars(kind) else []
     for function in [getattr(each, "__func__", each) for each in vars(kind).values()]:
         if isinstance(function, types.FunctionType):
+            undo.append(functools.partial(setattr, function, "__code__", function.__code__))
             function.__code__ = renamed(function.__code__, attribute)
+    return undo
 
 
 def renamed(code, attribute):
@@ -124,39 +117,60 @@ def loaded():
     return {"ids": sorted(asyncio.run(load())), "said": []}
 
 
-def tried(line, arguments):
-    """Delete it, load the pack; all that is to be known of that."""
-    lines = []
+def said_without(line, arguments):
+    """The sentences of the features that are off where this line is deleted."""
+    check = part_of_pack("parallel_runtime.models.hosted.contract_check")
+    undo = delete(line, arguments=arguments)
+    try:
+        return check.off_by_feature(check.look(), "0")
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+def loaded_without(lines, arguments):
+    """Delete these lines, load the pack; all that is to be known of that."""
+    told = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
+    handler.emit = lambda record: told.append(record.getMessage())
     logging.getLogger().addHandler(handler)
     try:
-        if line is not None:
-            delete(line, arguments=arguments)
+        for line in lines:
+            with contextlib.suppress(AttributeError, LookupError, StopIteration):  # gone with one before
+                delete(line, arguments=arguments)
         result = loaded()
         result["off"] = part_of_pack("nodes.host.contract.version").features_off()
     except Exception:  # noqa: BLE001  whatever it is, it is what the test is to see
         result = {"error": traceback.format_exc()}
-    return result | {"line": None if line is None else line.text, "log": lines}
+    return result | {"log": told}
 
 
 def main():
-    start_comfyui()
-    import torch  # noqa: F401  the slow part, before forks
-
     contract = part_of_pack("parallel_runtime.models.hosted.contract")
-    lines = contract.LINES if each else ()
-    cases = [(None, False), *((line, False) for line in lines), *((line, True) for line in lines if line.arguments)]
-    used = [contract.Line(feature="", since="", name=name) for name in contract.WHERE_THERE] if each else []
-    cases += [(line, False) for line in used if is_there(line.name)]
-    for line, arguments in cases:
-        sys.stdout.flush()
+    used = [contract.Line(feature="", since="", name=name) for name in contract.WHERE_THERE]
+    for arguments in (False, True):
+        for line in contract.LINES:
+            if line.arguments or not arguments:
+                say({"line": line.text, "arguments": arguments, "off": said_without(line, arguments)})
+    used = [line for line in used if is_there(line.name)]
+    for line in used:
+        say({"line": line.text, "arguments": False, "off": said_without(line, False)})
+    groups = [("", [], False), ("used where there", used, False)]
+    for feature in contract.FEATURES:
+        lines = [line for line in contract.LINES if line.feature == feature]
+        groups += [(feature, lines, False), (feature, [line for line in lines if line.arguments], True)]
+    for name, lines, arguments in groups:
         pid = os.fork()
         if pid == 0:
-            sys.stdout.write(json.dumps(tried(line, arguments)) + "\n")
-            sys.stdout.flush()
+            say({"group": name, "arguments": arguments, **loaded_without(lines, arguments)})
             os._exit(0)
         os.waitpid(pid, 0)
+
+
+def say(found):
+    """A line of JSON."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
 
 
 main()

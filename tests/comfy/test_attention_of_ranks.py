@@ -68,9 +68,8 @@ def options_of(words):
     ("option", "called", "ran"),
     [
         ("--use-sage-attention", "called sageattn", "sage"),
-        ("--use-flash-attention", "called flash_attn_func", "flash"),
-        ("--use-pytorch-cross-attention", "", "pytorch: flash attention"),
-        ("--use-split-cross-attention", "", "split"),
+        pytest.param("--use-flash-attention", "called flash_attn_func", "flash", marks=pytest.mark.full),
+        pytest.param("--use-split-cross-attention", "", "split", marks=pytest.mark.full),
     ],
 )
 def test_an_option_of_the_parser_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-from host.fetch import comfyui_path
 
 # Finds the kernel for a file that asks for none, one that asks for int8 where this machine has it and where it has not,
 # and under another attention function. The class that reads a file's wish is a newer ComfyUI's: where there is none,
@@ -48,13 +43,9 @@ print(json.dumps(found))
 """
 
 
-def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines() -> None:
-    folder = Path(__file__).resolve().parents[1] / "host"
-    command = [sys.executable, "-c", SCRIPT, str(comfyui_path())]
-    environment = {"PYTHONPATH": str(folder), "PATH": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout) == ["", "", "comfy_kitchen_int8", "", "sage", "sage"]
+def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines(in_comfyui) -> None:
+    (found,) = in_comfyui(SCRIPT)
+    assert json.loads(found) == ["", "", "comfy_kitchen_int8", "", "sage", "sage"]
 
 
 @pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])

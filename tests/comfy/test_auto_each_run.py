@@ -11,11 +11,9 @@ import pytest
 
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
-from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workflows import text_to_image
 
-AGAIN = "for this run: "
 SMALL, LARGE = {"width": 64, "height": 80}, {"width": 256, "height": 256}
 
 
@@ -65,30 +63,6 @@ def test_each_kind_of_work_gets_its_plan_and_the_picture_is_stock_comfyuis(
     told = [text for node, text in result.texts if node == "sampler" and "step 2/2" in text]
     assert told[-1].splitlines()[1] == f"{plan}, chosen for {ran['chosen_for']}"
     assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
-
-
-def test_the_samplers_of_comfyui_get_the_plan_of_the_work_too(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = stock_graph(tiny_models, seed=502, steps=3, cfg=3.0, **SMALL)
-    result = client.queue(known(to_latent(parallel(graph))))
-    told = [text for node, text in result.texts if node == "sampler" and "step 3/3" in text]
-    assert "cfg2-ring1-uly1, chosen for 20 image tokens" in told[-1]
-    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
-
-
-@pytest.mark.full  # it starts a server of its own
-def test_a_work_is_decided_once_and_no_weight_is_loaded_again(
-    tiny_models: TinyModels, models_dir: Any, tmp_path: Any
-) -> None:
-    with ComfyServer(models=models_dir, base=tmp_path) as server:
-        client = ComfyClient(server.url)
-        graphs = [stock_graph(tiny_models, seed=seed, **asked) for seed, asked in enumerate((LARGE, SMALL, LARGE))]
-        plans = [report_of(client.queue(measured(graph)))["plan"]["name"] for graph in graphs]
-        assert plans == ["ring2", "single", "ring2"]
-        assert server.log.count(AGAIN) == 2, "each work once, whatever the seed"
-        assert server.log.count(f"loading {tiny_models.dev} into the workers") == 1
-        (pool,) = client.get("/parallel_dit/state")["pools"]
-        assert [model["held_by"] for model in pool["models"]] == [2], "the plan of one rank left the other's weights"
-        assert pool["plans"][-1]["ring"] == 2, "the panel draws the plan that ran last"
 
 
 def test_what_cannot_run_at_once_in_every_step_gets_no_ranks_of_its_own(
@@ -142,13 +116,6 @@ def test_a_benchmark_of_no_plan_times_the_one_that_the_work_would_get(
     graph["show"] = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 0]}}
     report = report_of(client.queue(graph))
     assert [each["name"] for each in report["contenders"]] == ["one rank", "cfg2-ring1-uly1"]
-
-
-def test_a_plan_written_by_hand_runs_whatever_is_asked(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = measured(stock_graph(tiny_models, seed=507, cfg=3.0, **SMALL), mode="manual", ring=2)
-    ran = report_of(client.queue(graph))["plan"]
-    assert ran["name"] == "ring2"
-    assert not {"chosen_for", "reasons"} & set(ran)
 
 
 def test_a_plan_of_the_users_is_told_of_a_quicker_one_that_the_planner_knows(

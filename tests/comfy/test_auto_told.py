@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from host import workflows
 from host.client import ComfyClient
-from host.pack_workflows import latent_of, parallel, relative_error, to_latent
+from host.pack_workflows import parallel, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
@@ -29,24 +29,3 @@ def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
     again = parallel(workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=62))
     client.queue(to_latent(again)).require_success()
     assert comfy_server.log.count(LOGGED) == before + 1  # the same MODEL, so nothing was decided again
-
-
-def test_a_plan_written_by_hand_needs_no_reasons(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    before = comfy_server.log.count("auto takes")
-    graph = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=63)
-    result = client.queue(to_latent(parallel(graph, mode="manual", ring=2))).require_success()
-    assert result.outputs["config"]["parallel_dit"][0]["text"] == [
-        "ring2",
-        "cpu:0: ring part 0/2",
-        "cpu:1: ring part 1/2",
-    ]
-    assert comfy_server.log.count("auto takes") == before
-
-
-def test_auto_is_no_other_plan_than_the_one_it_names(client: ComfyClient, tiny_models: TinyModels) -> None:
-    stock = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=64)
-    automatic = latent_of(client, parallel(stock))
-    by_hand = latent_of(client, parallel(stock, mode="manual", ulysses=2))
-    assert relative_error(automatic, by_hand) == 0.0

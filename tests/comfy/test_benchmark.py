@@ -56,34 +56,6 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny
     assert any("run 1 of 3: one rank" in text for _, text in result.texts)
 
 
-def loops(report: dict[str, Any]) -> list[str]:
-    """Where each case's loop was, in their order."""
-    return [row["loop"]["kind"] for row in report["contenders"]]
-
-
-@pytest.mark.full
-def test_what_is_compared_is_the_loop_that_the_sampler_would_use(client: ComfyClient, tiny_models: TinyModels) -> None:
-    """Inside the workers, unless the user or the graph says otherwise; stock ComfyUI has none but its own."""
-    sampler = parallel(workflows.text_to_image(tiny_models, seed=301), sampler="ParallelFluxSampler")
-    show = {"timing": ["sampler", 1], "filename_prefix": "benchmark/tiny"}
-    sampler["show"] = {"class_type": "ShowTimingReport", "inputs": show}
-    chosen = report_of(client.queue(sampler))["loop"]["kind"]
-    auto = report_of(client.queue(benchmark(tiny_models, runs=2, stock=True)))
-    assert loops(auto) == [chosen, "host", chosen] == ["resident", "host", "resident"]
-    assert all(len(rank["busy_s"]) == 2 for row in auto["contenders"] for rank in row.get("ranks", ()))
-    assert all("collectives" not in rank for rank in auto["contenders"][2]["ranks"]), "of the run, not of a step"
-    host = report_of(client.queue(benchmark(tiny_models, runs=1, loop="host")))
-    assert loops(host) == ["host", "host"]
-    assert all("collectives" in rank for rank in host["contenders"][1]["ranks"])
-
-
-@pytest.mark.full
-def test_a_loop_that_cannot_be_in_the_workers_says_why(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = benchmark(tiny_models, runs=1, sampler_name="dpmpp_2m_cfg_pp")
-    rows = report_of(client.queue(graph))["contenders"]
-    assert [(row["loop"]["kind"], bool(row["loop"]["reason"])) for row in rows] == [("host", True)] * 2
-
-
 def test_each_rank_is_traced_on_request(client: ComfyClient, tiny_models: TinyModels) -> None:
     result = client.queue(benchmark(tiny_models, runs=1, trace=True))
     report = report_of(result)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from host.fetch import comfyui_path
 
 pytestmark = pytest.mark.full
 
@@ -17,15 +14,14 @@ SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 SAID = "it is not linear in latents and denoised latents (off by"
 
 
-def printed(what: str) -> list:
-    command = [sys.executable, str(SCRIPT), str(comfyui_path()), what]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return json.loads(result.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def printed(in_comfyui) -> Callable[[str], list]:
+    """What the script prints of what it is asked."""
+    return lambda what: json.loads(in_comfyui(SCRIPT, what)[-1])
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[tuple[float, bool], str]:
+def said(printed) -> dict[tuple[float, bool], str]:
     """By how much latents are bent, and whether only the model sees it: why the sampler is no recurrence."""
     return {(bend, hidden): reason for bend, hidden, reason in printed("--bent")}
 
@@ -45,7 +41,7 @@ def test_a_sampler_whose_last_step_hides_what_was_bent_is_refused_too(said: dict
     assert said[1e-6, True].startswith(SAID)
 
 
-def test_a_sampler_that_shows_something_else_is_refused() -> None:
+def test_a_sampler_that_shows_something_else_is_refused(printed) -> None:
     near, far = printed("--shown")
     assert near == ""
     assert far.startswith("its steps show something else than the denoised latent")

@@ -1,21 +1,19 @@
 """The host contract is whole, this ComfyUI fulfils it, and each line that is missing costs its feature alone.
 
 Owns: the list against the pack's own source, every line deleted in turn. Does not own: a server whose ComfyUI lacks
-something (test_changed_comfyui.py), nor plans that do not fit (families/test_failed_proof.py).
+something (test_changed_comfyui.py), nor plans that do not fit (families/test_self_proof.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from host.fetch import comfyui_path
 from host.server import PACK_ROOT
 from parallel_runtime.models.hosted.contract import FEATURES, LINES, WHERE_THERE, Line
 from parallel_runtime.models.hosted.contract_check import NOTHING, find, look
@@ -38,17 +36,6 @@ PYTHONS = (
 PYTHONS += ("copy",)  # of each class of ControlNets its own
 PYTHONS += ("advice", "decision", "decision_for", "delta_set", "plan", "side_branch", "under")  # of a RemotePatcher
 PYTHONS += ("stock", "for_device")  # of what this pack puts in place of the attention function
-PROCESS_S = 900
-
-
-def loaded(*each: str) -> list[dict[str, Any]]:
-    """What came of the pack with nothing deleted; with "each" then without each line in turn."""
-    program = str(PACK_ROOT / "tests" / "comfy" / "contract_deleted.py")
-    environment = os.environ | {"PYTHONPATH": ""}
-    asked = [sys.executable, "-I", program, str(comfyui_path()), str(PACK_ROOT), *each]
-    ended = subprocess.run(asked, capture_output=True, text=True, timeout=PROCESS_S, env=environment, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"')]
 
 
 def is_named(use: str) -> bool:
@@ -133,34 +120,41 @@ def test_no_line_is_there_twice_and_every_feature_has_some() -> None:
     assert {line.feature for line in LINES} == FEATURES.keys()
 
 
-def test_this_comfyui_fulfils_every_line() -> None:
-    (whole,) = loaded()
-    assert whole["line"] is None and "error" not in whole, whole
-    assert (whole["off"], whole["said"]) == ({}, []) and len(whole["ids"]) == 11
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(PROCESS_S + 20)
-def test_each_line_that_is_missing_turns_off_its_features_and_the_pack_is_there() -> None:
-    whole, *tried = loaded("each")
-    used = [each for each in tried if each["line"] in WHERE_THERE]
-    assert {"comfyui_version.__version__", "comfy.controlnet.ControlLora"} <= {each["line"] for each in used}
-    assert [each for each in used if each.get("off") != {} or each["ids"] != whole["ids"] or each["said"]] == []
-    tried = [each for each in tried if each not in used]
-    lines = [*LINES, *(line for line in LINES if line.arguments)]  # the latter once more with others alone
-    assert [each["line"] for each in tried] == [line.text for line in lines]
-    wrong = []
-    for line, found in zip(lines, tried, strict=True):
-        sentence = found.get("off", {}).get(line.feature, "")
-        owner = line.name if line.attribute else line.name.rpartition(".")[0]  # of which more than one may be missing
-        last = line.attribute or line.name.rpartition(".")[2]
-        good = sentence.startswith("ComfyUI ") and (f"`{owner}." in sentence or f".{last}` and " in sentence)
-        good = good and FEATURES[line.feature].title in sentence
-        good = good and "is off" in sentence and "update" in sentence
-        good = good and "error" not in found and found["ids"] == whole["ids"]
-        good = good and any(sentence in text for text in found["log"])
-        good = good and found["said"] == ([sentence] if line.feature == "nodes" else found["said"])
-        good = good and "Traceback" not in "".join(found["log"])
-        if not good:
-            wrong.append(found)
-    assert wrong == [], f"{len(wrong)} lines: {json.dumps(wrong, indent=1)}"
+def test_each_line_that_is_missing_turns_off_its_features_and_the_pack_is_there(in_comfyui) -> None:
+    """Each line is missed by itself; the pack is loaded without all lines of a feature, which are guarded as one."""
+    printed = in_comfyui(Path(__file__).with_name("contract_deleted.py"), str(PACK_ROOT))
+    found = [json.loads(line) for line in printed if line.startswith('{"')]
+    looks = {(each["line"], each["arguments"]): each["off"] for each in found if "line" in each}
+    loads = {(each["group"], each["arguments"]): each for each in found if "group" in each}
+    expected = {(line.text, only) for line in LINES for only in (False, True) if line.arguments or not only}
+    used = looks.keys() - expected
+    assert expected < looks.keys() and {text for text, _ in used} <= set(WHERE_THERE)
+    assert {"comfyui_version.__version__", "comfy.controlnet.ControlLora"} <= {text for text, _ in used}
+    assert [each for each in used if looks[each]] == []
+    wrong = [
+        (line.text, only, looks[line.text, only])
+        for line in LINES
+        for only in (False, True)
+        if (line.text, only) in expected and not names(looks[line.text, only].get(line.feature, ""), line)
+    ]
+    assert wrong == []
+    whole = loads.pop(("", False))
+    assert (whole.get("off"), whole["said"]) == ({}, []) and len(whole["ids"]) == 11, "nothing was deleted"
+    assert loads.keys() == {(name, only) for name in FEATURES for only in (False, True)} | {("used where there", False)}
+    assert loads.pop(("used where there", False)).get("off") == {}
+    for (feature, only), load in loads.items():
+        if only and not any(line.arguments for line in LINES if line.feature == feature):
+            continue
+        assert "error" not in load and load["ids"] == whole["ids"], load
+        assert load["said"] == ([load["off"][feature]] if "nodes" in load["off"] else []), load
+        assert any(load["off"][feature] in text for text in load["log"]), load
+        assert "Traceback" not in "".join(load["log"]), load
+
+
+def names(sentence: str, line: Line) -> bool:
+    """Whether a sentence says what is missing of the line, what is off, and what to do."""
+    owner = line.name if line.attribute else line.name.rpartition(".")[0]  # of which more than one may be missing
+    last = line.attribute or line.name.rpartition(".")[2]
+    said = sentence.startswith("ComfyUI ") and (f"`{owner}." in sentence or f".{last}` and " in sentence)
+    return said and all(text in sentence for text in (FEATURES[line.feature].title, "is off", "update"))

@@ -15,21 +15,12 @@ from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
-from parity.edits import FILES, HERE, LONG, Edit, add, controlnet, guided, lora, on, on_model, on_positive, prompt
-from parity.graphs import CACHE, CANNY, Graph, area, in_halves, of
-from parity.runner import VISIBLE, parallelized, prepare
+from parity.edits import HERE, LONG, Edit, add, guided, on, on_model, on_positive, prompt
+from parity.graphs import CACHE, Graph, of
+from parity.runner import parallelized, prepare
 
 CFG_2 = {"devices": "cpu:2", "cfg": 2}
-REGION = "a market in the sun"
 WEIGHTED = {"conditioning": ["region", 0], "mask": ["mask", 0], "strength": 1.3, "set_cond_area": "default"}
-
-
-def region(text: str) -> tuple[Edit, ...]:
-    """A second prompt combined with the first, each with half of the weight everywhere."""
-    return (
-        prompt("region", text),
-        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["region", 0]),
-    )
 
 
 def masked(text: str) -> tuple[Edit, ...]:
@@ -46,47 +37,17 @@ def masked(text: str) -> tuple[Edit, ...]:
     )
 
 
-def overlapping(text: str) -> tuple[Edit, ...]:
-    """Two areas of different size that overlap, and fade out at their borders."""
-    left = {"width": 96, "height": 96, "x": 0, "y": 0, "strength": 1.0}
-    right = {"width": 80, "height": 64, "x": 48, "y": 16, "strength": 0.6}
-    return (
-        prompt("region", text),
-        add("right part", "ConditioningSetArea", conditioning=["region", 0], **right),
-        on_positive("ConditioningSetArea", **left),
-        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["right part", 0]),
-    )
-
-
 # A graph, and how many calls of the model each of its requests carries under cfg=2; None where steps are skipped.
 TOGETHER: dict[str, tuple[Graph, list[int] | None]] = {
     "equal prompts": (of("", "equal", guided(3.0)), [1, 1]),
     "unequal prompts": (of("", "unequal", guided(3.0, negative=LONG)), [2, 2]),
     "unequal prompts, batch 2": (of("", "batch", guided(3.0, negative=LONG), batch=2), [2, 2]),
-    "ControlNet": (
-        of("", "control", guided(3.0, negative=LONG), controlnet(FILES.controlnet_union, union_type=CANNY)),
-        [2, 2],
-    ),
-    "LoRA": (of("", "lora", guided(3.0, negative=LONG), lora(FILES.lora_fused, 0.8)), [2, 2]),
     "EasyCache": (of("", "easy", guided(3.0, negative=LONG), on_model("EasyCache", **CACHE), steps=6), None),
-    "LazyCache": (of("", "lazy", guided(3.0, negative=LONG), on_model("LazyCache", **CACHE), steps=6), None),
-    "two areas and a negative": (
-        of("", "halves", *in_halves("ConditioningSetArea", left=area(0), right=area(64)), guided(3.0), width=128),
-        [2, 2],
-    ),
-    # ComfyUI gives the negative a part for each area, besides the one for the whole picture
-    "areas that overlap": (of("", "overlap", *overlapping(LONG), guided(3.0), width=128), [4, 4]),
-    "a third prompt of another length": (of("", "third", *region(LONG), guided(3.0)), [2, 2]),
-    "two prompts of different length, no negative": (of("", "two", *region(LONG)), [2, 2]),
-    "masks": (of("", "masks", *masked(LONG), guided(3.0)), [2, 2]),
 }
 # What keeps state between calls, or is not known: one call a request, in stock's order.
 IN_ORDER: dict[str, Graph] = {
     "a step skipper of another pack": of(
         "", "skip", guided(3.0, negative=LONG), on_model("SkipEverySecondCall"), steps=4
-    ),
-    "EasyCache over areas of different size": of(
-        "", "easy areas", *overlapping(REGION), guided(3.0), on_model("EasyCache", **CACHE), width=128, steps=4
     ),
     "default conditioning": of(
         "",
@@ -125,23 +86,8 @@ def groups_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]
     return [pieces[batch_group] for batch_group in sorted(pieces)]
 
 
-# Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too, or others of their kind do here.
-IN_THE_SUBSET = ("unequal prompts, batch 2", "LoRA", "two areas and a negative")
-IN_FULL = (
-    "equal prompts",
-    "ControlNet",
-    "masks",
-    "areas that overlap",
-    *IN_THE_SUBSET,
-    "EasyCache",
-    "LazyCache",
-    "a third prompt of another length",
-    "two prompts of different length, no negative",
-)
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in IN_FULL else []) for name in TOGETHER]
+    "name", [pytest.param(name, marks=[] if name == "unequal prompts" else [pytest.mark.full]) for name in TOGETHER]
 )
 def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     graph, calls = TOGETHER[name]
@@ -163,22 +109,7 @@ def test_the_two_calls_of_an_unequal_pair_run_on_two_batch_groups(client: ComfyC
     assert groups_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
 
 
-@pytest.mark.full
-def test_a_stock_model_made_parallel_has_batch_groups_too(client: ComfyClient) -> None:
-    graph = TOGETHER["EasyCache"][0]
-    stock = saved_latent(client, client.queue(graph.workflow()))
-    ours = reported(graph.workflow())
-    add("config", "SPConfig", mode="manual", ulysses=1, ring=1, **CFG_2)(ours)
-    on_model("ParallelizeModel", sp_config=["config", 0])(ours)
-    result = client.queue(ours).require_success()
-    assert relative_error(saved_latent(client, result), stock) <= TOLERANCE
-    (report,) = result.outputs["sampler"]["parallel_dit"]
-    assert set(report["timings"]["calls"]) == {2}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if "EasyCache" in name else []) for name in IN_ORDER]
-)
+@pytest.mark.parametrize("name", IN_ORDER)
 def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     name: str, client: ComfyClient, comfy_server: ComfyServer
 ) -> None:
@@ -189,11 +120,8 @@ def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     assert comfy_server.log.count("one after the other") == told + 1
 
 
-@pytest.mark.parametrize(
-    "name", ["unequal prompts, batch 2", pytest.param("areas that overlap", marks=pytest.mark.full)]
-)
-def test_four_ranks_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
-    error, report = both(client, TOGETHER[name][0], {"devices": "cpu:4", "cfg": 2, "ulysses": 2})
+def test_four_ranks_equal_stock_comfyui(client: ComfyClient) -> None:
+    error, report = both(client, TOGETHER["unequal prompts, batch 2"][0], {"devices": "cpu:4", "cfg": 2, "ulysses": 2})
     assert error <= TOLERANCE
     assert [rank["lane"] for rank in report["ranks"]] == [0, 0, 1, 1]
 
@@ -205,13 +133,6 @@ def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) ->
     assert error <= TOLERANCE
     rows = [sum(stop - start for _, start, stop in pieces) for pieces in groups_of(report)]
     assert sorted(rows) == [batch // 2, -(-batch // 2)]
-
-
-@pytest.mark.full
-def test_a_batch_group_left_out_would_be_seen(client: ComfyClient) -> None:
-    stock = saved_latent(client, client.queue(of("", "unequal", guided(3.0, negative=LONG)).workflow()))
-    alone = saved_latent(client, client.queue(of("", "positive alone").workflow()))
-    assert relative_error(alone, stock) > VISIBLE
 
 
 def idle_lines(server: ComfyServer) -> list[str]:

@@ -6,19 +6,17 @@ KSampler of stock ComfyUI with the same settings.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load
 
-from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, relative_error
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
-from host.workers import worker_pids
-from parity.edits import FILES, INSTANTX, LONG, PICTURES, Edit, controlnet, guided, on_model, plain
+from parity.edits import LONG, PICTURES, Edit, on_model, plain
 from parity.runner import VISIBLE, parallelized, prepare
 
 DATA_2 = {"devices": "cpu:2", "data": 2}
@@ -136,59 +134,12 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
 
 
 @pytest.mark.full
-def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: ComfyClient) -> None:
-    graphs = [single(number, on_model("AddGlobalNoise"), steps=3) for number in range(3)]
-    assert report_of(assert_same_images(client, graphs, **DATA_2))["sampling"]["at_once"] == 2
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param({"devices": "cpu:1"}, id="one rank", marks=pytest.mark.full),
-        pytest.param({"devices": "cpu:3", "data": 3}, id="data 3", marks=pytest.mark.full),
-        pytest.param({"devices": "cpu:4", "data": 2, "cfg": 2}, id="data 2, cfg 2", marks=pytest.mark.full),
-        pytest.param({}, id="stock MODEL"),
-    ],
-)
-def test_the_degree_changes_no_image(plan: dict[str, Any], client: ComfyClient) -> None:
-    graphs = [single(number, guided(3.0), sampler="euler_ancestral") for number in range(3)]
-    report = report_of(assert_same_images(client, graphs, **plan))
-    assert report["sampling"]["at_once"] == plan.get("data", 1)
-    if plan.get("cfg") == 2:
-        assert report["timings"]["calls"][0] == 3, "prompts of both lengths and two images in one request"
-
-
-@pytest.mark.full
-def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient) -> None:
-    edits = (guided(3.0), controlnet(FILES.controlnet_xlabs), controlnet(INSTANTX, strength=0.3))
-    graphs = seeds_of([single(0, *edits, steps=2 + number) for number in range(3)])
-    ours = one_for_all(listed(graphs, **DATA_2), "positive", "negative", "latent_image")
-    steps = {f"item_{number}": 2 + number for number in range(3)}
-    ours["all steps"] = {"class_type": "MakeList", "inputs": steps}
-    ours["sampler"]["inputs"]["steps"] = ["all steps", 0]
-    result = client.queue(ours)
-    errors = differences(latents(client, result, ["save"]), singles(client, graphs))
-    assert max(errors) <= TOLERANCE, errors
-    assert report_of(result)["sampling"]["at_once"] == 2
-
-
-@pytest.mark.full
 def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
     cache = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
     graphs = [single(number, on_model("EasyCache", **cache), steps=6) for number in range(3)]
     report = report_of(assert_same_images(client, graphs, **DATA_2))
     assert report["sampling"]["at_once"] == 2
     assert sum(report["timings"]["calls"]) < 18, "no step was skipped, so this shows nothing"
-
-
-@pytest.mark.full
-def test_what_sums_up_over_a_run_has_one_run_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
-    settings = {"eta": 1.0, "norm_threshold": 0.0, "momentum": 0.5}
-    graphs = [single(number, guided(3.0), on_model("APG", **settings), steps=3) for number in range(2)]
-    report = report_of(assert_same_images(client, graphs, **DATA_2))
-    assert report["sampling"]["at_once"] == 1
-    assert "sampled one after the other, and replicas idle: a function of" in comfy_server.log
 
 
 def test_one_for_all_is_written_once(client: ComfyClient) -> None:
@@ -205,24 +156,6 @@ def test_progress_and_previews_cover_all_images(client: ComfyClient) -> None:
     values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
     assert values == [(value, 15) for value in range(1, 16)]
     assert len(result.previews) == 15
-
-
-@pytest.mark.full
-def test_cancel_ends_all_images_and_the_next_prompt_is_right(client: ComfyClient, comfy_server: ComfyServer) -> None:
-    graphs = [single(number) for number in range(2)]
-    assert_same_images(client, graphs, **DATA_2)
-    pids = worker_pids(comfy_server)
-
-    def on_event(event: Event) -> None:
-        if event.type == "progress" and event.data["value"] == 5:
-            client.interrupt()
-
-    long = client.queue(listed([single(number, steps=200) for number in range(3)], **DATA_2), on_event=on_event)
-    assert long.status == "interrupted"
-    assert 5 <= long.progress[-1].value < 200
-    client.free()  # so that all of it runs again
-    assert_same_images(client, graphs, **DATA_2)
-    assert worker_pids(comfy_server) == pids
 
 
 def with_list(graph: Workflow, slot: str, items: list[Any]) -> Workflow:
@@ -254,13 +187,3 @@ def test_a_latent_of_no_images_is_refused_by_number(client: ComfyClient) -> None
     line = refused(client, graph)
     assert "latent_image 2 of 3" in line
     assert "batch of 0 images" in line
-
-
-def test_the_report_travels_once_for_the_whole_list(client: ComfyClient) -> None:
-    graph = listed([single(number) for number in range(3)], **DATA_2)
-    graph["show"] = {"class_type": "PreviewAny", "inputs": {"source": ["sampler", 1]}}
-    result = client.queue(graph).require_success()
-    (text,) = result.outputs["show"]["text"]
-    report = json.loads(text)
-    assert len(report["images"]) == 3
-    assert sum(report["timings"]["calls"]) == 6

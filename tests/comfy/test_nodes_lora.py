@@ -53,29 +53,6 @@ def errors(client: ComfyClient, graph: Workflow, **plan: object) -> tuple[float,
     return relative_error(latent_of(client, parallel(graph, **plan)), stock), stock
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.full] if index % 2 else []) for index, kind in enumerate(KINDS)]
-)
-def test_every_kind_of_adapter_equals_stock(
-    kind: str, client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
-) -> None:
-    error, stock = errors(client, stacked(small(tiny_models), (adapters[kind], 0.8)))
-    assert error <= TOLERANCE
-    assert relative_error(latent_of(client, small(tiny_models)), stock) > 1e-3, "the adapter changes nothing"
-
-
-@pytest.mark.parametrize(
-    "strengths", [(1.0, 0.6), (-0.7, 1.3), (0.0, 1.0), (1.0, 0.0)], ids=lambda pair: f"{pair[0]}, {pair[1]}"
-)
-def test_fused_and_diffusers_names_stack_with_any_strength(
-    strengths: tuple[float, float], client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    names = (tiny_models.lora_fused, tiny_models.lora_diffusers)
-    graph = stacked(small(tiny_models), *zip(names, strengths, strict=True))
-    error, _ = errors(client, graph, mode="manual", ring=2)
-    assert error <= TOLERANCE
-
-
 def test_a_lora_on_one_branch_and_the_base_on_the_other(client: ComfyClient, tiny_models: TinyModels) -> None:
     """Two samplings in one graph share the weights in the workers and take turns with them."""
     graph = parallel(small(tiny_models))
@@ -91,19 +68,6 @@ def test_a_lora_on_one_branch_and_the_base_on_the_other(client: ComfyClient, tin
     assert relative_error(with_lora, plain) > 1e-2
     for node, expected in (("save", with_lora), ("save second", plain)):
         assert torch.equal(saved_latent(client, result, node=node), expected)
-
-
-def test_weights_return_to_pristine_bit_for_bit(
-    client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
-) -> None:
-    graph = parallel(small(tiny_models, seed=77))
-    pristine = latent_of(client, graph)
-    for kind in ("lora_alpha", "oft", "diff"):
-        changed = latent_of(client, stacked(parallel(small(tiny_models, seed=78)), (adapters[kind], 1.0)))
-        assert changed.shape == pristine.shape
-    again = parallel(small(tiny_models, seed=77))
-    again["sampler"]["inputs"]["denoise"] = 0.9999999  # another cache key in ComfyUI, the same sigmas
-    assert torch.equal(latent_of(client, again), pristine)
 
 
 def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine(

@@ -6,15 +6,14 @@ Weights are sharded: replicated ones on the CPU stay in the file's own pages, sh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 import torch
 
 from host import workflows
 from host.client import ComfyClient, Event, PromptResult, Workflow
-from host.pack_workflows import latent_of, parallel, saved_latent, to_latent
+from host.pack_workflows import parallel, saved_latent, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import private_bytes, worker_pids, workers
@@ -77,12 +76,6 @@ def soon(happened: Callable[[], bool], *, within_s: float = 60.0) -> bool:
     return True
 
 
-def growth(turns: list[Sequence[int]]) -> list[int]:
-    """By which each figure's least of the last three turns is above its greatest of the third to the fifth."""
-    early, late = (list(zip(*part, strict=True)) for part in (turns[2:5], turns[-3:]))
-    return [min(now) - max(then) for then, now in zip(early, late, strict=True)]
-
-
 def test_weights_are_loaded_once_and_a_cached_prompt_runs_nothing(client: ComfyClient, tiny_models: TinyModels) -> None:
     assert loading(run(client, sharded(tiny_models, seed=61))), "loading is not told on the node"
     assert loading(run(client, sharded(tiny_models, seed=62))) == []
@@ -124,18 +117,6 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
     assert plans == ["uly2-sharded", "ring2-sharded"]
     assert {node for node, _ in loading(result)} == {"sampler"}, "the second sampler loaded the weights again"
     assert len(worker_pids(comfy_server)) == 2
-
-
-@pytest.mark.full
-def test_free_reaches_weights_whose_model_comfyui_has_dropped(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    free_once(client, sharded(tiny_models, seed=85))
-    run(client, sharded(tiny_models, seed=85))
-    run(client, workflows.text_to_image(tiny_models, width=128, height=128))
-    held = private_bytes(comfy_server)
-    client.free()
-    assert soon(lambda: weights_left(comfy_server, held))
 
 
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
@@ -208,56 +189,3 @@ def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_r
     assert result.error_type.endswith("PoolError")
     client.free()
     assert torch.equal(saved_latent(client, run(client, sharded(tiny_models, seed=67))), before)
-
-
-@pytest.mark.full
-def test_workers_that_keep_dying_are_not_started_again_until_released(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    def kill(event: Event) -> None:
-        if event.type == "progress" and event.data["value"] == 1:  # once: a step later there may be nobody to kill
-            workers(comfy_server)[0].kill()
-
-    messages = [
-        client.queue(to_latent(sharded(tiny_models, seed=86 + turn, steps=LONG)), on_event=kill).error_message
-        for turn in range(4)
-    ]
-    assert all("rank 0" in message for message in messages[:3])
-    assert "use Release Parallel Pool" in messages[3].splitlines()[0]
-    assert client.queue(RELEASE).require_success().cached == []
-    run(client, sharded(tiny_models, seed=90))
-
-
-@pytest.mark.full
-def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    server = psutil.Process(comfy_server.pid)
-
-    def turn(seed: int) -> tuple[int, int, int]:
-        for file in (tiny_models.dev, tiny_models.schnell):
-            run(client, sharded(tiny_models, seed=seed, file=file))
-        ring = parallel(workflows.text_to_image(tiny_models, seed=seed, width=128), mode="manual", ring=2)
-        latent_of(client, ring)
-        return server.num_fds(), server.num_threads(), len(worker_pids(comfy_server))
-
-    counts, held = [], []
-    for seed in range(70, 79):
-        counts.append(turn(seed))
-        held.append(private_bytes(comfy_server))
-    # What comes and goes is in the least of three turns once at most; a leak of one a graph would be at least 6 more.
-    assert max(growth(counts)) <= 3, f"descriptors, threads, workers by turn: {counts}"
-    assert max(growth(held)) < HALF_A_MODEL, f"bytes by turn and rank: {held}"
-
-
-@pytest.mark.full
-def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: TinyModels) -> None:
-    with ComfyServer(models=tiny_models.models, flags=("--cache-classic",)) as server:
-        client = ComfyClient(server.url)
-        run(client, sharded(tiny_models, seed=80))
-        alone = private_bytes(server)
-        run(client, sharded(tiny_models, seed=80, file=tiny_models.schnell))
-        assert soon(
-            lambda: all(now - held < HALF_A_MODEL for now, held in zip(private_bytes(server), alone, strict=True))
-        )
-        run(client, sharded(tiny_models, seed=81, file=tiny_models.schnell))

@@ -83,17 +83,6 @@ def test_compute_communication_and_idle_are_the_whole_of_each_step(
         }  # two blocks of each kind, there and back; the tokens put together
 
 
-def test_a_sampler_with_two_calls_a_step_adds_them_up(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = host_loop(timed(tiny_models, seed=92))
-    graph["sampler"]["inputs"]["sampler_name"] = "heun"
-    report = report_of(client.queue(graph), "sampler")
-    timings, ranks = report["timings"], report["ranks"]
-    assert len(timings["step_s"]) == 3
-    assert len(timings["request_s"]) == 5  # heun corrects every step but the last
-    one = ranks[0]["collectives"][0]  # heun tells of a step after its first call; the second is in the next one's time
-    assert ranks[0]["collectives"] == [one, 2 * one, 2 * one]
-
-
 def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
@@ -108,18 +97,6 @@ def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
         assert rank["regions"]["hand_over_s"][0] > 0
         assert len(rank["busy_s"]) == len(rank["communication_s"]) == 3
         assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
-
-
-@pytest.mark.full
-def test_only_ranks_that_had_to_load_say_how_long(client: ComfyClient, tiny_models: TinyModels) -> None:
-    client.queue({"1": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
-    cold = report_of(client.queue(timed(tiny_models, seed=98)), "sampler")
-    assert all(0 < rank["load_s"] < cold["timings"]["load_s"] for rank in cold["ranks"])
-    warm = timed(tiny_models, seed=98)
-    warm["config"]["inputs"] |= {"mode": "manual", "ring": 2}  # for which ComfyUI asks for the weights again
-    report = report_of(client.queue(warm), "sampler")
-    assert report["plan"]["name"] == "ring2"
-    assert not any("load_s" in rank for rank in report["ranks"])
 
 
 def test_loras_and_controlnets_are_told_by_what_they_hold_and_make_it_other_work(

@@ -4,12 +4,6 @@ test_ranks_are_what_the_host_is.py.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-from host.fetch import comfyui_path
-
 SCRIPT = """
 import importlib, sys
 from trace_samplers import NAME, load
@@ -25,17 +19,7 @@ for option in options:
 """
 
 
-def test_an_attention_that_a_pack_has_set_since_is_told_as_well() -> None:
-    folder = Path(__file__).resolve().parents[1] / "host"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(comfyui_path())],
-        env={"PYTHONPATH": str(folder), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    number, *told = done.stdout.split()
+def test_an_attention_that_a_pack_has_set_since_is_told_as_well(in_comfyui) -> None:
+    number, *told = in_comfyui(SCRIPT)
     assert int(number) >= 5  # split, quad, pytorch, sage, flash; newer ones have ck
     assert told == ["False", "True"] * int(number)

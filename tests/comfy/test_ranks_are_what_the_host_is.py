@@ -37,14 +37,6 @@ NODE_CLASS_MAPPINGS = {{}}
 """
 # What needs a GPU's packages: ComfyUI ends where it is asked for and they are missing.
 NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention", "--use-ck-attention"}
-# Packages with which ComfyUI takes them to be there, and the engine of a rank that has them. Nothing attends.
-STAND_INS = {
-    "sageattention.py": "def sageattn(q, k, v, attn_mask=None, **_):\n    raise NotImplementedError",
-    "flash_attn.py": "def flash_attn_func(*_, **__):\n    raise NotImplementedError",
-    "sitecustomize.py": "import comfy_kitchen\ncomfy_kitchen.int8_attention_is_available = lambda: True",
-    "installed_engine.py": "import sitecustomize_of_ranks\nfrom telling_engine import Telling as Telling",
-}
-STAND_INS["sitecustomize_of_ranks.py"] = STAND_INS["sitecustomize.py"]
 # The host's, given to every run: they stay there.
 OF_THE_HOST = ["--cpu", "--reserve-vram", "1.5", "--preview-method", "auto", "--disable-api-nodes", "--cache-none"]
 DEVICES = parse_devices("cpu:1").devices
@@ -67,48 +59,23 @@ def test_every_option_that_is_not_on_the_list_has_the_hosts_value_in_a_rank(each
         assert (found["untold"], found["left_out"], found["unlike"]) == ([], [], []), name
 
 
-@pytest.mark.slow
-def test_a_rank_computes_as_the_host_with_its_options(each_option: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rank_computes_as_the_host_with_its_options_and_otherwise_without_them(
+    each_option: dict[str, Any], tmp_path: Path
+) -> None:
     (words, *_) = runs_of(each_option)
-    compare(words, tmp_path)
+    values, states = compare(words, tmp_path)
+    their_values, their_states = rank((), {}, tmp_path)
+    assert {"fast", "deterministic"} <= {name for name in their_values if their_values[name] != values[name]}
+    assert {"attention", "flags", "fp8"} <= {name for name in states if states[name] != their_states[name]}
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_rank_computes_as_the_host_with_every_other_option(each_option: dict[str, Any], tmp_path: Path) -> None:
     """An option a run of those that exclude each other, and without any."""
     for number, words in enumerate([*runs_of(each_option)[1:], []]):
         folder = tmp_path / str(number)
         folder.mkdir()
         compare(words, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(NOT_INSTALLED))
-def test_attention_by_a_package_is_a_ranks_too(each_option: dict[str, Any], name: str, tmp_path: Path) -> None:
-    """From the command line of the host to the function that a rank's blocks call; without the option it is another."""
-    if name not in each_option["options"]:
-        assert name == "--use-ck-attention", "older than that option"
-        return
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    for file, text in STAND_INS.items():
-        (packages / file).write_text(text)
-    told, _, states = host([name], tmp_path, packages)
-    _, theirs = rank(tuple(told), states["flags"], tmp_path, packages)
-    assert theirs == states
-    _, without = rank((), states["flags"], tmp_path, packages)
-    assert without["attention"] != theirs["attention"]
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_told_nothing_differs(each_option: dict[str, Any], tmp_path: Path) -> None:
-    """The control: what the comparison would say of ranks that do not get the host's options."""
-    (words, *_) = runs_of(each_option)
-    _, values, states = host(words, tmp_path)
-    their_values, their_states = rank((), {}, tmp_path)
-    assert {"fast", "deterministic"} <= {name for name in their_values if their_values[name] != values[name]}
-    assert {"attention", "flags", "fp8"} <= {name for name in states if states[name] != their_states[name]}
 
 
 def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
@@ -130,8 +97,8 @@ def runs_of(each_option: dict[str, Any]) -> list[list[str]]:
     return [[word for word in words if word not in NOT_INSTALLED] for words in each_option["runs"]]
 
 
-def compare(words: list[str], folder: Path) -> None:
-    """Hold a rank to the host of this command line."""
+def compare(words: list[str], folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Hold a rank to the host of this command line; the host's values and states."""
     told, values, states = host(words, folder)
     their_values, their_states = rank(tuple(told), states["flags"], folder)
     different = {name for name in values if their_values[name] != values[name]}
@@ -139,11 +106,10 @@ def compare(words: list[str], folder: Path) -> None:
     assert their_states == states, words
     always = {name.removeprefix("--").replace("-", "_") for name in ALWAYS} & values.keys()
     assert {their_values[name] for name in always} == {"True"}
+    return values, states
 
 
-def host(
-    words: list[str], folder: Path, packages: Path | None = None
-) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+def host(words: list[str], folder: Path) -> tuple[list[str], dict[str, str], dict[str, Any]]:
     """Options for ranks, values of all options and states, as a custom node of ComfyUI's own process finds them."""
     pack, said = folder / "base" / "custom_nodes" / "telling", folder / "host.json"
     pack.mkdir(parents=True)
@@ -152,7 +118,6 @@ def host(
     command += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", "telling"]
     command += ["--base-directory", str(folder / "base"), "--database-url", "sqlite:///:memory:"]
     environment = {**os.environ, "TELL": str(said), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"PYTHONPATH": str(packages)} if packages else {}
     with (folder / "log").open("wb") as log:
         subprocess.run(command, env=environment, cwd=comfyui_path(), stdout=log, stderr=log, check=False)
     assert said.exists(), f"{words}: {(folder / 'log').read_text()[-3000:]}"
@@ -160,16 +125,12 @@ def host(
     return told, values, states
 
 
-def rank(
-    told: tuple[str, ...], flags: dict[str, Any], folder: Path, packages: Path | None = None
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """The same of a rank that has loaded a model for a ComfyUI with these options, and may find more packages."""
+def rank(told: tuple[str, ...], flags: dict[str, Any], folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """The same of a rank that has loaded a model for a ComfyUI with these options."""
     path = write_families(folder, only=[QWEN.name]) / "diffusion_models" / QWEN.file
     comfyui = ComfyUI(str(comfyui_path()), told)
     spec = ModelSpec.of(path, "float32", comfyui=comfyui, flags=flags)
-    engine = "telling_engine:Telling" if packages is None else "installed_engine:Telling"
-    path_of_ranks = tuple(map(str, (HERE, *([packages] if packages else []))))
-    with Pool(DEVICES, threads_per_rank=1, engine=engine, python_path=path_of_ranks) as pool:
+    with Pool(DEVICES, threads_per_rank=1, engine="telling_engine:Telling", python_path=(str(HERE),)) as pool:
         pool.load(spec, ParallelPlan())
     values, states = json.loads(Path(f"{path}.json").read_text())
     return values, states

@@ -6,13 +6,9 @@ Owns: the tolerance and which samplers are left to ComfyUI's loop. What is run i
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from host.fetch import comfyui_path
 
 pytestmark = pytest.mark.full  # all samplers
 
@@ -22,12 +18,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict]:
+def found(in_comfyui) -> dict[str, dict]:
     """What the script prints."""
-    command = [sys.executable, str(SCRIPT), str(comfyui_path())]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert result.returncode == 0, result.stderr[-4000:]
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(in_comfyui(SCRIPT)[-1])
 
 
 def left_to_the_host(name: str) -> bool:
@@ -67,3 +60,11 @@ def test_recurrences_fit_into_a_message(found: dict[str, dict]) -> None:
 def test_reasons_say_what_the_sampler_does(found: dict[str, dict]) -> None:
     assert "changes the model's options" in found["dpmpp_2m_cfg_pp, simple 12"]["reason"]
     assert "calls the model" in found["dpm_adaptive, simple 12"]["reason"]
+
+
+def test_options_that_only_the_sampler_has_are_looked_at(in_comfyui) -> None:
+    """As a wrapper around the sampler may put there: the loop in the workers must not pass over them."""
+    plain, after_cfg, both_sides = json.loads(in_comfyui(SCRIPT, "--options")[-1])
+    assert plain == ["", "positive"]
+    assert after_cfg[0] == "a node changes what comes after cfg"
+    assert both_sides == ["", "positive", "negative"]

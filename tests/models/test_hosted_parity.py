@@ -5,7 +5,6 @@ Owns: the bound and the negative control, for every case of tiny.py. Does not ow
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -96,8 +95,8 @@ def of_each_class() -> list[str]:
 @in_ranks(1)
 def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGroup, name: str) -> None:
     """A class that reads a layer's weight itself would compute without the LoRA."""
-    model, inputs = CASES[name]()
-    row = beside_and_merged(model, copy.deepcopy(inputs))
+    model, inputs, *_ = whole(name)
+    row = beside_and_merged(model, inputs)
     assert row["layers"] and row["moved"] > CONTROL, row
     assert row["error"] <= ERROR, row
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DRAWING, BENCHMARK, RUN = (f"tests/browser/test_{name}.py" for name in ("panel_drawing", "benchmark_bars", "a_run"))
+NAMES = ("panel_drawing", "benchmark_bars", "gained_and_compared")
+DRAWING, BENCHMARK, TIMELINE = (f"tests/browser/test_{name}.py" for name in NAMES)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Mutant:
 AREAS = f"{DRAWING}::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
 TRACE = f"{DRAWING}::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
 NUMBERS = f"{DRAWING}::test_what_stands_for_many_numbers_is_theirs"
-SAVED = f"{RUN}::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
+SAVED = f"{TIMELINE}::test_the_timeline_looks_at_a_step_and_saves_what_it_shows"
 BARS = f"{BENCHMARK}::test_bars_are_as_long_as_their_cases_are_quick"
 
 MUTANTS = (

@@ -4,7 +4,7 @@ Owns: a style model of tiny widths, attention masks and skipped steps as popular
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
 the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py),
 what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
-before (staleness.py), VAEs (vaes.py), where a prompt stays for a while
+before (staleness.py), VAEs (vaes.py), where a run stays for a while
 (holding.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
@@ -36,7 +36,7 @@ from .conditions import (
     TextOfTokens,
 )
 from .controls import RandomInpaintingControlNet, RandomModelPatch
-from .holding import HoldLatent
+from .holding import HoldSteps
 from .looking import LookAtSteps, ReportLooks, SampleByPack
 from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .refused import PatchInside, RefusedInputs, RefusedLater
@@ -239,7 +239,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
         nodes += [LookAtSteps, ReportLooks, SampleByPack]
-        nodes += [TextOfTokens, RandomInpaintingControlNet, HoldLatent, UseOldKeys, ObjectInConditioning]
+        nodes += [TextOfTokens, RandomInpaintingControlNet, HoldSteps, UseOldKeys, ObjectInConditioning]
         nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 

@@ -1,4 +1,4 @@
-"""A node at which a prompt stays until a test lets it go on."""
+"""A node by which a run stays after each step until a test lets it go on."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from typing import Any
 
 import comfy.model_management
 from comfy_api.latest import io
+from comfy_execution.progress import ProgressHandler, get_progress_state
 
 CATEGORY = "tests"
 LOOK_S = 0.02
 
 
-class HoldLatent(io.ComfyNode):
-    """The latent, once a file is there; cancelled as any node."""
+class Hold(ProgressHandler):
+    """Has what tells of step N wait for a file, GATE.N or GATE itself, in either loop; cancelled as any node."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__("hold")
+        self.gate = gate
+
+    def update_handler(self, node_id: str, value: float, *_: Any, **__: Any) -> None:
+        """Called by the thread that samples, after each step."""
+        while not (self.gate.exists() or self.gate.with_suffix(f".{value:.0f}").exists()):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            time.sleep(LOOK_S)
+
+
+class HoldSteps(io.ComfyNode):
+    """The MODEL; steps of this prompt that come after wait."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Latent.Input("latent"), io.String.Input("gate")], [io.Latent.Output()]
-        return io.Schema(node_id="HoldLatent", category=CATEGORY, inputs=inputs, outputs=outputs)
+        inputs, outputs = [io.Model.Input("model"), io.String.Input("gate")], [io.Model.Output()]
+        return io.Schema(node_id="HoldSteps", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
-    def execute(cls, latent: Any, gate: str) -> io.NodeOutput:
-        while not Path(gate).exists():
-            comfy.model_management.throw_exception_if_processing_interrupted()
-            time.sleep(LOOK_S)
-        return io.NodeOutput(latent)
+    def execute(cls, model: Any, gate: str) -> io.NodeOutput:
+        get_progress_state().register_handler(Hold(Path(gate)))
+        return io.NodeOutput(model)

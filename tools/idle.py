@@ -1,6 +1,6 @@
 """What the page costs while nothing happens: Chromium's processor time with our web/ and without, in turns.
 
-`PYTHONPATH=tests python -m browser.idle [--seconds 60] [--turns 5] [--control]` ends with 1 where the page with us
+`PYTHONPATH=tests python -m tools.idle [--seconds 60] [--turns 5] [--control]` ends with 1 where the page with us
 takes more than `MOST` of a core more. With us, the sidebar and the timeline are open after a run; without, server and
 graph are the same, and only the pack's web/ is not let through. `--control` adds a timer with work of some 5 % of a
 core to the page with us, which must be found. Owns the measurement; the page is comfy_page.py's.
@@ -19,11 +19,10 @@ from pathlib import Path
 import psutil
 from playwright.sync_api import Browser, sync_playwright
 
+from browser.comfy_page import WAIT_MS, ComfyPage
+from browser.conftest import FLAGS, chromium
+from demo.graphs import TEXT_ENCODER, add_demo_model
 from host.server import ComfyServer
-from host.tiny_models import TinyModels, write_tiny_models
-
-from .comfy_page import WAIT_MS, ComfyPage
-from .conftest import FLAGS, chromium
 
 MOST = 0.02  # of a core
 SETTLE_S = 10.0  # after the page was made: fonts, previews, the first pictures of the panel
@@ -44,12 +43,12 @@ def processor_s() -> float:
     return found
 
 
-def share(browser: Browser, server: ComfyServer, tiny: TinyModels, *, ours: bool, seconds: float, burn: bool) -> float:
+def share(browser: Browser, server: ComfyServer, *, ours: bool, seconds: float, burn: bool) -> float:
     """Of a core, what the browser takes while one page is open and nobody does anything."""
     context = browser.new_context(viewport={"width": 1600, "height": 950})
     context.set_default_timeout(WAIT_MS)
     try:
-        comfy = ComfyPage(context.new_page(), server, tiny, nodes2=True)
+        comfy = ComfyPage(context.new_page(), server, nodes2=True)
         if ours:
             comfy.open()
         else:
@@ -72,10 +71,10 @@ def share(browser: Browser, server: ComfyServer, tiny: TinyModels, *, ours: bool
         context.close()
 
 
-def run_once(browser: Browser, server: ComfyServer, tiny: TinyModels) -> None:
+def run_once(browser: Browser, server: ComfyServer) -> None:
     """Leave workers and a report on the server."""
     context = browser.new_context()
-    comfy = ComfyPage(context.new_page(), server, tiny, nodes2=True)
+    comfy = ComfyPage(context.new_page(), server, nodes2=True)
     comfy.open()
     comfy.load_example()
     comfy.run()
@@ -91,14 +90,14 @@ def main() -> int:
     given = parser.parse_args()
     found: dict[bool, list[float]] = {True: [], False: []}
     with tempfile.TemporaryDirectory() as scratch:
-        tiny = write_tiny_models(Path(scratch))
-        with ComfyServer(models=tiny.models) as server, sync_playwright() as playwright:
+        add_demo_model(Path(scratch))
+        with ComfyServer(models=Path(scratch), packs=(TEXT_ENCODER,)) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
-            run_once(browser, server, tiny)
+            run_once(browser, server)
             for turn in range(given.turns):
                 for ours in (True, False) if turn % 2 else (False, True):
                     burn = ours and given.control
-                    found[ours].append(share(browser, server, tiny, ours=ours, seconds=given.seconds, burn=burn))
+                    found[ours].append(share(browser, server, ours=ours, seconds=given.seconds, burn=burn))
                 print(  # noqa: T201
                     f"turn {turn + 1}: with us {found[True][-1]:.2%} of a core, without {found[False][-1]:.2%}, "
                     f"load {os.getloadavg()[0]:.1f}",

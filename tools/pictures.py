@@ -1,6 +1,6 @@
 """Takes the pictures of the help and of the README anew, from a real server in a real browser.
 
-`PYTHONPATH=tests python -m browser.pictures [readme FOLDER]`; FOLDER holds what the browser tests left there
+`PYTHONPATH=tests python -m tools.pictures [readme FOLDER]`; FOLDER holds what the browser tests left there
 (PARALLEL_DIT_SCREENSHOTS). Owns which picture is of what and how large it is; the page is comfy_page.py's.
 """
 
@@ -14,11 +14,10 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
+from browser.comfy_page import WAIT_MS, ComfyPage
+from browser.conftest import FLAGS, chromium
 from demo.graphs import TEXT_ENCODER, add_demo_model
 from host.server import PACK_ROOT, ComfyServer
-
-from .comfy_page import WAIT_MS, ComfyPage
-from .conftest import FLAGS, chromium
 
 HELP = PACK_ROOT / "web" / "docs" / "images"
 README = PACK_ROOT / "docs" / "images"
@@ -41,6 +40,7 @@ SHOW = """(kind) => {
   }
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   node.pos = [0, 0]
+  node.showAdvanced = true
   node.setSize([300, node.computeSize()[1]])
   for (const other of app.graph.nodes) if (other !== node) other.pos = [4000, 4000]
   app.canvas.deselectAll?.()

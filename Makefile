@@ -53,7 +53,7 @@ TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_L
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
-	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
+	@echo "make test-full     what make test leaves out: large files, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
 	@echo "make test-host     what depends on ComfyUI, on any: COMFYUI_PATH=DIR, or oldest; ends with a table of what is wrong"
 	@echo "all: make $(TARGETS)" | fold -s -w 100
@@ -74,7 +74,7 @@ test-quick: venv
 test: venv chromium compiler $(REGISTRY)/.installed
 	$(PYTEST) -m "not full" $(PYTEST_FLAGS)
 
-# What `make test` leaves out. One of its matrices: make test-full PYTEST_FLAGS=tests/parity
+# What `make test` leaves out. A part of it: make test-full PYTEST_FLAGS=tests/families
 test-full: venv compiler
 	$(PYTEST) -m full $(PYTEST_FLAGS)
 

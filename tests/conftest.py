@@ -56,6 +56,12 @@ SLOW_FOLDERS = {
 }
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave slow folders alone where their tests would all be left out: to import them takes longer than many tests."""
+    slow = collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS
+    return True if slow and "not slow" in config.option.markexpr else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow folders."""

@@ -17,7 +17,7 @@ import coverage
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "coverage"
 RUNNING = FOLDER / "running"
-FORKS = "host.forked_ranks"  # each rank and server that it forks calls `follow`
+FORKS = {"host.forked_ranks", "models.ranks"}  # what they fork calls `follow`
 FOLLOW_S = 0.02
 
 
@@ -26,7 +26,7 @@ def start(settings: str) -> None:
     os.environ["COVERAGE_PROCESS_START"] = settings
     coverage.process_startup()
     del os.environ["COVERAGE_PROCESS_START"]  # before anything else looks at the environment
-    if FORKS not in sys.orig_argv:  # what forks has no threads, or what is forked could wait for ever for their locks
+    if not FORKS & {*sys.orig_argv}:  # what forks has no threads: what is forked could wait for ever for their locks
         follow()
 
 

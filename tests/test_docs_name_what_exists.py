@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([ROOT / "CONTRIBUTING.md", ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
+TOP = (ROOT / name for name in ("CONTRIBUTING.md", "README.md", "README.zh.md", "README.ja.md", "SECURITY.md"))
+PAGES = sorted([*TOP, *(ROOT / "docs").glob("*.md")])
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)")
 TARGET = re.compile(r"\bmake ([a-z][\w-]*)")
@@ -79,3 +81,27 @@ def test_names_that_nobody_has_are_found(known: dict[str, set[str]]) -> None:
     right = ["make test", "parallel_runtime/pool/pool.py", "pool.py", "nodes/host/", "test_docs_name_what_exists"]
     text = " ".join(f"`{name}`" for name in [*wrong, *right])
     assert sorted(ghosts(text, **known)) == sorted(wrong)
+
+
+MADE = re.compile(r"<!-- made by .*?<!-- end.*?-->", re.DOTALL)
+ADDRESS = re.compile(r"\]\(([^)]+)\)")
+NUMBER = re.compile(r"\d+(?:\.\d+)*")
+
+
+def facts(text: str) -> tuple[set[str], set[str], Counter[str]]:
+    """Links, names in backticks and numbers of a README: what its translations have alike."""
+    text = MADE.sub("", text)
+    links = {link for link in ADDRESS.findall(text) if not link.startswith("README.")}
+    return links, set(CODE.findall(text)), Counter(NUMBER.findall(CODE.sub("", ADDRESS.sub("", text))))
+
+
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_a_translated_readme_has_the_figures_names_and_links_of_the_english_one(language: str) -> None:
+    english = (ROOT / "README.md").read_text(encoding="utf-8")
+    links, names, numbers = facts(english)
+    of_translation = facts((ROOT / f"README.{language}.md").read_text(encoding="utf-8"))
+    assert of_translation[:2] == (links, names)
+    assert numbers - of_translation[2] == Counter(), "a figure is missing, or was changed"
+    assert {each for each in of_translation[2] if "." in each} <= {*NUMBER.findall(english)}
+    changed = facts(english.replace("1.39 to 1.77", "1.39 to 1.79"))[2]
+    assert changed - of_translation[2] == Counter({"1.79": 1})

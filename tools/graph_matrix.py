@@ -20,9 +20,10 @@ from host.layouts import FluxShape
 from host.pack_workflows import TOLERANCE
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
-from parity.graphs import GRAPHS, NOT_IN_STOCK, Graph
+from parity.graphs import Graph
 from parity.runner import PLANS, Bench, FailedRunError, Row, effect, prepare
 
+from .graphs import GRAPHS, NOT_IN_STOCK
 from .tables import markdown, shown, verdict
 
 ONE_CONDITIONING = ("sampler", "scheduler", "model sampling", "position", "guidance", "saved by comfyui")

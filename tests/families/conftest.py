@@ -1,23 +1,61 @@
-"""Stock latents of the families, each run once."""
+"""Stock latents of the families, each run once; a server of a ComfyUI that is another than the plans were made for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from host.client import ComfyClient, Workflow
+from host.fetch import comfyui_path
+from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import saved_latent
 from host.server import ComfyServer
 from host.tally import by_stock
 
-from .hosted import QWEN
-from .variants import write_families
-
 Stock = Callable[[Workflow], torch.Tensor]
+
+DRIFTED_FILE = "comfy/ldm/wan/model.py"
+# A later ComfyUI, in which a block of Wan mixes neighbouring tokens, and takes what modulates it in a list where CLIP
+# vision saw a picture: what no plan of ours can know. The first gives another picture, the second an error in ranks.
+DRIFTS = {
+    "        x = x + self.cross_attn(": "        x = x + 0.1 * x.roll(1, dims=1)\n        x = x + self.cross_attn(",
+    "x = block(x, e=e0, freqs": "x = block(x, e=e0 if context_img_len is None else [e0], freqs",
+}
+HEAD = """
+
+of_this_comfyui = WanAttentionBlock.forward
+
+
+def forward(self, x, e, freqs, context, context_img_len=257, transformer_options={}):
+    e = e[0] if isinstance(e, list) else e
+    return of_this_comfyui(self, x, e, freqs, context, context_img_len, transformer_options)
+
+
+WanAttentionBlock.forward = forward
+"""
+# As yunchang's, of version 0.6: exact, and its log-sum-exp is (B, H, S).
+YUNCHANG = """
+from types import SimpleNamespace
+import torch
+AttnType = SimpleNamespace(FLASHINFER="flashinfer", SAGE_AUTO="sage")
+def select_flash_attn_impl(kind, stage):
+    def attend(q, k, v, sm_scale=None, softmax_scale=None, **options):
+        assert kind == "sage" or len(q) == 1
+        scale = softmax_scale or sm_scale
+        scores = torch.einsum("bshd,bthd->bhst", q * scale, k)
+        lse = scores.logsumexp(-1)
+        return torch.einsum("bhst,bthd->bshd", (scores - lse.unsqueeze(-1)).exp(), v), lse
+    return attend
+"""
 
 
 @pytest.fixture(scope="package")
@@ -35,7 +73,52 @@ def stock(hosted_server: ComfyServer) -> Stock:
     return run
 
 
-@pytest.fixture
-def qwen(family_models: Path) -> None:
-    """Qwen-Image's file, which tests of the full tier alone write."""
-    write_families(family_models, only=[QWEN.name])
+@dataclass(frozen=True)
+class Drifted:
+    """The server of the ComfyUI that has drifted, and the cache folder that it alone has: nothing is proven there."""
+
+    server: ComfyServer
+    cache: Path
+
+    @property
+    def client(self) -> ComfyClient:
+        """A client of it."""
+        return ComfyClient(self.server.url)
+
+    @property
+    def proofs_file(self) -> Path:
+        """Where it keeps proofs."""
+        return self.cache / "parallel-dit" / "proofs.json"
+
+    @property
+    def proofs(self) -> list[dict[str, Any]]:
+        """What it keeps."""
+        file = self.proofs_file
+        return list(json.loads(file.read_text())["proofs"].values()) if file.exists() else []
+
+
+@pytest.fixture(scope="package")
+def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drifted]:
+    """A ComfyUI of links with Wan's file changed, whose Python has made-up packages of attention."""
+    folder = tmp_path_factory.mktemp("drifted")
+    comfyui, cache, packages = folder / "ComfyUI", folder / "cache", folder / "packages"
+    shutil.copytree(comfyui_path(), comfyui, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("main.py", DRIFTED_FILE):
+        text = (comfyui / name).read_text()
+        (comfyui / name).unlink()  # Python looks for modules beside what a script's link names
+        if name == DRIFTED_FILE:
+            for before, after in DRIFTS.items():
+                assert before in text
+                text = text.replace(before, after)
+            text += HEAD
+        (comfyui / name).write_text(text)
+    for name, text in {"yunchang": "", "flashinfer": "", "sageattention": "def sageattn(): ...\n"}.items():
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text(text)
+    (packages / "yunchang" / "kernels.py").write_text(YUNCHANG)
+    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(packages), **FOR_COMFYUI}
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("COMFYUI_PATH", str(comfyui))
+            server = stack.enter_context(ComfyServer(models=family_models, environment=environment))
+        yield Drifted(server, cache)

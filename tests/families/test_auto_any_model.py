@@ -1,97 +1,66 @@
-"""Auto for a model of ComfyUI's, in a real server whose two CPU ranks are calibrated: counted, weighed, run by run.
+"""Auto in a real server whose CPU ranks are calibrated while it runs: what it chooses then, and what memory it says.
 
-Owns: the calibration that the server finds, made so that an exchange costs as much as a small picture's blocks.
+Owns: the calibration that the server finds, made so that an exchange costs as much as a small picture's blocks. Does
+not own: which plan a kind of work gets (comfy/test_auto_each_run.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from host.client import ComfyClient, Workflow
+from host.client import Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
-from host.server import ComfyServer
 
 from .calibrated import calibrate
-from .variants import BY_NAME, write_families
+from .conftest import Drifted
+from .variants import BY_NAME
 
-pytestmark = pytest.mark.slow
-WAN = BY_NAME["wan 2.1 t2v"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("calibrated")
+FLUX = BY_NAME["flux.1 t2i"]
 
 
-@pytest.fixture(scope="module")
-def client(folder: Path) -> Iterator[ComfyClient]:
-    calibrate(folder, "cpu:2")
-    models = write_families(folder / "models", only=[WAN.name])
-    with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(folder)}) as server:
-        yield ComfyClient(server.url)
-
-
-def automatic(graph: Workflow, devices: str = "cpu:2") -> Workflow:
-    return to_latent(parallel(graph, mode="auto", devices=devices))
-
-
-def of_size(graph: Workflow, width: int, height: int) -> Workflow:
-    graph["latent"]["inputs"] |= {"width": width, "height": height}
+def automatic(devices: str, *, seed: int = 7, **loader: str) -> Workflow:
+    """A small picture under auto."""
+    graph = to_latent(parallel(small(seed=seed), mode="auto", devices=devices))
+    graph["model"]["inputs"] |= loader
     return graph
 
 
-@pytest.mark.parametrize(
-    ("width", "cfg", "plan"),
-    [(32, 1.0, "single"), (352, 1.0, "ring2"), (32, 3.0, "cfg2-ring1-uly1")],
-    ids=["small", "large", "cfg above 1"],
-)
-def test_each_run_gets_the_plan_of_what_it_samples_and_the_latent_is_stock_comfyuis(
-    width: int, cfg: float, plan: str, client: ComfyClient
-) -> None:
-    graph = of_size(WAN.graph(cfg=cfg, steps=2), width, width)
-    result = client.queue(automatic(graph))
-    told = [text for node, text in result.texts if node == "sampler" and "step 2/2" in text]
-    assert told and told[-1].splitlines()[1].startswith(f"{plan}, chosen for "), result.texts
-    frames = (graph["latent"]["inputs"]["length"] - 1) // 4 + 1
-    assert f"chosen for {frames * (width // 16) ** 2} image tokens, 13 text tokens" in told[-1]
-    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+def small(*, seed: int = 7) -> Workflow:
+    """Its stock graph."""
+    graph = FLUX.graph(seed=seed, steps=2)
+    graph["latent"]["inputs"] |= {"width": 32, "height": 32}
+    return graph
 
 
-def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(
-    client: ComfyClient, folder: Path
-) -> None:
-    graph = automatic(of_size(WAN.graph(steps=2), 32, 32), devices="cpu:3")
-    asked = {"mode": "auto", "devices": "cpu:3", "unet_name": WAN.file}
-    result = client.queue(graph)
+def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(drifted: Drifted) -> None:
+    client, asked = drifted.client, {"mode": "auto", "devices": "cpu:3", "unet_name": FLUX.file}
+    result = client.queue(automatic("cpu:3"))
     assert any("uly3" in text for _, text in result.texts), result.texts
     assert not any("chosen for" in text for _, text in result.texts)
     assert client.get("/parallel_dit/plan", **asked)["plan"] == "uly3"
     before = client.get("/parallel_dit/state")["calibrations"]
-    calibrate(folder, "cpu:3")
-    result = client.queue(graph)
-    assert any("single, chosen for" in text for _, text in result.texts), result.texts
+    calibrate(drifted.cache, "cpu:3")
+    result = client.queue(automatic("cpu:3", seed=8))
+    assert any("single, chosen for 4 image tokens, 11 text tokens" in text for _, text in result.texts), result.texts
+    assert relative_error(saved_latent(client, result), latent_of(client, small(seed=8))) <= TOLERANCE
     now = client.get("/parallel_dit/plan", **asked)
     assert any("chosen for" in reason for reason in now["reasons"]), now
     assert client.get("/parallel_dit/state")["calibrations"] == before + 1
 
 
 def test_what_a_step_takes_is_in_the_figure_once_the_file_was_counted_and_before_it_says_that_it_is_not(
-    client: ComfyClient,
+    drifted: Drifted,
 ) -> None:
-    file = {"unet_name": WAN.file, "weight_dtype": "bfloat16"}
+    client, file = drifted.client, {"unet_name": FLUX.file, "weight_dtype": "bfloat16"}
+    calibrate(drifted.cache, "cpu:4")
     by_hand = {"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}
     before = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
-    graph = to_latent(parallel(of_size(WAN.graph(steps=1), 32, 32), mode="manual", ring=2, weight_dtype="bfloat16"))
+    graph = to_latent(parallel(small(), mode="manual", ring=2, weight_dtype="bfloat16"))
     told = [text.splitlines() for node, text in client.queue(graph).require_success().texts if node == "model"]
     (line,) = {line for lines in told for line in lines if "GB on each device" in line}
     assert line.startswith("weights: about 0.")
     assert line.endswith("; what a step computes is not in this figure")
-    weighed = automatic(of_size(WAN.graph(steps=1), 32, 32))  # auto on devices that it knows has the file counted
-    weighed["model"]["inputs"]["weight_dtype"] = "bfloat16"
-    client.queue(weighed).require_success()
+    client.queue(
+        automatic("cpu:4", weight_dtype="bfloat16")
+    ).require_success()  # whose files auto counts, as it knows them
     after = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
     assert (before["weights_alone"], after["weights_alone"]) == (True, False)
     assert after["device"] > before["device"]

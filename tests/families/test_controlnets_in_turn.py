@@ -136,6 +136,15 @@ KINDS: dict[str, Callable[[], Workflow]] = {
 }
 
 
+def test_a_controlnet_for_another_model_is_refused_before_a_step(hosted_client: ComfyClient) -> None:
+    graph = KINDS["diffsynth"]() | {name: node for name, node in small().items() if name not in ("sampler", "save")}
+    result = hosted_client.queue(ours(graph))
+    assert (result.status, result.error_node) == ("error", "KSampler")
+    first_line = result.error_message.splitlines()[0]
+    assert "DiffSynthCnetPatch is made for QwenImageTransformer2DModel, and this MODEL is a WanModel" in first_line
+    assert "remove the node that adds it" in first_line
+
+
 def without(graph: Workflow) -> Workflow:
     """The same graph with a ControlNet of no strength."""
     graph = copy.deepcopy(graph)

@@ -76,9 +76,7 @@ def with_guider(kind: str) -> Workflow:
 GRAPHS = {
     "KSampler": ksampler(),
     "KSampler (Advanced)": advanced(),
-    "SamplerCustom": custom(),
     "SamplerCustomAdvanced, CFGGuider": with_guider("CFGGuider"),
-    "SamplerCustomAdvanced, BasicGuider": with_guider("BasicGuider"),
 }
 
 

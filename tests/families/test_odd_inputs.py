@@ -60,9 +60,7 @@ def odd(name: str, what: str, edit: Callable[[Workflow], None]) -> Case:
 
 ODD = (
     (odd("wan 2.1 t2v", "one frame", one_frame), "ulysses 3"),
-    (odd("ltx-video t2v", "one frame", one_frame), "ring 2"),
     (odd("wan 2.1 t2v", "sides that patches do not divide", uneven_sides), "ulysses 2"),
-    (odd("boogu", "sides that patches do not divide", uneven_sides), "ring 2"),
     (odd("wan 2.1 t2v", "a batch whose conditionings differ", two_prompts_for_two), "cfg 2 x ulysses 2, sharded"),
 )
 

@@ -29,7 +29,7 @@ from .soak_cases import Case, Cases
 from .soak_ledger import Ledger
 
 TOLERANCE = 1e-5
-DEADLINE_S = 6.0  # a fresh rank's first whole run is silent for over a second where others use the cores too
+DEADLINE_S = 3.0  # a fresh rank's first whole run is silent for 0.02 s of processor time at most
 PROMPTS_WITHOUT = 20  # a plan of one rank needs no other; so many of them in a row are no chance
 CANCELS = 4  # one after the other: they are quick
 WARM_UP_ROUNDS = 2

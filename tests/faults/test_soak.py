@@ -10,7 +10,6 @@ from faults.soak_cases import Case, Cases
 
 pytestmark = pytest.mark.full
 
-DEADLINE_S = 9.0  # where others use the cores too
 FAULTS = 7  # of thirteen; each has tests of its own
 
 
@@ -25,7 +24,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
 def test_faults_in_a_random_order_leave_every_result_right(cases: Cases) -> None:
     seed = time.time_ns() % 2**32
-    soak = Soak(cases, num_ranks=2, seed=seed, deadline_s=DEADLINE_S)
+    soak = Soak(cases, num_ranks=2, seed=seed)
     ledger = soak.run(0, steady_prompts=0, at_least=FAULTS)
     assert ledger.wrong == [], f"seed {seed}\n{ledger.table()}"
     assert len(ledger.injected) == FAULTS

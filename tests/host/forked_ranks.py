@@ -271,8 +271,8 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
 def _run(name: str, *, is_module: bool) -> int:
     """Run it to its end, and all that waits for the end of an interpreter; returns the exit status."""
     code = 0
-    if (measuring := sys.modules.get("measured_process")) is not None:  # of `make coverage`
-        measuring.follow()
+    if (measuring := sys.modules.get("measured_process")) is not None and name not in measuring.FORKS:
+        measuring.follow()  # of `make coverage`
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -36,6 +36,7 @@ PARTS = {
 BY_FOLDER = {folder: part for part, folder in PARTS.items()}
 UNKNOWN_NODE = re.compile(r"'([^']+)' not found|node (\S+) does not exist")
 FOUND = "found on this ComfyUI"
+ONE_OF_EACH_FAMILY = "test_a_family_of_large_files_equals_the_stock_loader"
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def outcome(error: BaseException | None, part: str) -> str:
 
 def row_of(item: pytest.Item) -> str:
     """The row that a test belongs to: its part; of a case, with the case's family or kind."""
-    from parity.graphs import BY_NAME as GRAPHS
+    from tools.graphs import BY_NAME as GRAPHS
 
     path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else Path(item.path.name)
     part = BY_FOLDER.get(path.parts[0], path.parts[0])
@@ -99,24 +100,12 @@ def table(found: Iterable[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def one_of_each_family() -> set[str]:
-    """Of the families that other runs of the tests see as modules alone: one test each, which is of the full tier."""
-    from families.cases import CONTROL_PLAN, cases
-    from families.test_parity_with_stock import AS_MODULES
-    from families.variants import FAMILIES
-
-    first = {case.kind: case for case in reversed(cases(FAMILIES)) if case.cfg == 1}
-    return {f"{kind}, {first[kind].name}, {CONTROL_PLAN}" for kind in AS_MODULES}
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the full tier, but for a run of each family."""
-    families, kept, left = one_of_each_family(), [], []
+    """Leave out the full tier, but for a run of each family that other runs of the tests see as modules alone."""
+    kept, left = [], []
     for item in items:
-        chosen = item.get_closest_marker("full") is None or (
-            item.originalname == "test_our_loader_equals_the_stock_loader" and item.callspec.id in families
-        )
+        chosen = item.get_closest_marker("full") is None or item.originalname == ONE_OF_EACH_FAMILY
         (kept if chosen else left).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept

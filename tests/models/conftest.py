@@ -11,8 +11,8 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import write_wan
 from .ranks import Ranks
+from .steady import WAN
 
 
 @pytest.fixture(scope="session")
@@ -24,13 +24,21 @@ def comfyui_ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    """Four ranks."""
+def four_ranks() -> Iterator[Pool]:
+    """A pool of the session."""
     with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as ranks:
         yield ranks
 
 
+@pytest.fixture
+def pool(four_ranks: Pool) -> Iterator[Pool]:
+    """Four ranks. After a test that had them fail the pool begins anew: it refuses to start what fails repeatedly."""
+    yield four_ranks
+    if four_ranks.state == "failed":
+        four_ranks.close()
+
+
 @pytest.fixture(scope="session")
 def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """A Wan's file."""
-    return write_wan(tmp_path_factory.mktemp("wan"))
+    """The file of a Wan of three blocks and five heads."""
+    return WAN.write(tmp_path_factory.mktemp("wan"))

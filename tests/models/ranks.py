@@ -188,6 +188,8 @@ def _rank(its: socket.socket, rank: int, ranks: int, store: Path) -> int:
     """One rank, until nobody hands it functions. Returns its exit code."""
     from .gloo_group import GlooGroup
 
+    if (measuring := sys.modules.get("measured_process")) is not None:
+        measuring.follow()  # of `make coverage`
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(store), ranks),

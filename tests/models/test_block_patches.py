@@ -1,6 +1,6 @@
 """Patches between blocks: those that `HookModules` rebuilds, between the blocks of a shared model.
 
-Does not own the list of patches nor how they reach a rank (tests/families/test_hosted_block_patches.py).
+Does not own the list of patches nor how they reach a rank (tests/families/test_controlnets_in_turn.py).
 """
 
 from __future__ import annotations

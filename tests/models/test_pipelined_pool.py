@@ -6,6 +6,7 @@ other plans of as many patches must compute the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,10 +19,10 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import STEPS, TEXTS, run_steps
-
 pytestmark = pytest.mark.slow
 
+STEPS = 3
+TEXTS = (7, 12)  # of the two conditionings, so they are two calls
 TOLERANCE = 1e-5  # fp32 sums in another order
 DIFFERENT = 1e-4  # what older keys or a missing exchange must move
 PLANS = (
@@ -30,17 +31,39 @@ PLANS = (
 )
 
 
+def run_steps(
+    pool: Pool,
+    spec: ModelSpec,
+    plan: ParallelPlan,
+    *,
+    run: str,
+    options: Mapping[str, object] | None = None,
+    batch: int = 1,
+    texts: Sequence[int] = TEXTS,
+) -> list[torch.Tensor]:
+    """The results of each step, both conditionings' side by side; `run` is the sampling run's name."""
+    found = []
+    for step in range(STEPS):
+        calls = []
+        for text in texts:
+            made = call(step, text=text, batch=batch)
+            told = {**made.options, **(options or {}), "place": {"run": run, "key": f"text of {text}"}}
+            calls.append(replace(made, options=told))
+        found.append(torch.cat(pool.run(spec, plan, calls).outs, 1))
+    return found
+
+
 @pytest.fixture(scope="module")
-def one(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def one(four_ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what ComfyUI's module computes in one process."""
-    return {batch: run_steps(pool, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(four_ranks, wan, ParallelPlan(), run="one", batch=batch) for batch in (1, 2)}
 
 
 @pytest.fixture(scope="module")
-def stale(pool: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
+def stale(four_ranks: Pool, wan: ModelSpec) -> dict[int, list[torch.Tensor]]:
     """By batch, what two stages compute with one step of warm-up."""
     plan = ParallelPlan(pipefusion=2, patches=4)
-    return {batch: run_steps(pool, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
+    return {batch: run_steps(four_ranks, wan, plan, run=f"stale {batch}", batch=batch) for batch in (1, 2)}
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -1,8 +1,8 @@
 """Files in ComfyUI's quantised formats, shared by ranks, equal the same module in one process.
 
 Owns: the bounds and the controls for every kind of file, replicated and sharded, with a LoRA and when it is taken back.
-Does not own: which kinds there are (host/quantised.py), files that are refused (test_quantised_files.py), stock
-ComfyUI beside them (families/).
+Does not own: which kinds there are (host/quantised.py), stock ComfyUI beside them
+(tools/formats.py).
 """
 
 from __future__ import annotations

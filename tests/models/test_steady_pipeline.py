@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -40,7 +41,7 @@ RUNS: dict[str, tuple[Model, str, dict[str, Any]]] = {
 def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: Path, name: str) -> None:
     model, written, made = RUNS[name]
     spec, plan, shown = model.write(tmp_path), ParallelPlan.parse(written), list[torch.Tensor]()
-    run = sampled(model, made.pop("recurrence", euler()), **made) if made else sampled(model, euler())
+    run = sampled(model, **{"recurrence": euler(), **made})
     got = pool.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
     assert [each.drained for each in got.ran] == [None] * plan.ranks
     want, previews = step_by_step(pool, spec, plan, run, name=name.replace(" ", "_"))
@@ -52,10 +53,10 @@ def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: P
 
 
 def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_says_why(
-    pool: Pool, tmp_path: Path
+    pool: Pool, wan: ModelSpec
 ) -> None:
     """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's."""
-    spec, plan = WAN.write(tmp_path), ParallelPlan.parse("pipefusion=3,patches=4")
+    spec, plan = wan, ParallelPlan.parse("pipefusion=3,patches=4")
     run = sampled(WAN, euler(), latent=(16, 1, 7, 12))
     got = pool.sample(spec, plan, run)
     assert got.ran[-1].drained == "WanModel mixes the tokens of patches outside of its blocks"
@@ -67,8 +68,8 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
     """What the caller raises to cancel."""
 
 
-def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, tmp_path: Path) -> None:
-    spec, plan = WAN.write(tmp_path), ParallelPlan.parse("pipefusion=3,patches=4")
+def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec) -> None:
+    spec, plan = wan, ParallelPlan.parse("pipefusion=3,patches=4")
     run = sampled(WAN, euler(tuple((20 - step) / 20 for step in range(21))))
     generation, steps = pool.generation, list[int]()
 

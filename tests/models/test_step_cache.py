@@ -25,7 +25,6 @@ from parallel_runtime.pool.pool import Pool
 from tools.known import cases
 
 from .cases import CASES as ALL
-from .pooled import TEXTS
 from .ranks import Ranks
 from .skipping import skipping
 
@@ -65,6 +64,7 @@ def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(comfyui_r
     assert abs(two[0]["alone"] - two[1]["alone"]) > 10 * ERROR * one["alone"], "without the others' sums it is the same"
 
 
+TEXTS = (7, 12)  # of the two conditionings, so they are two calls
 STEPS = (0.0, 0.1, 0.2, 1.0, 1.05, 1.1)  # of the latent: small moves, a large one, small ones again
 
 
@@ -98,9 +98,9 @@ THRESHOLD = 0.15  # one of the two calls skips where the other does not
 
 
 @pytest.fixture(scope="module")
-def one(pool: Pool, wan: ModelSpec) -> list[RunResult]:
+def one(four_ranks: Pool, wan: ModelSpec) -> list[RunResult]:
     """What one rank computes, which skips some calls; without a cache it skips none."""
-    exact, found = run(pool, wan, "ulysses=1", 0.0), run(pool, wan, "ulysses=1", THRESHOLD)
+    exact, found = run(four_ranks, wan, "ulysses=1", 0.0), run(four_ranks, wan, "ulysses=1", THRESHOLD)
     assert [sum(each) for each in skipped(exact)] == [0] * len(STEPS)
     counts = [each[0] for each in skipped(found)]
     assert counts[0] == counts[3] == 0 and 0 < sum(counts) < 2 * len(STEPS), counts

@@ -76,6 +76,7 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("header", "words"),
     [

@@ -295,6 +295,7 @@ def test_without_nvml_torch_alone_answers():
     assert checks["compute mode"].ok
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_asks_the_real_torch():
     facts = gpu_facts.look()
     import torch

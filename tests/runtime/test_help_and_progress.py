@@ -78,6 +78,7 @@ def on_a_terminal(*arguments: str, **environ: str) -> tuple[int, str]:
     return process.wait(), seen.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.slow
 def test_colours_and_moving_lines_are_a_terminals_alone() -> None:
     code, seen = on_a_terminal(*PLAN)
     assert (code, "\x1b[32mplan: ulysses=2" in seen) == (0, True)

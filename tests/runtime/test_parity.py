@@ -44,6 +44,10 @@ ELSEWHERE = ("ulysses=3", "cfg=2", "data=2,cfg=2,ring=2", "data=2,cfg=3", "data=
 SHARDED = [ParallelPlan.parse(f"{name},weights=sharded") for name in ELSEWHERE]
 OFFLOADED = [ParallelPlan.parse(f"{name}weights=offloaded") for name in ("", "data=2,", "ulysses=3,", "cfg=2,ring=2,")]
 PLANS = [*EVERY_PLAN, *STAGES, *SHARDED, *OFFLOADED]
+# Of every plan: each axis alone, each two of them unevenly, each three; what else there is differs in numbers alone.
+USUAL_DEGREES = ([], [2], [3], [8], [2, 3], [2, 2, 2])
+USUAL = [plan for plan in EVERY_PLAN if sorted(each for each in plan.degrees if each > 1) in USUAL_DEGREES]
+FEWER_PLANS = [*USUAL, *STAGES, *SHARDED, *OFFLOADED]
 # By name, calls of one size: cond and uncond of unequal text; several rows; more calls than batch groups, of unequal
 # rows and sizes; fewer tokens than ranks
 REQUESTS = {
@@ -83,10 +87,10 @@ def told(calls: Sequence[ModelCall], **options: object) -> list[ModelCall]:
     return [replace(each, options={**each.options, **options}) for each in calls]
 
 
-# Every plan runs one request; all requests under all plans are left to the full tier.
+# Each of these plans runs one request; all requests under all plans are left to the full tier.
 NAMES = list(REQUESTS)
 CASES = [
-    *(pytest.param(name, PLANS[number :: len(NAMES)], id=name) for number, name in enumerate(NAMES)),
+    *(pytest.param(name, FEWER_PLANS[number :: len(NAMES)], id=name) for number, name in enumerate(NAMES)),
     *(pytest.param(name, PLANS, id=f"{name}, every plan", marks=pytest.mark.full) for name in NAMES),
 ]
 

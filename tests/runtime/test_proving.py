@@ -120,6 +120,7 @@ def test_whole_calls_gather_sharded_weights_block_by_block(pool: Pool, spec: Mod
 def test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven(
     wrong: str, pool: Pool, spec: ModelSpec
 ) -> None:
+    pool.start()
     generation = pool.generation
     proof, _ = proof_of(pool, spec, call_of(latent(), wrong=wrong))
     assert proof.verdict == REFUSED

@@ -67,6 +67,7 @@ print(json.dumps([collections, before, gone() is None, seen[0]() is None]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["kept", "as Python does"])
 def test_no_collection_of_all_falls_into_a_run_and_dropped_models_are_freed(way: str) -> None:
     """`as Python does`: the negative control."""

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from parallel_runtime.torch_flags import read_flags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +39,7 @@ def process(code: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_switches_of_one_process_reach_another() -> None:
     tell = "print(json.dumps(read_flags()))"
     usual, theirs = process(f"{tell}{TURNED}{tell}")

@@ -38,7 +38,7 @@ ALLOCATING = (
     *(Trial(plan="cfg=2", weights="sharded", run="a mask, an odd length"), Trial(plan="pipefusion=2")),
     *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", in_workers=False)),
 )
-LEAST_SITES = 60
+LEAST_SITES = 190  # of 205 with torch 2.13 and ComfyUI 0.30
 GIVING_BACK = ("ulysses=2", "pipefusion=2", "cfg=2")
 
 
@@ -76,6 +76,8 @@ def refused(pool: PretendPool, reference: Reference, trial: Trial, site: str) ->
     if not said:  # what the run before sent too is not copied again
         pool.close()
         said = pool.wrong(reference, trial, refuse=site)
+    if not said and "stock_attention" in site:
+        return ""  # ComfyUI's split attention tries again in smaller parts
     state = (pool.state, pool.status()["pids"])
     if "out of memory" not in said.lower() or "rank " not in said or ";" not in said:
         return f"said {said or 'nothing, and went on'}"
@@ -89,16 +91,14 @@ def given_back(folder: Path, reference: Reference, match: str, _: random.Random)
     """After a run a rank gives back what it only cached of a device that the host computes on, and no other rank."""
     for trial in (Trial(plan=plan) for plan in GIVING_BACK if match in plan):
         with PretendPool(2, folder) as pool:
-            pool.load(reference.spec, trial.parallel_plan)
-            weights = pool.books()[0]["allocated"]
             said = pool.wrong(reference, trial)
             cached = pool.books()
             pool.give_back([Device("cuda", 0)])
             left = pool.books()
-            if cached[0]["reserved"] <= weights:
-                said = said or f"nothing is cached in {cached[0]} beside {weights} bytes of weights"
-            if left[0]["reserved"] > weights or left[1] != cached[1]:
-                said = said or f"of {cached} is left {left}, where {weights} bytes are weights"
+            if cached[0]["reserved"] == cached[0]["allocated"]:
+                said = said or f"nothing is only cached in {cached[0]}"
+            if left[0]["reserved"] > left[0]["allocated"] or left[1] != cached[1]:
+                said = said or f"of {cached} is left {left}"
             yield trial.plan, said or pool.wrong(reference, trial)
 
 
@@ -123,12 +123,6 @@ def mistakes(folder: Path, reference: Reference, match: str, _: random.Random) -
             yield f"{mistake.name}: {said[:160]}", "" if said else "not found"
 
 
-def say(text: str) -> None:
-    """One line, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 PARTS = {"cases": cases, "refusals": refusals, "given back": given_back, "mistakes": mistakes}
 
 
@@ -150,11 +144,11 @@ def main() -> int:
                 found, last = [], time.monotonic()
                 if options.only in (None, part):
                     for what, wrong in run(Path(name), reference, options.match, random.Random(1)):  # noqa: S311
-                        say(f"{wrong and 'WRONG'} {time.monotonic() - last:.1f} s  {what}  {wrong}".strip())
+                        print(wrong and "WRONG", f"{time.monotonic() - last:.1f} s", what, wrong, flush=True)  # noqa: T201
                         found, last = [*found, wrong], time.monotonic()
                     counts.append(f"{part}: {len(found)}, {sum(map(bool, found))} wrong")
                     wrongs += [each for each in found if each]
-    say(f"{'; '.join(counts)}; {time.monotonic() - began:.0f} s")
+    print(f"{'; '.join(counts)}; {time.monotonic() - began:.0f} s")  # noqa: T201
     return 1 if wrongs else 0
 
 

@@ -25,7 +25,7 @@ PLANS = (
     *("ulysses=2,ring=2", "cfg=2,ulysses=2", "pipefusion=4", "pipefusion=2,ulysses=2", "ulysses=3", "pipefusion=3"),
     *("ulysses=2,ring=2,weights=sharded", "pipefusion=2,ring=2", "data=2,ulysses=2,weights=sharded", "cfg=3"),
 )
-FREEING = Trial(plan="pipefusion=4", before=PLANS)
+FREEING = Trial(plan="pipefusion=2,ulysses=2", before=PLANS)
 LEFT_OUT, FIRST = "pass", '[name]), torch.device("cuda:0")'
 COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:: dist.get_rank() % 2 or -1]"
 

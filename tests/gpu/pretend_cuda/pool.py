@@ -58,6 +58,7 @@ class PretendPool(Pool):
 
     def wrong(self, reference: Reference, trial: Trial, **settings: object) -> str:
         """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
+        self._generations.failures.forget()  # three in a minute are too many for a pool, not for this
         self.tell({"launches_wait": trial.launches_wait, **settings})
         try:
             for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
@@ -67,7 +68,6 @@ class PretendPool(Pool):
                     return wrong
             error = reference.error(self, trial, {}, dtype=trial.dtype)
         except PoolError as failure:
-            self._generations.failures.forget()  # three in a minute are too many for a pool, not for this
             return str(failure).splitlines()[0]
         limit = reference.limit(trial.dtype)
         return "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"

@@ -10,7 +10,7 @@ keys and values travel from rank to rank (ring.py). Where there are fewer groups
 under Ring, every rank gets all keys and values, and attends with its own queries. Keys may be kept from call to call
 (kept_keys.py): then every rank of a ring gets the new ones of all, and keeps them.
 
-Owns which rank computes which heads, and when what is exchanged for that. Does not own how messages are laid out
+Owns when what is exchanged for a call. Does not own which rank computes which heads nor how messages are laid out
 (head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone
 uses the kernels of this project, which return the log-sum-exp.
 """
@@ -213,6 +213,7 @@ class SequenceParallelAttention:
             return 1
         (batch, heads, _, head_dim), groups, values_dim = qkv[0].shape, qkv[1].shape[1], qkv[2].shape[3]
         size, element_bytes = self.ulysses.size, qkv[0].element_size()
+        heads_here = -(-groups // size) * (heads // groups)  # of the rank that has most
         sent = batch * element_bytes * (size - 1) / size
         queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
         shared = SharedHeads(
@@ -220,7 +221,7 @@ class SequenceParallelAttention:
             ranks=size,
             keys=keys,
             head_dim=head_dim,
-            flops=2.0 * batch * heads / size * queries * keys * (head_dim + values_dim),
+            flops=2.0 * batch * heads_here * queries * keys * (head_dim + values_dim),
             arriving_bytes=sent
             * (max(query_lengths) * heads * head_dim + max(key_lengths) * groups * (head_dim + values_dim)),
             returning_bytes=sent * max(query_lengths) * heads * values_dim,

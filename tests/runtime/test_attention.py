@@ -15,6 +15,7 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.count import SilentAxis
 from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.overlap import SharedHeads
 from parallel_runtime.parallel.collectives import Shift
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
@@ -142,6 +143,23 @@ def test_what_a_ranks_own_function_is_changes_no_exchange_where_ring_goes_from_m
         sequence.attend(lambda qkv, *_: qkv[0], qkv, query_lengths=lengths, key_lengths=lengths, each_head_alone=alone)
         sent.append(ulysses.traffic.calls)
     assert sent == [3 * 2, chunks * 2]
+
+
+def test_the_number_of_chunks_is_that_of_the_rank_with_the_most_heads() -> None:
+    """The planner prices that rank: seven heads on two ranks are four heads' attention."""
+    asked: list[SharedHeads] = []
+
+    def one_chunk(shared: SharedHeads) -> int:
+        asked.append(shared)
+        return 1
+
+    sequence = SequenceParallelAttention(
+        ring=SilentRing("ring", size=1), ulysses=SilentAxis("ulysses", size=2), chunks=one_chunk
+    )
+    for heads in (7, 8):
+        qkv = [torch.zeros(1, heads, 5, 16) for _ in range(3)]
+        sequence.attend(lambda qkv, *_: qkv[0], qkv, query_lengths=(5, 5), key_lengths=(5, 5), each_head_alone=True)
+    assert asked[0].flops == asked[1].flops > 0
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 
-from .gloo_group import GlooGroup, chunks_of
+from .gloo_group import GlooGroup
 from .ranks import in_ranks, refused
 
 
@@ -199,7 +198,7 @@ def test_what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGrou
     stock.__name__ = "attention_pytorch"  # which computes each head alone, so heads may come in chunks
     for skip_reshape, chunks in product((True, False), (1, 3)):
         ulysses = SilentAxis("ulysses", size=2)
-        call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny")
+        call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=lambda _, chunks=chunks: chunks), "Tiny")
         call.introduce("q", 14)
         call.attention = parse_attention("q")
         switch = AttentionSwitch(stock, container_class())
@@ -226,7 +225,7 @@ def test_heads_come_in_chunks_where_the_function_computes_each_alone(group: Gloo
         return function
 
     ulysses = SilentAxis("ulysses", size=2)
-    call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny")
+    call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=lambda _: 3), "Tiny")
     call.introduce("q", 14)
     call.attention = parse_attention("q")
     int8, flash = (SimpleNamespace(function=named(f"attention_{name}")) for name in ("comfy_kitchen_int8", "flash"))
@@ -254,7 +253,9 @@ def test_heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup
     """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
     most = {}
     for chunks in (1, 2, 3, 5):
-        sequence = SequenceParallelAttention(ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks))
+        sequence = SequenceParallelAttention(
+            ulysses=SilentAxis("ulysses", size=2), chunks=lambda _, chunks=chunks: chunks
+        )
 
         def kernel(qkv: list[Tensor], heads: int, mask: Tensor | None) -> Tensor:
             shape = qkv[0].shape

@@ -5,7 +5,6 @@ Owns: the bound and the negative control, for every case of tiny.py. Does not ow
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 from host.outcomes import RefusedError, StockFailsError
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import spec_of
-from parallel_runtime.parallel.attention import SequenceParallelAttention
 from tools.known import cases
 
 from .cases import CASES
-from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
+from .gloo_group import GlooGroup, OwnTokensOnly
 from .lora_layers import beside_and_merged
 from .ranks import in_ranks
 from .shared_inputs import Found, watched
@@ -72,10 +70,9 @@ def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, 
     except ValueError as error:
         raise RefusedError(str(error)) from error
     assert not given.changed
-    sequences = [SequenceParallelAttention(ulysses=group.axis, chunks=partial(chunks_of, chunks)) for chunks in (1, 3)]
-    shared = SharedModel(model, plan, sequences[0])
+    shared = SharedModel(model, plan, group)
     outputs = []
-    for shared.group in sequences:
+    for shared.group in (group, GlooGroup(chunks=3)):
         outputs.append(call(model, inputs))
         assert difference(outputs[-1], want) <= ERROR
     assert torch.equal(*outputs), "heads in chunks give other bits than all at once"

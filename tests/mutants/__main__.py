@@ -36,7 +36,7 @@ class Mistake:
     text: str
     tests: list[str]
     shown: str = ""
-    key: tuple[str, str] = ("", "")
+    key: tuple[str, str, str] = ("", "", "")
 
 
 def main() -> int:

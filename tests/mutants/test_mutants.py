@@ -71,7 +71,15 @@ def test_a_line_has_this_mistake_among_others(line: str, operator: str, mistaken
 
 
 @pytest.mark.parametrize(
-    "line", ["'''1 + 1'''", "x: a[1] = b", "log.info(a + b)", "x = f'{a + 1}'", "def __repr__(self): return 1 + 1"]
+    "line",
+    [
+        "words.append(f'{a + 1}')",
+        "'''1 + 1'''",
+        "x: a[1] = b",
+        "log.info(a + b)",
+        "x = f'{a + 1}'",
+        "def __repr__(self): return 1 + 1",
+    ],
 )
 def test_what_is_said_to_people_has_none(line: str) -> None:
     assert places("pack.py", line) == []
@@ -104,7 +112,8 @@ def test_survivors_are_named_and_only_those_that_are_known_are_forgiven(tmp_path
     assert "lengths taken as equal: tests/test_pack.py::test_whole" in said
     assert said.splitlines()[-1] == "6 mutants, 1 survived"
 
-    known = "EQUIVALENT = {('comparison', 'if (value <= most):'): 'the same value either way'}\n"
+    lines = "'comparison', 'if value < most:', 'if (value <= most):'"
+    known = f"EQUIVALENT = {{({lines}): 'the same value either way'}}\n"
     (tmp_path / "tests" / "mutants" / "equivalent.py").write_text(known)
     status, said = _mutants(tmp_path, "--match", "comparison")
     assert status == 0

@@ -33,7 +33,7 @@ ROOM = 2048
 PRELOADED = Path(__file__).with_name("preloaded.py")
 OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?\.py(?:::.+?)?)(?: - |$)", re.MULTILINE)
-PASSED, TESTS_FAILED, USAGE_ERROR = 0, 1, 4  # pytest's statuses
+PASSED, A_TEST_FAILED, NO_TESTS = 0, 1, 5  # of pytest's statuses
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Outcome:
     @property
     def killed(self) -> bool:
         """A test failed, or nothing can be collected any more. No end in time is not that."""
-        return self.status not in (PASSED, -signal.SIGKILL)
+        return self.status not in (PASSED, NO_TESTS, -signal.SIGKILL)
 
 
 class Scratch:
@@ -78,15 +78,20 @@ class Scratch:
                 outcome = self.run(left)
             finally:
                 self._write(file, (self.root / file).read_text(encoding="utf-8"))
-            if not outcome.killed or outcome.failed not in left or self._is_sound(outcome.failed):
+            if not outcome.killed:
                 return outcome
-            left.remove(outcome.failed)
+            blamed = [outcome.failed] if outcome.failed in left else left  # all, where they cannot be collected
+            if self._are_sound(blamed):
+                return outcome
+            left = [test for test in left if test not in blamed]
         return Outcome(PASSED, "", "no test that passes without it runs this line", 0.0)
 
-    def _is_sound(self, test: str) -> bool:
-        if test not in self._sound:
-            self._sound[test] = self.run([test]).status == PASSED
-        return self._sound[test]
+    def _are_sound(self, tests: list[str]) -> bool:
+        if not all(test in self._sound for test in tests):
+            status = self.run(tests).status
+            found = status == PASSED or (status == A_TEST_FAILED and len(tests) > 1)  # all can be collected
+            self._sound |= dict.fromkeys(tests, found)
+        return all(self._sound[test] for test in tests)
 
     def run(self, nodes: Sequence[str]) -> Outcome:
         """Run these tests here, in this order, until one fails, or time is up."""

@@ -50,6 +50,7 @@ CASES: dict[str, dict] = {
     "a mask by head": {"heads": 5, "groups": 5, "mask": (2, 5, "queries", "keys")},
     "keys that every rank has": {"heads": 21, "groups": 7, "common": 6},
     "and fewer groups than ranks": {"heads": 6, "groups": 1, "common": 6},
+    "and ranks without others": {"heads": 5, "groups": 5, "common": 6, "tokens": (1, 1)},
     "and a mask": {"heads": 5, "groups": 5, "common": 6, "values": 24, "mask": (1, 1, "queries", "keys")},
 }
 

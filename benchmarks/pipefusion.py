@@ -47,8 +47,8 @@ from parallel_runtime.checkpoint import ComfyUI, ModelSpec, read_header  # noqa:
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.call import TokenCall  # noqa: E402
 from parallel_runtime.models.specs import SPECS  # noqa: E402
-from parallel_runtime.models.stages import stage_run  # noqa: E402
 from parallel_runtime.parallel.attention import SequenceParallelAttention  # noqa: E402
+from parallel_runtime.parallel.pipefusion import balanced_stages  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
 from parallel_runtime.pool.calls import WorkerLoopRun  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
@@ -121,9 +121,7 @@ class Case:
         in_order = sorted(
             costs, key=lambda block: (told.staged.index(block.rpartition(".")[0]), int(block.split(".")[-1]))
         )
-        return [
-            len(stage_run([costs[block] for block in in_order], stages=stages, stage=stage)) for stage in range(stages)
-        ]
+        return [len(run) for run in balanced_stages([costs[block] for block in in_order], stages)]
 
 
 CASES = {

@@ -133,7 +133,7 @@ def why_refused(devices: str | None) -> str:
             if devices is not None:
                 parse_devices(devices)
             return ""
-        if Offer.parse(str(known.get("machines", ""))) is not None:  # nobody knows yet who will be there
+        if Offer.parse(str(known.get("machines", ""))) is not None:  # which machines will be there is not known yet
             known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
         choice_of(**typed(known)).describe()
     except ValueError as error:

@@ -271,7 +271,7 @@ def _request_timings(requests: Sequence[MeasuredRequest]) -> dict:
         return {}
     return {
         "request_s": [request.wall_s for request in requests],
-        "calls": [len(request.calls) for request in requests],
+        "calls": [request.num_calls for request in requests],
     }
 
 

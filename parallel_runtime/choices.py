@@ -1,7 +1,7 @@
 """What was chosen for GPUs of a compute capability: choices.json, a table that figures write and code reads.
 
 Owns reading and writing the table. Each choice is made by an experiment of `make gpu` (docs/gpu.md), or by figures of
-others where `source` says so. Whoever acts on a choice asks what torch has, and goes without where it lacks.
+others where `source` says so. Code that acts on a choice asks what torch has, and goes without where it lacks.
 """
 
 import json
@@ -31,7 +31,7 @@ class Choice:
     source: str
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what nobody could act on."""
+        """Raises `ValueError` for what no code could act on."""
         if self.sdpa_first not in ("", *KERNELS) or self.ring_kernel not in KERNELS:
             raise ValueError(
                 f"choices.json: sdpa_first={self.sdpa_first!r}, ring_kernel={self.ring_kernel!r}; "
@@ -45,7 +45,7 @@ class Choice:
 
 @lru_cache(maxsize=64)
 def choice_for(capability: tuple[int, int] | None) -> Choice:
-    """That of a device's compute capability; the usual one for a CPU (None) and for what nobody has measured."""
+    """That of a device's compute capability; the usual one for a CPU (None) and for what is not measured."""
     return read(json.loads(TABLE.read_text(encoding="utf-8")), capability)
 
 

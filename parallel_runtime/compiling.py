@@ -23,7 +23,7 @@ COMPILE_S = 600.0  # how long one graph may take before a rank gives no more sig
 def why_not(kinds: Collection[str], environ: Mapping[str, str]) -> str | None:
     """Why blocks cannot be compiled for devices of these kinds, and what to do, in a sentence; None where they can.
 
-    Makes the folder for what will be compiled, for nobody else to write to.
+    Makes the folder for what will be compiled, to which no other user may write.
     """
     for kind in sorted(set(kinds)):
         variable, usual = COMPILERS[kind]
@@ -69,7 +69,7 @@ def _can_be_made(folder: Path) -> bool:
 
 
 def _why_no_folder(folder: Path) -> str | None:
-    """Make the folder; why it cannot be used: libraries are loaded from it, so nobody else may write there."""
+    """Make the folder; why it cannot be used: libraries are loaded from it, so no other user may write there."""
     remedy = f"set {FOLDER} to a folder of your own before starting"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """How the ranks of one run are arranged: the degrees a user asks for, checked once.
 
-Owns the degrees, their names and what the ranks hold under them. Knows no device, no process group and no model;
-whether a degree fits a model's heads is `heads_error`, called by whoever knows the heads.
+Owns the degrees, their names and what the ranks hold under them. Knows no device, no process group and no model.
 
 Ranks are numbered row by row over the axes, outermost first. A *replica* is the ranks of one place on the data axis, a
 *batch group* those of one place on the data and cfg axes; the ranks of a batch group share one sequence.
@@ -223,17 +222,6 @@ class ParallelPlan:
                 raise ValueError(f"{key} stands twice in plan {text!r}; give it once")
             values[key] = value if key == "weights" else _whole_number(key, value)
         return cls.from_dict(values)
-
-
-def heads_error(ulysses: int, num_heads: int) -> str | None:
-    """Why `ulysses` cannot split `num_heads` heads, or None when it can."""
-    if num_heads % ulysses == 0:
-        return None
-    fitting = ", ".join(str(degree) for degree in range(1, num_heads + 1) if num_heads % degree == 0)
-    return (
-        f"ulysses={ulysses} does not divide {num_heads} heads; use one of {fitting}, "
-        f"or ring={ulysses}, which takes any number of heads"
-    )
 
 
 def crossing(run: int, num_ranks: int, ranks_by_machine: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 Owns both. Does not own how a rank is started (pool/process.py beside ComfyUI, machines/launch.py elsewhere).
 
 The environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
-ComfyUI chose for itself or somebody's rendezvous address.
+ComfyUI chose for itself or another program's rendezvous address.
 """
 
 import os
@@ -34,10 +34,10 @@ PASSED_ON = (
 # And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
 # names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
 PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
-# Of those, what makes NCCL listen, or meet others, where somebody else says.
+# Of those, what makes NCCL listen, or meet others, where another user says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
-# Both backends listen where these say: nobody outside this machine can connect. No file of NCCL's changes what is set
-# here (pool/nccl_files.py). The address of its RAS subsystem is the default one.
+# Both backends listen where these say: no process outside this machine can connect. No file of NCCL's changes what is
+# set here (pool/nccl_files.py). The address of its RAS subsystem is the default one.
 LISTEN_HERE = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "=lo",

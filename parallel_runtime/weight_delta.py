@@ -1,4 +1,4 @@
-"""A change of one weight as it travels from whoever made it to the ranks: plain values and named tensors.
+"""A change of one weight as it travels from where it is made to the ranks: plain values and named tensors.
 
 Owns the record and its form on the wire. What a change does to a weight is `models/hosted/deltas.py`'s.
 """

@@ -66,8 +66,8 @@ SENT = {
     "memory: about 0.6 of 12.6 GB on each device, and 1.5 GB of host memory": (
         "显存/内存：约 0.6 GB（每个设备共有 12.6 GB），另需主机内存 1.5 GB"
     ),
-    "ulysses=5 does not divide 24 heads; use one of 1, 2, or ring=5, which takes any number of heads": (
-        "ulysses=5 不能整除 24 个注意力头；请使用 1, 2 之一，或 ring=5（不限头数）"
+    "pipefusion=5 is more stages than the model's 3 blocks; use at most 3": (
+        "pipefusion=5 的级数多于模型的 3 个块；请最多使用 3"
     ),
     "rank 1 (cuda:1): a link between the GPUs failed; restart the machine; look at nvidia-smi nvlink -e, and set "
     "NCCL_P2P_DISABLE=1 until it is repaired": (

@@ -22,7 +22,7 @@ from parallel_runtime.plan import BatchSlice
 from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
-from parallel_runtime.worker.inputs import RequestInputs
+from parallel_runtime.worker.inputs import RepeatedInputs
 
 from .attended import Attended, noting
 from .device_time import Busy, busy_in
@@ -148,7 +148,8 @@ class OneRank:
         ended."""
         batch, numbers = call.out_shape
         whole = {**call.tensors, "out": torch.empty(batch, numbers)}
-        sent = RequestInputs(self.device, {each.data_ptr(): {} for each in call.tensors.values()})
+        inputs = RepeatedInputs(self.device)
+        inputs.begin(call.tensors, {name: number for number, name in enumerate(call.tensors)})
 
         def run() -> tuple[torch.Tensor, Beats]:
             beats = Beats(self.device)
@@ -160,7 +161,7 @@ class OneRank:
 
             timer = RegionTimer(self.device, on=timed)
             sequence.ulysses.traffic.reset(timer)
-            forward = HostedForward(self.model, sequence, timer, beat, sent)
+            forward = HostedForward(self.model, sequence, timer, beat, inputs)
             with torch.inference_mode():
                 forward.run(BatchSlice(0, 0, batch), whole, call.options)
             pace.drain()

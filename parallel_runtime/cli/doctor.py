@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
     progress.phase("looking at the machine")
     selection = _selection(arguments.devices)
-    # A build of torch for the CPU has nobody to ask.
+    # A build of torch for the CPU knows no device.
     facts = look() if torch.version.cuda or torch.version.hip else GpuFacts()
     devices = [_describe_device(device, facts) for device in selection.devices]
     file = {}

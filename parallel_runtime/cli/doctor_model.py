@@ -92,7 +92,7 @@ def _memory(needed: Needed | None, plan: ParallelPlan, devices: Sequence[Device]
 def _asked(
     path: str, comfyui: str | None, device: Device
 ) -> tuple[dict, Callable[[ParallelPlan], Needed], Callable[[ParallelPlan], None]]:
-    """What ComfyUI says of the file: the report's first entries, what a plan needs, and who refuses one."""
+    """What ComfyUI says of the file: the report's first entries, what a plan needs, and what refuses one."""
     with ComfyUIProcess(find_comfyui(comfyui), "cpu" if device.kind == "cpu" else str(device)) as process:
         said = process.ask("describe", path=os.path.abspath(path))
     blocks, other = sum(said["block_bytes"]), said["weight_bytes"] - sum(said["block_bytes"])

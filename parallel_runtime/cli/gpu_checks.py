@@ -1,6 +1,6 @@
 """What the answers about the GPUs mean for our ranks, in plain words, with a remedy.
 
-Owns the verdicts. Asks nobody: everything is in the `GpuFacts` it gets, so recorded answers test it.
+Owns the verdicts. Reads no device: everything is in the `GpuFacts` it gets, so recorded answers test it.
 """
 
 import re

@@ -35,7 +35,7 @@ P2P_READ, P2P_NVLINK = 0, 2  # nvmlGpuP2PCapsIndex_t
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device as torch numbers it. `error`: why it took no context. Empty or None: nobody could say.
+    """One device as torch numbers it. `error`: why it took no context. Empty or None: not known.
 
     `arch` is AMD's name of the architecture, such as gfx90a; empty on CUDA.
     """

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
 
 
 def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[CountedModel, Work]:
-    """The model, and what it is asked for. Raises `ValueError` for a model that nobody knows."""
+    """The model, and what it is asked for. Raises `ValueError` for an unknown model."""
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
         text_tokens=arguments.text_tokens,

@@ -15,7 +15,7 @@ Paint: TypeAlias = Callable[[str, str], str]
 
 
 class Progress:
-    """Tells phases and counts on a stream; None: nobody is told.
+    """Tells phases and counts on a stream; None: nothing is written.
 
     On a terminal one line is written over and over, with a bar for what is counted. Elsewhere each phase is a line, and
     counts are left out.
@@ -54,7 +54,7 @@ SILENT = Progress()
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether somebody looks at this stream while it is written; None is one that was closed."""
+    """Whether a person sees this stream while it is written; None is one that was closed."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

@@ -85,7 +85,7 @@ class Trial:
             for number, options in enumerate(calls):
                 given = {f"t{n}": tensors[f"{step}.{number}.t{n}"] for n in range(options["tensors"])}
                 shape = tuple(tensors[f"{step}.{number}.out"].shape)
-                call = ModelCall(tensors=given, out_shape=shape, out_dtype=torch.float32, options=options)
+                call = ModelCall(tensors=given, out_shape=shape, options=options)
                 self._by_step[-1].append(call)
 
     def _joined(self, tensors: dict[str, torch.Tensor]) -> Results:
@@ -107,7 +107,7 @@ class Trial:
 
     @property
     def sizes(self) -> dict[str, object]:
-        """Pixels, images and text; tokens of an image nobody here can count."""
+        """Pixels, images and text; tokens of an image are not known here."""
         sizes = {name: getattr(self._workload, name) for name in ("width", "height", "batch", "text_tokens")}
         found: dict[str, object] = {"model": self.title, **sizes}
         (first, *_) = self.shapes

@@ -16,7 +16,7 @@ With `--step-cache` the calls run once more with a first-block cache, by the pla
 same calls and agree, and how far that is from the exact result is shown beside it (cached.py).
 
 A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
-that difference is shown beside it, and nobody's tolerance.
+that difference is shown beside it, and is no tolerance.
 """
 
 import argparse

@@ -9,7 +9,7 @@ The token never travels. Both sides prove that they have it, of two fresh nonces
     machine -> server   "PDiTjoin" | version u16 | nonce 32 | HMAC(token, "machine", nonces)  74 bytes
     server -> machine   1 | HMAC(token, "server", nonces)      or 0 and zeros: refused        33 bytes
 
-Then frames both ways, each with the code of its direction, number and bytes, so that nobody on the way adds, changes,
+Then frames both ways, each with the code of its direction, number and bytes, so that no one on the way adds, changes,
 repeats or leaves out one::
 
     length u32 | HMAC(key of the direction, number u64 | text) | text: JSON, UTF-8, at most MAX_FRAME_BYTES

@@ -1,7 +1,7 @@
 """A process that is worth nothing without any of its threads: whatever goes wrong in one of them ends it, in words.
 
-The relay (relay.py) and the launcher (launch.py) are such processes. Owns how they begin and end; whoever started them
-sees the end, and what they printed.
+The relay (relay.py) and the launcher (launch.py) are such processes. Owns how they begin and end; the process that
+started them sees the end, and what they printed.
 """
 
 import os

@@ -94,7 +94,7 @@ class Start:
         data = json.dumps(self._arguments).encode()
         if len(data) > BUNDLE_BYTES:
             raise ValueError(f"the ranks' arguments take {len(data)} bytes, at most {BUNDLE_BYTES}")
-        for _ in self.ranks:  # the same to each, which takes what is its own: nobody knows which comes first
+        for _ in self.ranks:  # the same to each, which takes what is its own: the order is not known
             socket.send_fds(ours, [data], self._theirs)
         os.dup2(theirs.fileno(), 0)
         theirs.close()

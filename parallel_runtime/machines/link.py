@@ -27,7 +27,7 @@ from ..wire.protocol import MAX_SEGMENT_BYTES, ProtocolError
 
 HEAD = struct.Struct("<IIQQ")
 BLOCK_BYTES = 4096
-PATIENCE = timedelta(days=7)  # the pool watches, and ends whoever is silent
+PATIENCE = timedelta(days=7)  # the pool watches, and ends ranks that are silent
 TAG = 1
 RUN = "parallel-dit"  # torchrun's name of the run; a store serves one generation
 CONTROL = struct.Struct("<QQ")  # the request to give up, and the credit, which was read after it

@@ -1,4 +1,4 @@
-"""A joined machine as ComfyUI's side sees it: who it is, what it is told, what it says.
+"""A joined machine as ComfyUI's side sees it: its name, what it is told, what it says.
 
 Owns the state of one proven connection but not its socket, which the server's thread reads and writes (server.py).
 """

@@ -46,7 +46,7 @@ class FileIdentity:
 
 @dataclass(frozen=True)
 class Introduction:
-    """Who joins, first of all. `devices` as Device's text, in rank order; `device_names` says what each is."""
+    """First message: which machine joins. `devices` as Device's text, in rank order; `device_names`: what each is."""
 
     name: str
     devices: tuple[str, ...]
@@ -99,7 +99,7 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class Welcome:
-    """The machine is taken. Whoever hears nothing for `silence_s` gives the connection up."""
+    """The machine is taken. A side that hears nothing for `silence_s` gives the connection up."""
 
     silence_s: float
 
@@ -117,7 +117,7 @@ class StartGeneration:
 
     `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
     all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
-    `machine`. Whoever has not started after `deadline_s` is ended. `peer_access` as in RankSettings.
+    `machine`. A rank that has not started after `deadline_s` is ended. `peer_access` as in RankSettings.
     """
 
     generation: int

@@ -144,7 +144,7 @@ class RanksHere:
         return True
 
     def _send_signs(self) -> None:
-        """Whose heart beat since the last signs, who waits, and at times who runs. Nothing where nothing is new."""
+        """Which ranks beat since the last signs, which wait, and at times which run. Nothing where nothing is new."""
         if self._segments is None:
             return
         signs, now_s = [], time.monotonic()
@@ -179,7 +179,7 @@ class RanksHere:
 
 
 def exit_code(pidfd: int) -> int:
-    """The exit code of a child that ends now, negative for a signal; 0 where somebody else took it.
+    """The exit code of a child that ends now, negative for a signal; 0 where another part of the process reaped it.
 
     It is looked at and not taken: torchrun's agent waits for its children.
     """
@@ -196,7 +196,7 @@ def exit_code(pidfd: int) -> int:
 
 
 def end_text(code: int) -> str:
-    """ "killed by SIGKILL", "exited with code 1"; "ended" where nobody knows."""
+    """ "killed by SIGKILL", "exited with code 1"; "ended" where the cause is not known."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exited with code {code}" if code else "ended"

@@ -88,7 +88,7 @@ class Towards:
                         self._pass_on(index, *received)
 
     def _pass_words(self) -> None:
-        """The control page's words. Whoever sees the cancel word must see the last credit: it is read after it."""
+        """The control page's words. A rank that sees the cancel word must see the last credit: it is read after it."""
         if self._segments is None:
             return
         cancelled = self._segments.cancelled_request
@@ -155,7 +155,7 @@ class Towards:
         return packet if not ran else encode(replace(message, body={**message.body, "ran": later(ran, self._behind_s)}))
 
     def _tell_lost(self, error: RuntimeError) -> None:
-        """Say to the pool that nobody answers for this machine's ranks, unless it has asked them to end."""
+        """Say to the pool that this machine's ranks answer no more, unless it has asked them to end."""
         if self._stopped:
             return
         said = RankError(
@@ -244,7 +244,7 @@ def assign_ranks(store: dist.Store, place: int, first_rank: int, *, world_size: 
 
 
 def main() -> NoReturn:
-    """Pass on until there is nobody to pass on to."""
+    """Pass on until there is no machine left to pass on to."""
     options = parse(sys.argv[1:])
     run_process(lambda: serve(options), lifeline_fd=options.lifeline, parent_pid=options.parent)
 

@@ -1,8 +1,9 @@
 """Where further machines join: one socket on one address, and a thread that reads, writes and watches.
 
-Owns who is let in and who has gone. Does not own what a machine is told (machine.py), nor the bytes (connection.py).
+Owns which machines are let in and which have gone. Does not own what a machine is told (machine.py), nor the bytes
+(connection.py).
 
-What somebody without the token can do is bounded: `MAX_STRANGERS` connections at a time, of which the oldest goes for
+What a stranger without the token can do is bounded: `MAX_STRANGERS` connections at a time, of which the oldest goes for
 a new one, `CHALLENGE_S` for each, and `ANSWER.size` bytes that are read of it. Nothing it sends is parsed further.
 """
 
@@ -68,7 +69,7 @@ class Offer:
 
 
 class _Connection:
-    """One accepted socket: a stranger's until `session`, of nobody known until `machine`."""
+    """One accepted socket: a stranger's until `session`, of an unknown machine until `machine`."""
 
     def __init__(self, sock: socket.socket, host: str, port: int, token: bytes) -> None:
         self.sock, self.host, self.address = sock, host, join_address(host, port)
@@ -242,7 +243,7 @@ class MachineServer:
         return ""
 
     def _tick(self, connection: _Connection) -> None:
-        """Send what waits, show life, and give up whom nothing is heard of."""
+        """Send what waits, show life, and give up machines of which nothing is heard."""
         now = time.monotonic()
         machine = connection.machine
         if machine is None:

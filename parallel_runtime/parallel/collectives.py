@@ -23,7 +23,7 @@ def _off() -> RegionTimer:
 
 
 def _tell_nobody(_: bool) -> None:
-    """Whom a rank tells that it waits when nobody watches it."""
+    """Stands for the control page where no parent watches: told that the rank waits, it does nothing."""
 
 
 class Waiting:

@@ -8,7 +8,7 @@ GPU decide the rest:
   queues behind a receive that waits for that rank.
 - CUDA loads a kernel when it is first launched, and the launch waits until the device is idle (CUDA C++ programming
   guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. So a receive is posted only when all that its
-  message depends on has been queued here: whoever sends it may be at such a launch.
+  message depends on has been queued here: its sender may be at such a launch.
 
 NCCL connects two ranks with their first message, for which the hosts of both wait. So on a circle of links some rank
 receives before it sends.

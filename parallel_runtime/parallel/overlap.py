@@ -11,7 +11,7 @@ so what is predicted is what runs. Pure: every rank that is given the same numbe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..exchange_groups import OverlapRates as OverlapRates  # for all who call this module
+from ..exchange_groups import OverlapRates as OverlapRates  # for all callers of this module
 
 MOST_CHUNKS = 10
 # A further chunk has a kernel of its own, whose last blocks of queries leave a device partly idle: this part of the

@@ -43,6 +43,6 @@ def count_wrong_bytes_of_links(previous: P2PChannel, following: P2PChannel, devi
 
 
 def _run(sender: int, receiver: int, length: int, device: torch.device) -> torch.Tensor:
-    """Bytes that depend on who sends, who receives and where they stand."""
+    """Bytes that depend on the sender, the receiver and their place."""
     position = torch.arange(length, dtype=torch.int64, device=device)
     return ((position * 31 + position // 251 + sender * 67 + receiver * 129) % 256).to(torch.uint8)

@@ -5,7 +5,7 @@ that fit, on as many of them as make it quicker; the others sleep, and the reaso
 weights lie, before anybody knows the image. Each sampling run then has the quickest plan for what it really samples
 (`plan_of_run`), among those that the weights serve as they lie. GPUs of unknown speed: all of them (`auto_plan`), with
 the first kind of weights that fits. Ranks on the CPU are weighed as GPUs are once `doctor --calibrate` measured them;
-before, all of them run, for nobody names several by accident, with weights as asked. Pure: devices, free memory and
+before, all of them run, since no user names several by accident, with weights as asked. Pure: devices, free memory and
 constants are given, nothing is asked or started.
 """
 
@@ -158,7 +158,7 @@ def _trying(plan: ParallelPlan) -> str:
 
 
 def on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
-    """Why ranks on a CPU that nobody calibrated all run."""
+    """Why ranks on a CPU that is not calibrated all run."""
     if plan.ranks == 1:
         return ("one CPU rank, nothing to choose",)
     return (f"all {plan.ranks} CPU ranks are used, as named; once `doctor --calibrate` has run they are weighed",)

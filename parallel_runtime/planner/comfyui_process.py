@@ -85,7 +85,7 @@ class ComfyUIProcess:
     def close(self) -> None:
         """End the process; its files go."""
         if self._process.stdin is not None:
-            self._process.stdin.close()  # it ends when nobody can ask any more
+            self._process.stdin.close()  # it ends when no more requests can come
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:

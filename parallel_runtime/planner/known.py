@@ -1,4 +1,4 @@
-"""The table of known devices and links: the constants of a machine that nobody has calibrated.
+"""The table of known devices and links: the constants of a machine that is not calibrated.
 
 Owns the figures, which device a name means, and which link a machine of such devices usually has. Spec-sheet figures
 are the vendors' (dense, no sparsity). What is reached of them and PCIe links were fitted to published runs of other

@@ -89,7 +89,7 @@ def _with_choices(calibration: Calibration, device: Device) -> Calibration:
 
 
 def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
-    """Constants of one machine for several of its like, with a link between them that nobody has measured."""
+    """Constants of one machine for several of its like, with a link between them that is not measured."""
     source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
     return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
 
@@ -115,7 +115,7 @@ def as_told(calibration: Calibration, *, link: str | None) -> Calibration:
 
 def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | None:
     """By what ranks of a plan on these devices send heads in chunks. None on a CPU, whose cores carry the bytes
-    themselves, on devices that nobody knows, and where a plan shares out no heads."""
+    themselves, on unknown devices, and where a plan shares out no heads."""
     if devices[0].kind == "cpu" or plan.ulysses == 1:
         return None
     try:

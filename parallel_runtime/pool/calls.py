@@ -19,11 +19,9 @@ from ..wire.requests import GroupWork, Sample
 from .arena import OUT, Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
-STREAMS = ("img", "txt")  # the inputs whose second dim counts tokens
-TIMES = 10  # a step may be silent for as long as so many of the slowest of its like
+STALL_FACTOR = 10  # a step is stuck after 10x the slowest recent step of the same shapes
 REMEMBERED_SHAPES = 64
 REMEMBERED_STEPS = 8
-CHANGING = ("img", "timesteps", "control_in", "control_out")  # with each step; the others seldom within a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ class ModelCall:
 
     tensors: Mapping[str, torch.Tensor]
     out_shape: tuple[int, ...]
-    out_dtype: torch.dtype
+    out_dtype: torch.dtype = torch.float32
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,24 +45,13 @@ class ModelCall:
         """The batch; 1 for a result without dims."""
         return self.out_shape[0] if self.out_shape else 1
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of a row, image and text; 1 for inputs that have none."""
-        return sum(self.tensors[name].shape[1] for name in STREAMS if name in self.tensors) or 1
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Batch, image tokens, text tokens; 0 for tokens that nobody here can count."""
-        img, txt = (self.tensors[name].shape[1] if name in self.tensors else 0 for name in STREAMS)
-        return self.rows, img, txt
-
 
 @dataclass(frozen=True)
 class RunResult:
     """The calls' results in memory of their own, the ranks' replies in rank order, and the time that it took.
 
     The time is from copying the inputs to having the results, without loading, patching or starting before.
-    `traces` are the ranks' traces, gzipped JSON, by rank; {} where nobody asked.
+    `traces` are the ranks' traces, gzipped JSON, by rank; {} where none was asked for.
     """
 
     outs: list[torch.Tensor]
@@ -87,16 +74,9 @@ def split_rows(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
     """The pieces of each of the plan's batch groups. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
-    # those of a call of ComfyUI's own module the ranks alone count (models/hosted/pass_call.py)
-    counted = [call.tensors["img"].shape[1] for call in calls if "img" in call.tensors]
-    tokens = min(counted, default=plan.num_patches)
-    if plan.num_patches > tokens:
-        raise ValueError(
-            f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
-        )
     if plan.batch_groups == 1 and all(call.rows for call in calls):  # nothing to share out
         return (tuple(BatchSlice(number, 0, call.rows) for number, call in enumerate(calls)),)
-    return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.batch_groups)
+    return share_out([call.rows for call in calls], plan.batch_groups)
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:
@@ -119,16 +99,12 @@ class StepHistory:
 
     def deadline_s(self, shape: Hashable, *, least_s: float) -> float:
         """The deadline of the next step of that shape, in seconds."""
-        return max(least_s, TIMES * max(self._seconds.get(shape, (0.0,))))
+        return max(least_s, STALL_FACTOR * max(self._seconds.get(shape, (0.0,))))
 
 
 def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:
-    """All tensors of one request: input `img` of call 1 is `1.img`.
-
-    Those that last come first, so that they keep their places whatever the size of the others.
-    """
-    found = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
-    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[1] in CHANGING))
+    """All tensors of one request: input `t0` of call 1 is `1.t0`."""
+    return {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
 
 
 def results_of(calls: Sequence[ModelCall]) -> list[Extent]:
@@ -272,22 +248,17 @@ class WorkerLoopRun:
 
 
 def seen_shape(cond: ModelCall) -> tuple[int, ...]:
-    """(B, S, C) of the images that a call of the model sees; ComfyUI's own model sees one row of numbers."""
-    img = cond.tensors.get("img")
-    return (cond.out_shape[0], 1, cond.out_shape[1]) if img is None else tuple(img.shape)
+    """(B, 1, N) of the latent that a call of the model sees, as a row of numbers for each image."""
+    return cond.out_shape[0], 1, cond.out_shape[1]
 
 
 def refuse_unfit(plan: ParallelPlan, run: WorkerLoopRun) -> None:
     """Raise `ValueError` when the plan's pipeline does not fit the run."""
-    steps, tokens = len(run.recurrence.step_ends), seen_shape(run.conds[0])[1]
+    steps = len(run.recurrence.step_ends)
     if plan.pipefusion > 1 and plan.warmup_steps > steps:
         raise ValueError(
             f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "
             f"use at most {steps}, which keeps every step exact"
-        )
-    if plan.num_patches > tokens and "img" in run.conds[0].tensors:  # of ComfyUI's own model the ranks count them
-        raise ValueError(
-            f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
         )
 
 

@@ -83,7 +83,7 @@ def silence(rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, dead
 
 
 def choose(signs: Sequence[Failure]) -> Failure:
-    """The earliest failure that is nobody else's consequence, the earliest of all when each may be one."""
+    """The earliest failure that no other failure caused, the earliest of all when each may be a consequence."""
     return next((sign for sign in signs if not sign.weak), signs[0])
 
 

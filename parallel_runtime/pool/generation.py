@@ -139,10 +139,10 @@ class InFlight(Generic[Answer]):
     replies: dict[int, Answer | Cancelled] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)  # ranks that make a graph now
     has_news: bool = False
-    listened_s: float = field(default_factory=time.monotonic)  # since when nobody was held up but by the ranks
+    listened_s: float = field(default_factory=time.monotonic)  # since when only the ranks can have held it up
 
     def ranked(self) -> list[Answer]:
-        """The replies in rank order, of a request that nobody gave up."""
+        """The replies in rank order, of a request that was not given up."""
         return [reply for _, reply in sorted(self.replies.items()) if not isinstance(reply, Cancelled)]
 
 
@@ -169,11 +169,11 @@ class Generation(RankSet):
     ) -> None:
         super().__init__(number)
         self.in_flight: InFlight[Any] | None = InFlight(Op.READY, 0, start_deadline_s, Ready)
-        self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
+        self.mapped: dict[int, ModelSpec] = {}  # files that ranks may have mapped, by model handle
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
-        self._asked = self.ranks  # those who owe answers to the request in flight, or had to answer the last one
+        self._asked = self.ranks  # ranks that owe answers to the request in flight, or answered the last one
         self._on_failure, self._deadline_s = on_failure, deadline_s
         try:
             self._start(
@@ -251,7 +251,7 @@ class Generation(RankSet):
         self.end()
 
     def end(self) -> None:
-        """Kill and reap all ranks, and close everything. The request in flight is nobody's any more."""
+        """Kill and reap all ranks, and close everything. The request in flight is given up."""
         self.in_flight = None
         super().end()
 

@@ -43,7 +43,8 @@ def too_few(
 
 
 def refuse_without(plan: ParallelPlan, devices: Sequence[Device], machines: Sequence[Machine], died: PoolError) -> None:
-    """Raise PoolError, what ranks have died of since the last request, where the plan cannot run on who is left.
+    """Raise PoolError, what ranks have died of since the last request, where the plan cannot run on the ranks that are
+    left.
 
     `devices` as `Pool` has it, of this machine first; `machines` are those that are there.
     """
@@ -131,7 +132,7 @@ class WorkerSettings:
 class Generations:
     """One generation after another; `number` counts them, `workers` is the present one. Use it inside `lock`.
 
-    `lock` is taken to end a generation whose rank died while nobody asked. Raises PoolError when workers do not start.
+    `lock` is taken to end a generation whose rank died between requests. Raises PoolError when workers do not start.
     """
 
     def __init__(self, ranks: RankSettings, settings: WorkerSettings, *, lock: threading.Lock) -> None:

@@ -50,7 +50,7 @@ class LoadResult:
 
 
 @dataclass
-class Model:
+class HeldModel:
     """A model that the first `layout.ranks` ranks hold. `deltas` is the set its weights have; None: not known."""
 
     spec: ModelSpec
@@ -64,34 +64,34 @@ class Model:
         """Under which the model is held: layouts that differ in the number of ranks alone are one."""
         return self.spec, self.layout.kind
 
-    def grown_to(self, more: "Model") -> "Model":
+    def grown_to(self, more: "HeldModel") -> "HeldModel":
         """This model once further ranks have loaded it, which are those that `more` has and this has not."""
         there = self.layout.ranks
         ranks = self.result.ranks[:there] + more.result.ranks[there:]
         result = LoadResult(ranks, more.result.wall_s, first_rank=there)
         # the further ranks' weights are as the file says; this model's may be changed
         deltas = self.deltas if self.deltas == more.deltas else None
-        return Model(self.spec, self.handle, more.layout, result, deltas)
+        return HeldModel(self.spec, self.handle, more.layout, result, deltas)
 
     def serves(self, layout: Layout) -> bool:
         """Whether every rank that `layout` needs holds what it needs."""
         return self.layout.serves(layout)
 
 
-class Models:
+class HeldModels:
     """The models held, least recently used first. Reading is safe from any thread."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[Key, Model] = OrderedDict()
+        self._held: OrderedDict[Key, HeldModel] = OrderedDict()
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[HeldModel]:
         return iter(list(self._held.values()))
 
-    def find(self, spec: ModelSpec, layout: Layout) -> Model | None:
+    def find(self, spec: ModelSpec, layout: Layout) -> HeldModel | None:
         """The model in a layout of this kind, on however many ranks."""
         return self._held.get((spec, layout.kind))
 
-    def use(self, model: Model) -> None:
+    def use(self, model: HeldModel) -> None:
         """Hold the model, or note that it is used now."""
         self._held[model.key] = model
         self._held.move_to_end(model.key)
@@ -102,7 +102,7 @@ class Models:
             if model.handle == handle:
                 del self._held[model.key]
 
-    def layouts_of(self, spec: ModelSpec) -> list[Model]:
+    def layouts_of(self, spec: ModelSpec) -> list[HeldModel]:
         """The model in every layout it is held in."""
         return [model for model in self if model.spec == spec]
 
@@ -150,7 +150,7 @@ class HeldWeights:
         load_deadline_s: float,
         budget_bytes: int | None,
     ) -> None:
-        self.models = Models()
+        self.models = HeldModels()
         self.version = 0
         self._ask, self._arena, self._mapped, self._handles = ask, arena, mapped, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
@@ -165,7 +165,7 @@ class HeldWeights:
         *,
         mesh: int | None = None,
         progress: OnProgress | None = None,
-    ) -> Model:
+    ) -> HeldModel:
         """The model in that layout, loaded on the ranks that lack it; those without room first evict what is oldest.
 
         `mesh` is the handle of a mesh whose ranks put sharded weights together. Given up half-way, no rank keeps any
@@ -189,7 +189,7 @@ class HeldWeights:
                 self._let_go(handle, layout)
             else:
                 result = LoadResult(request.ranked(), time.perf_counter() - began)
-                new = Model(spec, handle, layout, result)
+                new = HeldModel(spec, handle, layout, result)
                 self.models.use(new if held is None else held.grown_to(new))
             for evicted in {number for reply in request.replies.values() for number in reply.evicted}:
                 self._let_go(evicted, layouts[evicted])
@@ -220,7 +220,7 @@ class HeldWeights:
                 self.models.drop(model.handle)
                 self._free(model.handle, check, num_ranks=model.layout.ranks)
 
-    def apply_deltas(self, model: Model, deltas: WeightDeltas, check: Check) -> None:
+    def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already.
 
         Given up half-way, the weights are of no known change, and the next call makes them whole.

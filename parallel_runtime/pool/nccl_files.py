@@ -2,7 +2,7 @@
 
 NCCL reads them in every rank and takes what the rank's environment does not say (NCCL user guide, Environment
 Variables; `setEnvFile` in its sources). So what process.py sets is safe from them, and what it only leaves out is not.
-Owns the reading and the refusal. Files are named by what people know them as, never by a path of somebody's home.
+Owns the reading and the refusal. Files are named by what people know them as, never by a path in a home folder.
 """
 
 import os

@@ -47,14 +47,14 @@ from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
-WAIT_S = 0.05  # how often one who waits for the lock is asked whether to go on
+WAIT_S = 0.05  # how often a caller that waits for the lock is asked whether to go on
 GIVEN_UP_S = 0.2  # between looks at a request that its caller gave up
 
 _log = logging.getLogger(__name__)
 
 
 class RequestLock:
-    """One request at a time, from any thread; the others wait. `lock` is for those who cannot give up."""
+    """One request at a time, from any thread; the others wait. `lock` is for callers that cannot give up."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -62,7 +62,7 @@ class RequestLock:
 
     @property
     def taken(self) -> bool:
-        """Whether somebody has the lock. Never waits."""
+        """Whether the lock is taken. Never waits."""
         return self.lock.locked()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The ranks of one generation: started together with what they share, watched while nobody asks, and ended together.
+"""The ranks of one generation: started together with what they share, watched between requests, and ended together.
 
 Owns the set and the thread that looks after it. One rank is process.py's, or remote_ranks.py's.
 """
@@ -44,7 +44,7 @@ class Watcher:
 
     def stop(self) -> None:
         """Tell the thread to end; call once, from any thread."""
-        self._on_death = _nothing  # whom it calls may hold us, and all of it its segments' memory
+        self._on_death = _nothing  # what it calls may hold this set, and with it its segments' memory
         os.eventfd_write(self._wake, 1)
 
     def join(self) -> None:

@@ -59,11 +59,11 @@ class RemoteRank:
         self.last_heard_s = self.last_pulse_s = time.monotonic()
 
     def is_process(self, pid: int) -> bool:
-        """Whether that is the number of the rank's process, which here nobody knows."""
+        """Whether that is the number of the rank's process, which is not known here."""
         return pid > 0
 
     def is_stopped(self) -> bool:
-        """Whether a signal holds the process; here nobody knows."""
+        """Whether a signal holds the process; it is not known here."""
         return False
 
     def end_text(self) -> str:

@@ -36,11 +36,11 @@ from .calls import (
 )
 from .generation import Answer, Generation, InFlight
 from .held_vae import HeldVae
-from .held_weights import Check, HeldWeights, Model, OnProgress
+from .held_weights import Check, HeldModel, HeldWeights, OnProgress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class MeshChange:
     """What becomes of the meshes where a plan is used: it has the mesh of `handle`, those of `dropped` plans go.
 
     `freed` are the groups that nothing uses any more then, in the order in which they were made.
@@ -75,7 +75,9 @@ class Meshes:
             self._handles = {**others, plan: self._handles[plan]}
         return self._handles.get(plan)
 
-    def change_for(self, plan: ParallelPlan, held: Iterable[Layout], new_handle: Callable[[], int]) -> Change | None:
+    def change_for(
+        self, plan: ParallelPlan, held: Iterable[Layout], new_handle: Callable[[], int]
+    ) -> MeshChange | None:
         """What the ranks must do before the plan is used, where weights are held in such layouts; None for nothing."""
         handle = self._handles.get(plan)
         if self.newest == plan:
@@ -91,9 +93,9 @@ class Meshes:
         if handle is not None and not dropped:
             return None
         freed = tuple(group for group in self._made if group not in kept | own)
-        return Change(plan=plan, handle=new_handle() if handle is None else handle, dropped=dropped, freed=freed)
+        return MeshChange(plan=plan, handle=new_handle() if handle is None else handle, dropped=dropped, freed=freed)
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: MeshChange) -> None:
         """Note that the ranks have done it."""
         left = {plan: handle for plan, handle in self._handles.items() if plan not in change.dropped}
         self._handles = {**left, change.plan: change.handle}
@@ -176,7 +178,7 @@ class Ensured:
     """A model with its weight deltas and a plan's mesh, as found while the weights were of this version."""
 
     version: int
-    model: Model
+    model: HeldModel
     mesh: int
 
 
@@ -231,7 +233,7 @@ class WorkerGroup:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
         if self._owed is not None:
-            self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whoever asks
+            self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whichever request comes
             self._owed = None
         if self._weights.partly_held:
             self._weights.free_partly_held(check)
@@ -246,13 +248,13 @@ class WorkerGroup:
         *,
         plan: ParallelPlan | None = None,
         progress: OnProgress | None = None,
-    ) -> Model:
+    ) -> HeldModel:
         """The model in that layout, which is the plan's if there is one."""
         self._newest = None
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
         return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
 
-    def apply_deltas(self, model: Model, deltas: WeightDeltas, check: Check) -> None:
+    def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
         self._weights.apply_deltas(model, deltas, check)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
-LANES_AT_LEAST = 4  # fewer ranks leave room, or two would be drawn as two walls
+ROWS_AT_LEAST = 4  # fewer ranks leave room, or two would be drawn as two walls
 WIDTH_INCHES, ROW_INCHES, RANK_INCHES, LOW_ROW_INCHES = 13.0, 3.2, 0.45, 1.5
 INK, PALE = "#1f2937", "#6b7280"
 COMPUTE, COMMUNICATION, IDLE, OTHER = "#2563eb", "#f59e0b", "#e5e7eb", "#9ca3af"
@@ -38,16 +38,6 @@ Panel: TypeAlias = Callable[["Axes"], None]
 
 class NoChartError(ValueError):
     """There is nothing to draw with, or nothing to draw; the text says which and what to do."""
-
-
-def require_chart(path: str | Path) -> None:
-    """Raise `NoChartError` when a chart could not be written to `path`, before anything is measured for it."""
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise NoChartError(f"a chart named {path.name!r} is no PNG; name it for example {path.stem or 'chart'}.png")
-    if not path.parent.is_dir():
-        raise NoChartError(f"the folder of the chart {path} does not exist; make it first")
-    _matplotlib()
 
 
 def draw(reports: Sequence[Mapping], path: str | Path) -> None:
@@ -180,7 +170,7 @@ def _draw_timeline(axes: "Axes", ranks: Sequence[Mapping], report: Mapping) -> N
     for begin in present[0]["begin_s"]:
         axes.axvline(begin, color="white", linewidth=1)
     axes.set_yticks(range(len(present)), [f"rank {rank['rank']}\n{rank['device']}" for rank in present])
-    axes.set_ylim(max(len(present), LANES_AT_LEAST) - 0.5, -0.5)
+    axes.set_ylim(max(len(present), ROWS_AT_LEAST) - 0.5, -0.5)
     axes.set_xlim(left=0)
     for color, label in ((COMPUTE, "compute"), (COMMUNICATION, "communication"), (IDLE, "idle")):
         axes.plot([], [], "s", color=color, label=label)
@@ -215,7 +205,7 @@ def _draw_memory(axes: "Axes", ranks: Sequence[Mapping]) -> None:
                 _write(axes, f"{value:.3g}", value, middle, color=INK, fontsize=8.5)
         axes.plot([], [], "s", color=color, label=label)
     axes.set_yticks(range(len(present)), [f"rank {rank['rank']}" for rank in present])
-    axes.set_ylim(max(len(present), LANES_AT_LEAST) - 0.5, -0.5)
+    axes.set_ylim(max(len(present), ROWS_AT_LEAST) - 0.5, -0.5)
     axes.margins(x=0.15)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(shown))
     axes.set_title("Memory by rank, GB")

@@ -96,7 +96,7 @@ def work_of(report: Mapping, run: Mapping) -> tuple | None:
 def name_works(report: dict) -> None:
     """Write `work` into a report and into a benchmark's cases with a plan: equal where runs may be compared.
 
-    It is absent where none ever may. So whoever has two reports, of any process, needs no rule of his own.
+    It is absent where none ever may. So code that has two reports, of any process, needs no rule of its own.
     """
     runs = report["contenders"] if report["kind"] == "benchmark" else [report]
     for run in runs:

@@ -346,7 +346,7 @@ def _value_problems(name: str, value: object, each: Field) -> Iterator[str]:
 
 
 def _require_same_length(report: Mapping) -> None:
-    """All series of all ranks run over the same steps, or nobody could draw them side by side."""
+    """All series of all ranks run over the same steps, or they could not be drawn side by side."""
     groups = [report.get("ranks", [])] + [each.get("ranks", []) for each in report.get("contenders", [])]
     for ranks in groups:
         lengths: dict[int, str] = {}

@@ -45,7 +45,7 @@ class ShardRange:
 
 
 class UnitLayout:
-    """Where each weight of a unit lies, by its name within the unit, and who holds which bytes of it."""
+    """Where each weight of a unit lies, by its name within the unit, and which rank holds which bytes of it."""
 
     def __init__(self, weights: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, shards: int) -> None:
         self.slots: dict[str, Slot] = {}

@@ -1,11 +1,11 @@
 """How messages travel and where tensors lie: a socket a rank, and memory that all of them map.
 
 Owns the sockets' framing (one message a packet, descriptors beside it) and the shared segments with their control page.
-Does not own the bytes of a message (protocol.py) nor who says what when (pool/ and worker/).
+Does not own the bytes of a message (protocol.py) nor which side says what when (pool/ and worker/).
 
-Segments are memfds: nameless, 0600, sealed so that nobody can shrink one under a mapping (which would kill the reader
-with SIGBUS). A mapping is never closed by hand: a tensor that still views it would take the process down. It goes with
-its last view.
+Segments are memfds: nameless, 0600, sealed so that no process can shrink one under a mapping (which would kill the
+reader with SIGBUS). A mapping is never closed by hand: a tensor that still views it would take the process down. It
+goes with its last view.
 
 Segment 0 of a generation starts with the control page, which ranks and parent read and write without a message::
 

@@ -1,4 +1,5 @@
-"""The segments that NCCL keeps in /dev/shm: which there are, who holds them, and removing those that our ranks leave.
+"""The segments that NCCL keeps in /dev/shm: which there are, which processes hold them, and removing those that our
+ranks leave.
 
 NCCL names them nccl-XXXXXX and unlinks each once both its ranks have it; one whose ranks end before that stays until
 the machine restarts. A name does not tell whose it is, so only those are removed that a rank of ours has mapped.
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path("/dev/shm")  # noqa: S108  NCCL's choice, which it lets nobody change
+FOLDER = Path("/dev/shm")  # noqa: S108  NCCL's choice, which cannot be changed
 _NAME = r"nccl-\w+"
 _MAPPED = re.compile(rf" ({re.escape(str(FOLDER))}/{_NAME})$", re.MULTILINE)  # without "(deleted)"
 

@@ -112,7 +112,7 @@ class MakeMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSlot:
-    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `pool/call_tracker.py`."""
+    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `CallTracker`."""
 
     epoch: int
     slot: int | None

@@ -6,7 +6,7 @@ no socket, and no arithmetic of a model.
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,6 @@ from ..wire.requests import (
     Load,
     MakeMesh,
     MeasureDevice,
-    Options,
     Probe,
     Sample,
     SetStrengths,
@@ -53,14 +52,15 @@ from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
-from .inputs import RepeatedInputs, RequestInputs
+from .hosted_sampling import HostedCalls
+from .inputs import RepeatedInputs
 from .loading import LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
-from .sampling_request import run_sample
+from .steady_pipeline import SteadyCalls
 from .trace import Trace
 from .vae import RankVae
-from .worker_loop import Gate
+from .worker_loop import Calls, Gate, WorkerLoop
 
 MEMORY_S = 1.0  # between two questions for the memory of steps
 
@@ -77,7 +77,7 @@ class Engine:
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_state = HeldState()  # of calls that one like them will follow
-        self.repeated = RepeatedInputs(device)
+        self.inputs = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
         self._process = psutil.Process()  # asked after many requests, and slow to make
@@ -132,7 +132,7 @@ class Engine:
         return RegionTimer(self.device, on=True, every=every)
 
     def _unload(self, request: Unload) -> MemoryReply:
-        self.repeated.clear()
+        self.inputs.clear()
         self.held_state.drop()
         self.vae.drop(request.model)
         return self.models.drop(request)
@@ -171,7 +171,7 @@ class Engine:
 
     def _trim(self, request: Trim) -> MemoryReply:
         """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
-        self.repeated.clear()
+        self.inputs.clear()
         self.held_state.drop()
         if self.rank in request.ranks:
             self.models.give_back()
@@ -191,13 +191,11 @@ class Engine:
         began = time.perf_counter()
         model = self.models[request.model]
         tensors = self._tensors(specs)
-        sent = self.repeated.of_request(tensors, request.repeated)
+        self.inputs.begin(tensors, request.repeated)
         pace = LaunchThrottle(self.device, beat)
-        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        if mesh.plan.pipefusion > 1:
-            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_state)
         told = request.slots
         if told:
             forward.residuals_of = partial(self.held_state.residuals_of, told)
@@ -211,8 +209,8 @@ class Engine:
         else:
             trace_bytes = Trace(self.rank, self.device).write_to(room, run)
         pace.drain()
-        # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
-        # request ends with the last rank's answer, so to wait for the device delays nobody.
+        # Also where no regions are timed, and where a rank writes no result and so has waited for nothing yet: the
+        # request ends with the last rank's answer, so to wait for the device costs nothing.
         forward.timer.mark()
         (ended,) = forward.timer.moments()
         ran = RankStep(
@@ -239,21 +237,25 @@ class Engine:
         self.held_state.drop()
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
+        if mesh.plan.pipefusion > 1 and request.cache is not None:
+            raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
         model = self.models[request.model]
-        sent = self.repeated.of_request({}, {})
+        self.inputs.begin({}, {})
         pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)
 
         def block_queued() -> None:
             pace.block_queued()
             copies.collect()
 
-        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
+        steps = len(request.recurrence.step_ends)
         try:
-            loop = run_sample(
-                forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
-            )
+            make = SteadyCalls if mesh.plan.pipefusion > 1 else HostedCalls
+            calls: Calls = make(forward, request, tensors, mesh=mesh, copies=copies)
+            loop = WorkerLoop(request.recurrence, calls, forward.timer, pace=pace, copies=copies)
+            loop.run(gate, step_done=lambda step, spent: progress(Progress(done=step + 1, total=steps, spent=spent)))
         finally:
             self.models.end_runs()
         share = request.batch_groups[mesh.batch_group]
@@ -269,22 +271,26 @@ class Engine:
         self,
         model: HostedModel,
         mesh: Mesh,
-        sent: RequestInputs,
+        request: Step | Sample,
         *,
-        calls: Sequence[Options],
         progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
     ) -> HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
-        timer = self.new_timer(on=any(options.get("timed") for options in calls))
+        timer = self.new_timer(on=any(options.get("timed") for options in request.calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         ATTENDED.clear()
-        compiled = any(options.get("compiled") for options in calls)
+        compiled = any(options.get("compiled") for options in request.calls)
         watch = Watch(timer, beat, progress)
-        forward = HostedForward(model, mesh.attention, timer, beat, sent)
+        if isinstance(request, Step) and mesh.plan.pipefusion > 1:
+            forward: HostedForward = HostedPipeline(
+                model, mesh, timer, beat, self.inputs, step=request, held=self.held_state
+            )
+        else:
+            forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
         forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
         return forward
 

@@ -4,7 +4,7 @@ Owns the order of starting, the request loop and the one broad `except` of the r
 the start (start.py), what a request does (engine.py) nor what becomes of an error (the parent ends all ranks).
 
 Order of starting: lifeline, HELLO, `import torch`, segment, process group, engine, READY. So a rank never outlives its
-parent, not even while it imports, and the parent knows who is there before the slow part.
+parent, not even while it imports, and the parent knows which ranks are there before the slow part.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Copies of a device's tensors to shared memory that nobody on the device waits for: previews.
+"""Copies of a device's tensors to shared memory for which no work on the device waits: previews.
 
 A plain copy from a GPU stops the host until the device is there, and so until all that was queued before is done: what
 other ranks wait for would be queued late. Here a copy goes to pinned memory on a stream beside the one that computes,
@@ -53,7 +53,7 @@ class HostCopies:
         self.collect()
 
     def collect(self) -> None:
-        """Put in place what has arrived, and tell who is to be told. Waits for nothing."""
+        """Put in place what has arrived, and call what waits for it. Waits for nothing."""
         while self._pending:
             first = self._pending[0]
             if isinstance(first, _Pending) and not first.arrival.query():

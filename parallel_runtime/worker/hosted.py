@@ -31,7 +31,7 @@ from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from ..wire.replies import CompiledBlocks as Report
 from .hosted_weights import DeltaReceiver, HostedWeights
-from .inputs import RequestInputs, call_tensors, to_host
+from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks
@@ -154,9 +154,9 @@ class HostedForward:
         sequence: SequenceParallelAttention,
         timer: RegionTimer,
         beat: Callable[[], None],
-        sent: RequestInputs,
+        inputs: RepeatedInputs,
     ) -> None:
-        self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
+        self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
         sequence.most_keys = 0
         self.compiled: CompiledRun | None = None  # by which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
@@ -267,7 +267,7 @@ class HostedForward:
         residuals: Residuals | None = None,
         write: bool = True,
     ) -> Any:  # noqa: ANN401  a tensor or several
-        """What the module, or a method of it, returns for these rows; `sequence` and `new_call` as `under` takes.
+        """What the module, or a method of it, returns for these rows; `sequence`, `new_call`: of `install_hooks`.
 
         `residuals`: what a step cache kept of the call before; with `write` the call counts for this rank.
         """
@@ -309,7 +309,7 @@ class HostedForward:
         """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
 
         `residuals`: what a step cache kept of the call before; ranks of `over` have the other rows of the step.
-        `sequence`, `new_call`: as `under` takes, of a pipeline. Returns (B, ...) fp32, on every rank that shares the
+        `sequence`, `new_call`: as of `install_hooks`. Returns (B, ...) fp32, on every rank that shares the
         tokens.
         """
         sequence = self.sequence_of(options) if sequence is None else sequence
@@ -345,7 +345,7 @@ class HostedForward:
         return shared_scales([each for each in sharing if each.parts > 1])
 
     def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
-        """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
+        """Attention over the ranks that share the tokens. A proof asks for none, and for the negative control."""
         if options.get("whole"):
             return SequenceParallelAttention()
         if options.get("local_attention"):
@@ -367,7 +367,7 @@ class HostedForward:
             tensor = whole[f"t{number}"]
             each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
             part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
-            here = self.sent.on_device(tensor, part)
+            here = self.inputs.on_device(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found
 

@@ -29,7 +29,7 @@ from ..wire.protocol import DTYPE_BYTES
 from ..wire.requests import Step
 from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
-from .inputs import RequestInputs
+from .inputs import RepeatedInputs
 from .mesh import Mesh
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
@@ -84,22 +84,15 @@ class HostedPipeline(HostedForward):
         mesh: Mesh,
         timer: RegionTimer,
         beat: Callable[[], None],
-        sent: RequestInputs,
+        inputs: RepeatedInputs,
         *,
         step: Step,
         held: HeldState,
     ) -> None:
-        super().__init__(model, mesh.attention, timer, beat, sent)
+        super().__init__(model, mesh.attention, timer, beat, inputs)
         self._held, self._told = held, step.slots
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
-
-    @classmethod
-    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldState) -> "HostedPipeline":
-        """What `forward` would run, in passes."""
-        made = cls(forward.model, mesh, forward.timer, forward.beat, forward.sent, step=step, held=held)
-        made.compiled = forward.compiled
-        return made
 
     def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
         """As `HostedForward.run_batch_groups`; returns when what was sent has been received."""

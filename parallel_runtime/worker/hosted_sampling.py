@@ -19,7 +19,8 @@ import torch
 from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import Residuals
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from ..wire.requests import GroupWork
+from ..wire.requests import GroupWork, Sample
+from .host_copies import HostCopies
 from .hosted import HostedForward
 from .inputs import call_tensors, to_device
 from .latent import LatentRows
@@ -104,28 +105,42 @@ class AppliedModel:
 
 
 class HostedCalls:
-    """Calls of ComfyUI's own model, as `worker_loop.Calls`. `tensors` are the request's, whole."""
+    """Calls of ComfyUI's own model that run whole, as `worker_loop.Calls`. `tensors` are the request's, whole.
+
+    Each rank has the whole latent, as one row of numbers.
+    """
 
     drained: str | None = None
 
     def __init__(
         self,
         forward: HostedForward,
-        recurrence: SamplerRecurrence,
-        batch_groups: Sequence[GroupWork],
+        request: Sample,
         tensors: Mapping[str, torch.Tensor],
         *,
         mesh: Mesh,
-        rows: LatentRows,
-        options: Sequence[Mapping[str, Any]],
-        skipped: SkippedCalls | None = None,
+        copies: HostCopies,
     ) -> None:
-        """`options` of the conditionings; `skipped`: calls that a cache of ComfyUI's may stand for."""
-        self.skipped = skipped
-        self._recurrence, self._rows, self._share = recurrence, rows, batch_groups[mesh.batch_group]
+        batch_groups, options = request.batch_groups, request.calls
+        self._share = batch_groups[mesh.batch_group]
+        self._rows = LatentRows(
+            request.recurrence,
+            self._share,
+            tensors,
+            timer=forward.timer,
+            copies=copies,
+            cfg=request.cfg,
+            cfg_axis=mesh.axes["cfg"],
+            first=forward.sequence.index == 0,
+            cache=request.cache,
+            sides=sorted(side for cond in self._share.conds for side in options[cond]["sides"]),
+        )
+        self.skipped: SkippedCalls | None = None
+        if request.cache is not None:
+            self.skipped = SkippedCalls(request.cache, [self._rows], mesh=mesh, device=forward.timer.device)
         busy = [each for each in mesh.replica_groups if batch_groups[each].conds]
         self._shown = next((batch_groups[each] for each in forward.groups_to_run(mesh, busy)), self._share)
-        self._model = AppliedModel(forward, recurrence, self._shown, tensors, options)
+        self._model = AppliedModel(forward, request.recurrence, self._shown, tensors, options)
         cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
         self._residuals = {cond: Residuals() for cond in cached}
         # where ComfyUI has both sides in one call, they decide together here as well

@@ -23,8 +23,8 @@ from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_as
 from ..models.parts import plain_parts
 from ..models.specs import find_spec, spec_of
 from ..models.specs.whole import find_whole
-from ..models.stages import stage_run
 from ..parallel.collectives import Axis
+from ..parallel.pipefusion import balanced_stages
 from ..weight_delta import HOOK_WEIGHT, WeightDelta, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
@@ -226,7 +226,7 @@ class HostedWeights:
             num_bytes = sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0])
             handed = spec.handed_on(path.rpartition(".")[0])
             costs.append(num_bytes / (1 if isinstance(handed, str) else len(handed)))
-        return stage_run(costs, stages=self.stages, stage=self._stage)
+        return balanced_stages(costs, self.stages)[self._stage]
 
     def _leave_others(self) -> None:
         """Have nothing of the blocks of other stages."""

@@ -11,7 +11,7 @@ import torch
 
 
 class RepeatedInputs:
-    """Keeps this rank's parts of inputs that a request repeats, for as long as requests go on repeating them.
+    """A request's inputs on their way to the device; this rank's parts of those that requests repeat stay there.
 
     What is sent for the first time is not kept: a ControlNet's residuals come new with each step and are large.
     """
@@ -19,26 +19,19 @@ class RepeatedInputs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copies: dict[int, dict[Hashable, torch.Tensor]] = {}  # by the content's number, then by the part
+        self._kept: dict[int, dict[Hashable, torch.Tensor]] = {}  # the same by the address of this request's input
 
-    def of_request(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> "RequestInputs":
-        """The inputs of one request: views of shared memory, and the numbers of those that are repeated.
+    def begin(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
+        """A request with these views of shared memory, and the numbers of those that are repeated, begins.
 
         What it does not repeat is let go.
         """
         self._copies = {number: self._copies.get(number, {}) for number in numbers.values()}
-        at = {tensors[name].data_ptr(): self._copies[number] for name, number in numbers.items()}
-        return RequestInputs(self._device, at)
+        self._kept = {tensors[name].data_ptr(): self._copies[number] for name, number in numbers.items()}
 
     def clear(self) -> None:
         """Let everything go."""
-        self._copies = {}
-
-
-class RequestInputs:
-    """How the parts of one request's inputs come to the device. `kept`: copies of repeated ones, by their address."""
-
-    def __init__(self, device: torch.device, kept: Mapping[int, dict[Hashable, torch.Tensor]]) -> None:
-        self._device, self._kept = device, kept
+        self._copies, self._kept = {}, {}
 
     def on_device(self, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         """`part`, rows of the input `whole`, on the device, not to be written to. On the CPU it may be that part.

@@ -2,13 +2,12 @@
 
 Letters: `B` images of this rank's batch group, `S` rows of the latent, `C` channels of a token.
 
-A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where batch
-groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
+A sampler's update works token by token, so a rank that holds rows needs no others; only the two sides of cfg, where
+batch groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
 output to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurrence.py) nor the model.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -23,24 +22,10 @@ from .inputs import to_device, to_host
 INPAINT = ("mask", "noise", "latent")
 
 
-class Rows(Protocol):
-    """Which rows, or numbers, of a latent."""
-
-    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """Those of `tensor`; a view where results are written to it."""
-
-
-class AllRows:
-    """All of them."""
-
-    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """As `Rows.take`."""
-        return tensor
-
-
 class LatentRows:
-    """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to them.
+    """Rows of a batch group's `share`. `tensors` are the request's, whole; results are written to them.
 
+    `take` finds them in a tensor (B, S, C): by default all; it must make a view where results are written here.
     `first`: whether this rank writes them, where several have the same rows. `cache`: what may stand for the model in
     some calls, which makes outputs of these `sides` of cfg here.
     """
@@ -50,8 +35,8 @@ class LatentRows:
         recurrence: SamplerRecurrence,
         share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
-        shard: Rows,
         *,
+        take: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
         timer: RegionTimer,
         copies: HostCopies,
         cfg: float,
@@ -61,7 +46,7 @@ class LatentRows:
         sides: Sequence[int] = (),
     ) -> None:
         self._copies, self._first = copies, first
-        self._recurrence, self._share, self._tensors, self._shard = recurrence, share, tensors, shard
+        self._recurrence, self._share, self._tensors, self._take = recurrence, share, tensors, take
         self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
         self._trajectory = Trajectory(recurrence)
         self._inpaint: dict[str, torch.Tensor] = {}
@@ -164,7 +149,7 @@ class LatentRows:
         return self._denoised
 
     def _cached(self, cache: StockCache, sides: Sequence[int]) -> CachedRows:
-        looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)
+        looked_at = self._take(self._tensors[LOOKED_AT])[0].to(self._timer.device)
         counts = self._first
         if not cache.easy:  # both sides of cfg have the denoised latent
             counts, sides = (
@@ -180,7 +165,7 @@ class LatentRows:
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view of a whole tensor (images, latent rows, C): this batch group's images, these rows."""
-        return self._shard.take(tensor[self._share.start : self._share.stop], stream="image", dim=1)
+        return self._take(tensor[self._share.start : self._share.stop])
 
     def _given(self, number: int) -> torch.Tensor | None:
         if not self._recurrence.states[number].given:

@@ -1,4 +1,4 @@
-"""Where a rank's time goes while a run in the workers is under way, for who watches it.
+"""Where a rank's time goes while a run in the workers is under way, for the panel.
 
 Owns the sums of the steps that have ended. They are for the eye: the report's times are the loop's own
 (worker_loop.py). Measures nothing anew and waits for nothing: on a GPU a step counts once the device has ended

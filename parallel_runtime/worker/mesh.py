@@ -166,7 +166,7 @@ class Mesh:
         return attention
 
     def probe(self, device: torch.device) -> ProbeReply:
-        """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""
+        """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and wait for none."""
         return probe(self.axes["ulysses"], device) if self.member else ProbeReply()
 
     def wrong_bytes(self, device: torch.device) -> int:

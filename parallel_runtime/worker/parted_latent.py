@@ -2,12 +2,12 @@
 
 Letters: `B` images of this rank's batch group, `N` numbers of an image's latent.
 
-Owns who has which numbers, and that previews and the result are written whole. Does not own how a part is updated
-(latent.py) nor when (steady_pipeline.py).
+Owns which part has which numbers, and that previews and the result are written whole. Does not own how a part is
+updated (latent.py) nor when (steady_pipeline.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,17 +18,6 @@ from ..wire.requests import GroupWork, Sample
 from .host_copies import HostCopies
 from .inputs import to_host
 from .latent import LatentRows
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of a latent on the host at `places`, as `LatentRows` asks for them. What is taken is a copy."""
-
-    places: torch.Tensor
-
-    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """Those of `tensor` (B, 1, N)."""
-        return tensor[..., self.places]
 
 
 class PartedLatent:
@@ -73,7 +62,7 @@ class PartedLatent:
                 self._request.recurrence,
                 self._share,
                 self._tensors,
-                Numbers(each.cpu()),
+                take=partial(_at, each.cpu()),
                 timer=self._timer,
                 copies=self._copies,
                 cfg=self._request.cfg,
@@ -107,3 +96,8 @@ class PartedLatent:
     def _mine(self, name: str) -> torch.Tensor:
         """A tensor of the request's, this batch group's images."""
         return self._tensors[name][self._share.start : self._share.stop]
+
+
+def _at(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the numbers of a tensor (B, 1, N) at some places."""
+    return tensor[..., places]

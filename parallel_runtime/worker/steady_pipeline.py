@@ -28,6 +28,7 @@ from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
 from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
+from .host_copies import HostCopies
 from .hosted import HostedForward, NewCall
 from .hosted_pipeline import Links, Passes
 from .hosted_sampling import AppliedModel
@@ -52,12 +53,21 @@ class SteadyCalls:
         tensors: Mapping[str, torch.Tensor],
         *,
         mesh: Mesh,
-        latent: PartedLatent,
+        copies: HostCopies,
     ) -> None:
         self._share, self._options = request.batch_groups[mesh.batch_group], request.calls
         self._model = AppliedModel(forward, request.recurrence, self._share, tensors, request.calls)
         self._forward, self._recurrence = forward, request.recurrence
-        self._mesh, self._latent = mesh, latent
+        self._mesh = mesh
+        self._latent = PartedLatent(
+            request,
+            self._share,
+            tensors,
+            timer=forward.timer,
+            copies=copies,
+            cfg_axis=mesh.axes["cfg"],
+            first=forward.sequence.index == 0,
+        )
         self._passes = Passes(forward.model, mesh)
         self._timeline = Timeline(forward.timer.device, on=request.timeline)
         self._links = Links(mesh, device=forward.timer.device, now=self._timeline.now)
@@ -121,7 +131,7 @@ class SteadyCalls:
         return self._timeline.report(self._passes.stage)
 
     def close(self) -> None:
-        """As `Calls.close`: what was sent has been received, the latent of a call that nobody makes included."""
+        """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
         if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
             self._take(self._ran, range(len(self._places)))
         self._links.drain()

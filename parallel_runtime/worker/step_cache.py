@@ -1,4 +1,4 @@
-"""Calls of a hosted model whose blocks a step cache may skip: who decides together, and what is counted.
+"""Calls of a hosted model whose blocks a step cache may skip: which ranks decide together, and what is counted.
 
 Does not own how blocks are skipped (models/hosted/first_block.py) nor what is kept of a call (held_state.py).
 """

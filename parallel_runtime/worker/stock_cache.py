@@ -1,4 +1,4 @@
-"""Whole sampling runs with ComfyUI's EasyCache or LazyCache: whose rows decide, and what was skipped.
+"""Whole sampling runs with ComfyUI's EasyCache or LazyCache: which rows decide, and what was skipped.
 
 Does not own the arithmetic (stock_caches.py), nor what stands for the model's output in a skipped call (latent.py).
 """

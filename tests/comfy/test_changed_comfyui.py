@@ -107,6 +107,7 @@ def server(changed: Path, models_dir: Path, tmp_path_factory: pytest.TempPathFac
             yield made
 
 
+@pytest.mark.full  # a server of its own; test_contract.py deletes each line
 def test_what_lacks_nothing_works_and_the_rest_is_said(server: ComfyServer, tiny_models: TinyModels) -> None:
     client = ComfyClient(server.url)
     state = client.get("/parallel_dit/state")["comfyui"]

@@ -27,10 +27,10 @@ from parallel_runtime.models.hosted.pass_call import PassCall, PassEndsError
 from parallel_runtime.models.hosted.stage import StagedBlocks
 from parallel_runtime.models.specs import ShardingSpec, spec_of
 from parallel_runtime.models.specs.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
-from parallel_runtime.models.stages import stage_run
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.kept_keys import HeldRows
+from parallel_runtime.parallel.pipefusion import balanced_stages
 from parallel_runtime.weights.block_shards import blocks_of
 
 from .cases import CASES
@@ -81,7 +81,7 @@ class Pipeline:
         rank, ranks = dist.get_rank() // self.parts, dist.get_world_size() // self.parts
         blocks = blocks_of(model, plan.staged)
         costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
-        run = stage_run(costs, stages=ranks, stage=rank)
+        run = balanced_stages(costs, ranks)[rank]
         before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
         self.staged = StagedBlocks(model, plan, blocks, run, before=before)
         self.shared = SharedModel(model, plan, self.group)

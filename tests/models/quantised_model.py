@@ -171,7 +171,7 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     made = forward_call(module, 16, [inputs["x"], at(700, 650)], {"context": inputs["context"]})
     out = torch.zeros(made.out_shape)
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
-    sent = RepeatedInputs(CPU).of_request({}, {})
+    sent = RepeatedInputs(CPU)
     forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, sent)
     forward.run_batch_groups(
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2

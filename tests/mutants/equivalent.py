@@ -4,6 +4,26 @@ from __future__ import annotations
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "lengths taken as equal",
+        "is_whole = run.held or run.stream in call.uncut or not sum(lengths)",
+        "is_whole = run.held or run.stream in call.uncut or not (lengths[0] * len(lengths))",
+    ): "a stream of fewer tokens than parts is uncut, so each part has a token or none has",
+    (
+        "condition negated",
+        "lengths = lengths if len(self.streams) % 2 else lengths[::-1]",
+        "lengths = lengths if (not (len(self.streams) % 2)) else lengths[::-1]",
+    ): "streams alternate either way, and which rank has the first's longer part is nobody's concern",
+    (
+        "lengths taken as equal",
+        "self.traffic.add((send.shape[0] - send_lengths[self.index]) * row_bytes)",
+        "self.traffic.add((send.shape[0] - send_lengths[0]) * row_bytes)",
+    ): "an axis to nobody has the place 0",
+    (
+        "arithmetic",
+        "apart_s = [before.elapsed_time(after) / 1000 for before, after in pairwise([*self._events, now])]",
+        "apart_s = [(before.elapsed_time(after) * 1000) for before, after in pairwise([*self._events, now])]",
+    ): "the unit of the device's clock goes with the rate, by which each part is multiplied",
+    (
         "axis swapped",
         "k, v = (torch.cat(each, 2) if each[0].shape[2] else each[1] for each in zip(common, others, strict=True))",
         "k, v = (torch.cat(each, 2) if each[0].shape[1] else each[1] for each in zip(common, others, strict=True))",

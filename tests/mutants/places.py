@@ -155,7 +155,8 @@ def _for_people(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
     if isinstance(node, ast.Call):
-        return ast.unparse(node.func).split(".")[0] in TEXTS or _name(node.func) in TEXTS
+        sentences = node.args and all(isinstance(each, ast.JoinedStr) for each in node.args)
+        return bool(sentences) or ast.unparse(node.func).split(".")[0] in TEXTS or _name(node.func) in TEXTS
     return isinstance(node, ast.keyword) and node.arg in WORDS
 
 

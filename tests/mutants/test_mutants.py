@@ -71,7 +71,15 @@ def test_a_line_has_this_mistake_among_others(line: str, operator: str, mistaken
 
 
 @pytest.mark.parametrize(
-    "line", ["'''1 + 1'''", "x: a[1] = b", "log.info(a + b)", "x = f'{a + 1}'", "def __repr__(self): return 1 + 1"]
+    "line",
+    [
+        "words.append(f'{a + 1}')",
+        "'''1 + 1'''",
+        "x: a[1] = b",
+        "log.info(a + b)",
+        "x = f'{a + 1}'",
+        "def __repr__(self): return 1 + 1",
+    ],
 )
 def test_what_is_said_to_people_has_none(line: str) -> None:
     assert places("pack.py", line) == []

@@ -8,7 +8,7 @@ import pytest
 from parallel_runtime.exchange_groups import groups_of, weight_groups
 from parallel_runtime.plan import Layout, ParallelPlan
 from parallel_runtime.planner.memory import extra_bytes, kept_bytes
-from parallel_runtime.pool.worker_group import Change, Meshes
+from parallel_runtime.pool.worker_group import MeshChange, Meshes
 
 
 class Ranks:
@@ -18,7 +18,7 @@ class Ranks:
         self.book, self.made, self.changes, self._numbers = Meshes(num_ranks), set(), [], itertools.count()
         self.num_ranks = num_ranks
 
-    def use(self, plan: ParallelPlan, *held: Layout) -> Change | None:
+    def use(self, plan: ParallelPlan, *held: Layout) -> MeshChange | None:
         change = self.book.change_for(plan, held, new_handle=lambda: next(self._numbers))
         if change is not None:
             assert len(set(change.freed)) == len(change.freed)

@@ -14,7 +14,7 @@ from parallel_runtime.wire.records import to_body
 from parallel_runtime.worker.timeline import MOST_SPANS, Timeline
 from parallel_runtime.worker.worker_loop import MOST_TIMED_STEPS, Gate
 
-SHAPE = (2, 6, 4)
+SHAPE = (2, 1, 24)
 
 
 def steps(count: int, *, noise: bool = False) -> SamplerRecurrence:
@@ -30,9 +30,9 @@ def steps(count: int, *, noise: bool = False) -> SamplerRecurrence:
 
 
 def make_run(
-    recurrence: SamplerRecurrence, *, img: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None
+    recurrence: SamplerRecurrence, *, seen: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None
 ) -> WorkerLoopRun:
-    call = ModelCall(tensors={"img": torch.zeros(img)}, out_shape=img, out_dtype=torch.float32)
+    call = ModelCall(tensors={}, out_shape=(seen[0], seen[2]), out_dtype=torch.float32)
     given = {number: torch.zeros(SHAPE) for number in recurrence.given}
     return WorkerLoopRun(recurrence=recurrence, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
 
@@ -56,17 +56,17 @@ def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
     recurrence = steps(2)
     call = make_run(recurrence).conds[0]
     for given, words in (
-        (torch.zeros(0, 6, 4), "at least one of each"),
-        (torch.zeros(6, 4), "at least one of each"),
+        (torch.zeros(0, 1, 24), "at least one of each"),
+        (torch.zeros(1, 24), "at least one of each"),
         (torch.zeros(SHAPE, dtype=torch.bfloat16), "given.0 is torch.bfloat16"),
-        (torch.zeros(1, 6, 4), r"images of shape \(2, 6, 4\), the latent is \(1, 6, 4\)"),
+        (torch.zeros(1, 1, 24), r"images of shape \(2, 1, 24\), the latent is \(1, 1, 24\)"),
     ):
         with pytest.raises(ValueError, match=words):
             WorkerLoopRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: given})
-    parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 6, 1)]
+    parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 1, 6)]
     with pytest.raises(ValueError, match="inpaint.latent"):
         make_run(recurrence, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
-    make_run(recurrence, img=(2, 9, 8))  # references behind the latent, channels of Fill beside it
+    make_run(recurrence, seen=(2, 1, 72))  # channels of Fill go with it
 
 
 def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
@@ -74,7 +74,7 @@ def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
     call = make_run(recurrence).conds[0]
     with pytest.raises(ValueError, match="given.1"):
         WorkerLoopRun(
-            recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)}
+            recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 1, 24)}
         )
 
 

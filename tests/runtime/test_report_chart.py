@@ -100,6 +100,7 @@ def speed_ups(report: dict) -> tuple[str, list[str]]:
     """The title of a benchmark's bars, and what is written at each from the lowest on."""
     axes = Figure().subplots()
     dict(panels(report))["speedup"](axes)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["blocks alone"]
     return axes.get_title(), [text.get_text() for text in axes.texts]
 
 

@@ -18,7 +18,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def foreign(value: object) -> str | None:
-    """The module of the first function in `value` that is nobody's but a pack's; None where there is none.
+    """The module of the first function in `value` that a pack brought; None where there is none.
 
     `value`: a function, a method, or a partial; of anything else that can be called its class decides.
     """
@@ -26,7 +26,7 @@ def foreign(value: object) -> str | None:
 
 
 def foreign_option(value: object) -> str | None:
-    """As `foreign`, of an option of a sampler: a plain value is nobody's, what is no function is its class's."""
+    """As `foreign`, of an option of a sampler: a plain value has no module, what is no function has its class's."""
     return None if isinstance(value, PLAIN) else foreign(value)
 
 

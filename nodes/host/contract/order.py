@@ -1,7 +1,7 @@
 """What keeps state that depends on the order of the model's calls, and so must see them as stock ComfyUI makes them.
 
 Owns which functions that others put around the model are known to bear another order. Each was read in ComfyUI's
-source; what nobody here has read is taken not to bear it, unless it says so: a function with an attribute
+source; any other is taken not to bear it, unless it says so: a function with an attribute
 `parallel_dit_any_order` keeps nothing from one call to the next. Knows no batch groups.
 """
 

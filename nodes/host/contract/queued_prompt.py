@@ -34,7 +34,7 @@ def validated_inputs() -> dict[str, object]:
 def running_values(kind: str, name: str, *, absent: object) -> list[object]:
     """An input of each node of a class in the prompt that runs: values, links as lists, `absent` where it has none.
 
-    One None without a server: nodes are run by a script then, and nobody knows which there are.
+    One None without a server: nodes are run by a script then, and the graph is unknown.
     """
     server = None if off("panel") else getattr(PromptServer, "instance", None)
     if server is None:

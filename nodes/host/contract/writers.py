@@ -105,7 +105,7 @@ class Written:
 
 
 def values_in(tree: object, depth: int = 0) -> Iterator[object]:
-    """What dicts and lists hold that can tell who wrote it: no numbers and texts."""
+    """What dicts and lists hold that can tell which node wrote it: no numbers and texts."""
     if isinstance(tree, dict | list | tuple) and depth < DEPTH:
         for each in tree.values() if isinstance(tree, dict) else tree:
             yield from values_in(each, depth + 1)
@@ -157,7 +157,7 @@ def appliers_of_controlnets() -> list[GraphNode]:
 
 
 def still_there(node: GraphNode) -> bool:
-    """Whether what executes now depends on this node, set as it was; True where nobody knows the graph."""
+    """Whether what executes now depends on this node, set as it was; True where the graph is unknown."""
     now = executing_node()
     return now is None or any(_alike(node, each) for each in [now, *nodes_before()])
 

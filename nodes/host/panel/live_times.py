@@ -1,7 +1,7 @@
 """Where the time of each rank goes in the run that is under way, for the panel: shares of what ranks measure anyway.
 
 A loop in the workers tells with each step (`Pool.status`); of ComfyUI's own loop the requests are there, which the
-report is made of. Owns the sums of those; asks nobody, and adds nothing to a step.
+report is made of. Owns the sums of those; sends no request, and adds nothing to a step.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""Further machines of this ComfyUI: the address where they may join, the token, and who is there.
+"""Further machines of this ComfyUI: the address where they may join, the token, and which machines are there.
 
 Owns one server an address, made when a node first offers it and closed when a prompt has SP Configs and none of them
 names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own who is let in
@@ -42,7 +42,7 @@ class FurtherMachines:
     def devices_of(self, offer: Offer, *, say: Callable[[str], None] | None) -> tuple[Device, ...]:
         """The devices of machines that are there, once as many have joined as are waited for, or after a while.
 
-        `say` is told meanwhile what is waited for; without it nothing is opened and nobody waited for. Raises
+        `say` is told meanwhile what is waited for; without it nothing is opened and no machine is waited for. Raises
         `ValueError` for an address that is not this machine's, and ComfyUI's interrupt when the user cancels.
         """
         server = self._servers.get(offer.address) if say is None else self._server(offer.address)
@@ -86,7 +86,7 @@ class FurtherMachines:
         if not all(isinstance(text, str) for text in texts):
             return
         kept = {offer.address for offer in map(Offer.parse, texts) if offer is not None}
-        with self._lock:  # to the end: who offers the address again waits until it is closed
+        with self._lock:  # to the end: another offer of the address waits until it is closed
             closing = {address: server for address, server in self._servers.items() if address not in kept}
             staying = {address: server for address, server in self._servers.items() if address in kept}
             if closing:
@@ -111,7 +111,7 @@ class FurtherMachines:
         return list(self._servers)
 
     def described(self) -> list[dict]:
-        """Who is there, for the panel: devices, versions, and the files that were asked for. Never waits."""
+        """The machines that are there, for the panel: devices, versions, files that were asked for. Never waits."""
         return [
             {
                 "name": machine.name,
@@ -139,7 +139,7 @@ class FurtherMachines:
 
 
 def token_file() -> Path:
-    """The file with the token, made when it is first asked for; nobody else may read it."""
+    """The file with the token, made when it is first asked for; no other user may read it."""
     refuse_off("machines")
     path = Path(folder_paths.get_user_directory()) / "parallel_dit" / "join-token"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -97,7 +97,7 @@ class StepText(StepListener):
         NodeText().say(self._loop)
 
     def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
-        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
+        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where no run samples."""
         ends = [rank.ran.began_s + rank.ran.step_s for rank in ranks if rank.ran is not None]
         known = len(ends) > 1 and wall_s > 0
         self._tell(wall_s, len(ends), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")

@@ -1,7 +1,7 @@
 """What the panel shows, in one JSON: the pools, the step that runs, which reports there are, what the doctor found.
 
 Owns gathering it and telling every browser tab when it has changed. It is asked of the pools, which never wait, a few
-times a second: so nobody who changes a pool needs to know that there is a panel. Holds no path and no process id.
+times a second: so code that changes a pool needs not know that there is a panel. Holds no path and no process id.
 """
 
 import asyncio

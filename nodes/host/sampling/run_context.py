@@ -39,11 +39,10 @@ _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run",
 class MeasuredRequest:
     """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
 
-    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens); `traces` are the ranks'
-    traces, where they were asked for.
+    `num_calls`: of the model that it carried; `traces` are the ranks' traces, where they were asked for.
     """
 
-    calls: tuple[tuple[int, int, int], ...]
+    num_calls: int
     began_s: float
     wall_s: float
     ranks: Sequence[StepReply | SampleReply]
@@ -63,7 +62,7 @@ class Recorder:
 
 
 class CallProver(Protocol):
-    """Who is asked before each call whether its plan computes what one device does (proving.py)."""
+    """Asked before each call whether its plan computes what one device does: `Prover` of proving.py."""
 
     def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""
@@ -128,7 +127,6 @@ class RunContext:
         tensors: Mapping[str, torch.Tensor],
         *,
         out_shape: tuple[int, ...],
-        out_dtype: torch.dtype = torch.float32,
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
         place: str | None = None,
@@ -144,12 +142,11 @@ class RunContext:
         call = ModelCall(
             tensors=tensors,
             out_shape=out_shape,
-            out_dtype=out_dtype,
             options={**options, **self._place(place), **self.engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
-            return torch.zeros(out_shape, dtype=out_dtype)
+            return torch.zeros(out_shape)
         self.check(call, check_cancelled)
         return self._hand_over(call, check_cancelled)
 
@@ -235,8 +232,8 @@ class RunContext:
         )
         self._note_uncompiled(result.ranks)
         self._note_drained(result.drained)
-        calls = list(run.conds) * run.recurrence.num_calls
-        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
+        num_calls = len(run.conds) * run.recurrence.num_calls
+        self._record(num_calls=num_calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result
 
     def engine_options(self) -> dict[str, object]:
@@ -272,13 +269,14 @@ class RunContext:
         self._note_uncompiled(result.ranks)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
-        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)
+        self._record(
+            num_calls=len(calls), began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces
+        )
         return result.outs
 
-    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of MeasuredRequest
+    def _record(self, **measured: Any) -> None:  # noqa: ANN401  the fields of MeasuredRequest
         if self.recorder is not None:
-            shapes = tuple(call.sizes for call in calls)
-            self.recorder.requests.append(MeasuredRequest(calls=shapes, **measured))
+            self.recorder.requests.append(MeasuredRequest(**measured))
 
     def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
         """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""

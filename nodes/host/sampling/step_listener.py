@@ -1,4 +1,4 @@
-"""Who hears of the steps of a sampling run. Owns the interface; what is made of it is the listener's (progress.py)."""
+"""What is told of the steps of a sampling run. Owns the interface; progress.py has the listener of the panel."""
 
 from collections.abc import Sequence
 

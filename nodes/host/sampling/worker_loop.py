@@ -55,7 +55,7 @@ OPTIONS = {
 # What a sampler may raise that does not find the latent or the model it expects.
 UNTRACEABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTRACEABLE += (MemoryError,)
-# Parts of ComfyUI's model that are read before the first step alone, whoever replaced them.
+# Parts of ComfyUI's model that are read before the first step alone, whatever replaced them.
 READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_model.params.")
 # Wrappers around the whole run do not see what happens inside it.
 OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
@@ -86,7 +86,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
     """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
     Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. To
-    whoever looks at it, it has the stock one's function and options; what is put in their place is what samples.
+    to other code it has the stock one's function and options; what is put in their place is what samples.
     """
 
     def __init__(self, stock: comfy.samplers.KSAMPLER, run: RunContext) -> None:

@@ -123,7 +123,6 @@ def _applied(
     return ModelCall(
         tensors=call.tensors,
         out_shape=call.out_shape,
-        out_dtype=torch.float32,
         options={**call.options, **engine_options},
     )
 

@@ -31,7 +31,7 @@ class ThreadState:
 
     @classmethod
     def here(cls) -> "ThreadState":
-        """Those of this thread. A CUDA that nobody has used yet stays untouched."""
+        """Those of this thread. A CUDA that is not used yet stays untouched."""
         return cls(
             inference=torch.is_inference_mode_enabled(),
             grad=torch.is_grad_enabled(),
@@ -91,7 +91,7 @@ class Handed:
 
 
 class TaskEndedError(BaseException):
-    """Raised where a task waits when another one failed: it has to end, and its own error interests nobody.
+    """Unwinds a waiting task after another one failed; its own error is discarded.
 
     No `Exception`, so that what catches those on its way does not take it for a failed call.
     """

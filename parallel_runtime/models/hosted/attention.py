@@ -172,8 +172,8 @@ class AttentionSwitch:
 def install() -> AttentionSwitch:
     """Put a switch where ComfyUI's attention function stands, once a process, and return it.
 
-    ComfyUI's own files that were imported with it are given the switch too. Raises RuntimeError when one of somebody
-    else's was imported before: it holds the stock function already.
+    ComfyUI's own files that were imported with it are given the switch too. Raises RuntimeError when another pack's
+    was imported before: it holds the stock function already.
     """
     import comfy.ldm.modules.attention as module
 

@@ -1,4 +1,4 @@
-"""One call of a shared model: who has which tokens of its streams.
+"""One call of a shared model: which rank has which tokens of its streams.
 
 Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
 ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without

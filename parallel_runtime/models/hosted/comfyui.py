@@ -25,7 +25,8 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
     """Import ComfyUI's `comfy`; nothing when it is there. `device` is the one that this process computes on.
 
     `shared`: its attention function and its scales are replaced by those that ranks share; else all is as in stock.
-    Raises `ValueError` when nobody said where ComfyUI lies, when it lies elsewhere, and when another one was imported.
+    Raises `ValueError` when it is not said where ComfyUI lies, when it lies elsewhere, and when another one was
+    imported.
     """
     if comfyui is None:
         raise ValueError("this model needs ComfyUI's own modules; say where ComfyUI lies (--comfyui PATH)")

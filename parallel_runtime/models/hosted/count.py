@@ -50,7 +50,7 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()
         self.counts: Counts = defaultdict(float)
         self.where, self.off = MODULE, False
-        self.live = 0  # bytes of all tensors that the operations made and somebody holds
+        self.live = 0  # bytes of all tensors that the operations made and that are still held
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -69,7 +69,7 @@ class OperationCounter(TorchDispatchMode):
         return out
 
     def hold(self, out: Any, *, given: Any) -> None:  # noqa: ANN401
-        """Count the bytes of new tensors until nobody holds them; the most at once is `counts["held_bytes"]`.
+        """Count the bytes of new tensors until they are freed; the most at once is `counts["held_bytes"]`.
 
         An output in the memory of what was `given`, such as a view of a weight, is not new.
         """
@@ -149,7 +149,7 @@ def _storages_of(values: Any) -> list[torch.UntypedStorage]:  # noqa: ANN401
 
 
 class SilentAxis(Axis):
-    """An axis to nobody: what is sent is counted, what arrives is zeros."""
+    """An axis without other ranks: what is sent is counted, what arrives is zeros."""
 
     def all_to_all(self, send: Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]) -> Tensor:
         """As `Axis.all_to_all`."""

@@ -1,6 +1,6 @@
 """What the words of a spec do to values: from whole to this rank's tokens, and back.
 
-Which function is a word's is decided once, when a model is shared (word_handlers.py). Does not own who has which
+Which function is a word's is decided once, when a model is shared (word_handlers.py). Does not own which rank has which
 tokens (call.py), where values come from (hooks.py), nor rows and columns of pictures and places of tokens (places.py).
 """
 

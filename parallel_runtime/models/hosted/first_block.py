@@ -126,7 +126,7 @@ class CachedBlocks:
     def calling(
         self, residuals: Residuals, *, threshold: float, total: Total, call_of: Callable[[], TokenCall | None]
     ) -> Iterator[Seen]:
-        """Around one call of the model; `call_of` says who shares its tokens. `residuals` are renewed if it ends."""
+        """Around one call of the model; `call_of`: which ranks share its tokens. `residuals` are renewed if it ends."""
         self._seen = seen = Seen(residuals, threshold, total, call_of)
         try:
             yield seen

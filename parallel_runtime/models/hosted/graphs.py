@@ -24,7 +24,7 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass
 class Watch:
-    """Who is told of graphs being made: `tell` says so to the parent, `beat` is a sign of life. What they took."""
+    """Told of graphs being made: `tell` says so to the parent, `beat` is a sign of life. What they took."""
 
     timer: RegionTimer
     beat: Callable[[], None]

@@ -26,7 +26,7 @@ class KeptLayouts:
         self._kept: dict[object, Any] = {}
 
     def __call__(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
-        """A layout, which nobody writes to: the one of an equal call, or a new one."""
+        """A layout, not to be written to: the one of an equal call, or a new one."""
         key = _key((args, kwargs))
         if key not in self._kept:
             try:

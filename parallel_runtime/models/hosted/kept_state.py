@@ -14,7 +14,7 @@ where they did not, none of them keeps anything for the rest of the run.
 A class of another ComfyUI that keeps otherwise than its spec says keeps nothing in the ranks, which is logged once. It
 shares its calls as before.
 
-Owns one module's state on this rank. Does not own when a run begins and ends, nor who shares a call (worker/).
+Owns one module's state on this rank. Does not own when a run begins and ends, nor which ranks share a call (worker/).
 """
 
 import functools

@@ -26,7 +26,8 @@ from .call import TokenCall
 from .pass_call import PassCall
 from .stage import StagedBlocks, tensors_in, with_tensors
 
-# (latent (B, 1, N), who shares a call's tokens, its state by the model's name) -> what the model says, each (B, 1, N)
+# (latent (B, 1, N), which ranks share a call's tokens, its state by the model's name) -> what the model says, each (B,
+# 1, N)
 Outputs = Callable[[Tensor, SequenceParallelAttention, Callable[[str], TokenCall]], Sequence[Tensor]]
 
 

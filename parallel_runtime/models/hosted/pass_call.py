@@ -7,7 +7,7 @@ those of its own. A pass of all tokens, which is cut for P ranks as without a pi
 What runs before the staged blocks and shares tokens as well (a refiner) does so over the P ranks, all tokens in each
 step: in the pass of the first patch, whose result the others are given.
 
-Owns where a pass's tokens stand among all. Does not own who exchanges what (parallel/attention.py), which
+Owns where a pass's tokens stand among all. Does not own which ranks exchange what (parallel/attention.py), which
 blocks run (stage.py), nor which pass comes when (worker/hosted_pipeline.py).
 """
 
@@ -26,7 +26,7 @@ GATHERED, BEFORE = "gathered.", "before."
 
 
 class PassEndsError(Exception):
-    """Raised through a module's forward: this rank has nothing more to do in this pass. Caught by who began it."""
+    """Raised through a module's forward: this rank has nothing more to do in this pass. Caught where the pass began."""
 
 
 class PassCall(TokenCall):

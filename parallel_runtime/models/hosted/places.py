@@ -1,6 +1,6 @@
 """What the words of a spec do to places: of rows and columns of pictures, of masks, and of ranges of tokens.
 
-Does not own what becomes of values with a row a token (cuts.py), nor who has which tokens (call.py).
+Does not own what becomes of values with a row a token (cuts.py), nor which rank has which tokens (call.py).
 """
 
 import math

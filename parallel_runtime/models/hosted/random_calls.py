@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from .calls import HostedCall, forward_call
 
 CPU = torch.device("cpu")
-FRAMES = 9  # of a video where nobody says how many
+FRAMES = 9  # of a video where no number is given
 RATE = 24  # frames a second
 # Widths that no model has, so that a layer which meets one is known by it.
 PROBE_WIDTHS = {"cross_attn": 4099, "pooled_output": 7919}

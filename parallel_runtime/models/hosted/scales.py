@@ -64,7 +64,7 @@ class SharedScales:
         return self._rule(torch.ones(()), layout_cls) is not None
 
     def share(self, sharing: Sequence[Sharing]) -> None:
-        """Have these ranks' tensors count as one from now on; nobody's: those of each by themselves."""
+        """Have these ranks' tensors count as one from now on; of none: those of each by themselves."""
         self.sharing, self.layer_input, self._last = tuple(sharing), None, None
 
     def _largest(self, tensor: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _quotient(largest: Tensor, *, divisor: int) -> Tensor:
 
 @contextmanager
 def shared(sharing: Sequence[Sharing]) -> Iterator[None]:
-    """Around a call whose rows these ranks share, with nobody nothing. Every rank makes the same calls of layers."""
+    """Around a call whose rows these ranks share; without ranks, nothing. Every rank makes the same calls of layers."""
     switch = _installed() if sharing else None
     if switch is None:
         yield

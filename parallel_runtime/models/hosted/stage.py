@@ -4,7 +4,7 @@ ComfyUI's forward runs as it is. A block before the stage's first hands back wha
 what the stage before it sent; where the block after the last one would run, what it is given is sent on, and the pass
 ends. So whatever a model does between two blocks is done by the stage of the first of them.
 
-Owns which blocks run and what crosses. Does not own which blocks a stage has (models/stages.py), nor links.
+Owns which blocks run and what crosses. Does not own which blocks a stage has (parallel/pipefusion.py), nor links.
 """
 
 import inspect

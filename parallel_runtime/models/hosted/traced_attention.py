@@ -1,7 +1,8 @@
 """ComfyUI's attention function as one operator of torch, so that a graph of a whole block has it inside.
 
-What the operator runs is the switch (attention.py), with the call that is under way then: who shares the tokens, with
-which keys and which kernel, is no part of the graph. The graph knows the name of the module that attends (sites.py).
+What the operator runs is the switch (attention.py), with the call that is under way then: which ranks share the tokens,
+with which keys and which kernel, is no part of the graph. The graph knows the name of the module that attends
+(sites.py).
 
 Owns the operator, and which arguments of ComfyUI's function it can take. `B` batch, `H` heads, `S` tokens, `D` head
 size.

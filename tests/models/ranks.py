@@ -70,7 +70,8 @@ class Ranks:
     def run(self, function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
         """What the function returned on each rank. Raises RanksFailedError, or what a test says of stock ComfyUI."""
         assert self._process.stdin and self._process.stdout
-        name = getattr(function, "named", f"{function.__module__}:{function.__qualname__}")
+        module: Any = sys.modules[function.__module__]  # of a program that `python -m` runs, another name than its own
+        name = getattr(function, "named", f"{module.__spec__.name}:{function.__qualname__}")
         asked = {"ranks": ranks, "function": name, "arguments": arguments}
         self._process.stdin.write(json.dumps(asked, default=str) + "\n")  # of paths the texts
         self._process.stdin.flush()

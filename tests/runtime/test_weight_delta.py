@@ -24,7 +24,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = [WeightDelta(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
+    weights = [WeightDelta(key=f"7/{name}", kind="hook_weight", strength=1, values=(noise(8, 8),)) for name in "abcde"]
     monkeypatch.setattr("parallel_runtime.weight_delta.ENOUGH_BYTES", 2 * 8 * 8 * 4)
     assert [len(batch.records) for batch in pack(weights)] == [2, 2, 1]
 

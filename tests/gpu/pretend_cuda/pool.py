@@ -64,7 +64,7 @@ class PretendPool(Pool):
             for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
                 if any(self.exchange_pattern(plan)):
                     return f"bytes arrive damaged under {plan.describe()}"
-                if wrong := self._too_many_groups(plan):
+                if trial.before and (wrong := self._too_many_groups(plan)):
                     return wrong
             error = reference.error(self, trial, {}, dtype=trial.dtype)
         except PoolError as failure:
@@ -73,7 +73,7 @@ class PretendPool(Pool):
         return "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
 
     def _too_many_groups(self, plan: ParallelPlan) -> str:
-        """Whether a rank has more groups than the planner counts."""
+        """Whether a rank has more groups than the planner counts, where no weights are held."""
         budget = bytes_of(communicators(plan, len(self.devices))) + kept_bytes(len(self.devices))
         most = max(([size for size in book["groups"] if size > 1] for book in self.books()), key=bytes_of)
         return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""

@@ -69,7 +69,7 @@ class Unload:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeWeights:
-    """One message of a model's weight deltas, as `weight_delta.pack` writes them; the last takes back what none has named.
+    """One message of a model's deltas, as `weight_delta.pack` writes them; the last takes back what none has named.
 
     With `side_branch`, plain LoRAs run beside the weights.
     """
@@ -112,7 +112,7 @@ class MakeMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSlot:
-    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `pool.worker_group.CallTracker`."""
+    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `CallTracker`."""
 
     epoch: int
     slot: int | None

@@ -15,9 +15,8 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.count import SilentAxis
 from parallel_runtime.parallel.attention import SequenceParallelAttention
-from parallel_runtime.parallel.overlap import SharedHeads
 from parallel_runtime.parallel.collectives import Shift
-from parallel_runtime.parallel.overlap import OverlapRates
+from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool

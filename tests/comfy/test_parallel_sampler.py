@@ -23,7 +23,7 @@ from parallel_runtime.report.text import describe
 WAN = BY_NAME["wan 2.1 t2v"]
 STEPS = 2
 EARLIER_NAMES = {"ParallelFluxLoader": "ParallelModelLoader", "ParallelFluxSampler": "ParallelSampler"}
-SAVED = PACK_ROOT / "tests" / "saved_workflows" / "0.2.0" / "flux_parallel.ui.json"  # with the earlier names
+SAVED = PACK_ROOT / "tests" / "saved_workflows" / "0.2.0" / "flux_pipefusion.ui.json"  # with the earlier names
 
 
 def ours(graph: Workflow, **settings: Any) -> Workflow:

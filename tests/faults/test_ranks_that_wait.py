@@ -74,6 +74,6 @@ def test_the_rank_that_the_others_wait_for_is_named(
 ) -> None:
     """Those that wait have been silent for longer."""
     sample(pool, spec, plan)
-    with pytest.raises(PoolError, match=r"^rank 1: no answer to RUN and no heartbeat for \d") as caught:
+    with pytest.raises(PoolError, match=r"^rank 1: no answer to SAMPLE and no heartbeat for \d") as caught:
         sample(pool, spec, plan, rank1=[fault, 0.06, 6])
     assert ("held by a signal" in str(caught.value)) == (fault == "stop")

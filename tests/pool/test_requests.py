@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from host.forked_ranks import start_ranks
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.wire.protocol import DTYPE_BYTES
@@ -189,6 +190,7 @@ def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of
 
 
 def test_the_state_follows_what_happens(pool_of):
+    start_ranks()  # a forked one is there before anybody looks
     pool = pool_of(1)
     states = [pool.state]
     pool.start(check_cancelled=lambda: states.append(pool.state))

@@ -56,9 +56,9 @@ class ProvingEngine(Engine):
         hosted.spec_of = lambda kind: local_attention(spec_of(kind)) if wrong == "attention" else spec_of(kind)
         return super()._step(request, specs, **told)
 
-    def _forward(self, model, mesh, sent, **told):
-        forward = super()._forward(model, mesh, sent, **told)
-        if told["calls"][0].get("wrong") == "gather":
+    def _forward(self, model, mesh, request, **told):
+        forward = super()._forward(model, mesh, request, **told)
+        if request.calls[0].get("wrong") == "gather":
             right = forward.sequence
             forward.sequence = Reversed(ring=right.ring, ulysses=right.ulysses, whole=right.whole)
         return forward

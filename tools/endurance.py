@@ -22,7 +22,7 @@ from host.fetch import comfyui_path
 from host.pack_workflows import parallel, to_latent
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
-from host.workers import workers
+from host.workers import command, workers
 
 DOCUMENT = PACK_ROOT / "benchmarks" / "endurance.md"
 WARM_UP = 8  # each of the four mixes twice
@@ -64,7 +64,7 @@ def held(server: ComfyServer) -> Held:
         worker_mib=max(rank.memory_full_info().uss for rank in ranks) / MIB,
         threads=sum(process.num_threads() for process in everybody),
         descriptors=sum(process.num_fds() for process in everybody),
-        processes=sum("host.forked_ranks" not in child.cmdline() for child in host.children(recursive=True)),
+        processes=sum("host.forked_ranks" not in command(child) for child in host.children(recursive=True)),
     )
 
 

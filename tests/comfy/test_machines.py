@@ -19,9 +19,11 @@ import pytest
 
 from host import workflows
 from host.client import ComfyClient
+from host.fetch import comfyui_path
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
+from host.workers import command
 
 HERE = "127.0.0.1"
 
@@ -36,7 +38,7 @@ def free_port() -> int:
 def listening(server: ComfyServer) -> set[str]:
     """Where the server's process listens, and what it has for machines; its own ranks meet on loopback."""
     own = psutil.Process(server.pid)
-    relays = [child for child in own.children() if "parallel_runtime.machines.relay" in child.cmdline()]
+    relays = [child for child in own.children() if "parallel_runtime.machines.relay" in command(child)]
     pids = {process.pid for process in (own, *relays)}
     found = [each for each in psutil.net_connections("inet") if each.pid in pids and each.status == "LISTEN"]
     return {f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.type == socket.SOCK_STREAM}
@@ -55,6 +57,7 @@ def stop_listening(client: ComfyClient) -> None:
 def joining(address: str, token: Path, models: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`join` with one rank on the CPU, as a newcomer types it."""
     arguments = ["--token-file", str(token), "--devices", "cpu:1", "--name", "shelf", "--models", str(models)]
+    arguments += ["--comfyui", str(comfyui_path())]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "parallel_runtime", "join", address, *arguments],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import psutil
 
@@ -11,11 +12,17 @@ from .server import ComfyServer
 ENTRY = "parallel_runtime.worker.entry"
 
 
+def command(process: psutil.Process) -> list[str]:
+    """Its words; none where it has ended, be it a moment ago: the system then knows neither state nor command."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
+    return []
+
+
 def workers(server: ComfyServer) -> list[psutil.Process]:
     """The living ranks of all pools of a server, oldest first."""
     children = psutil.Process(server.pid).children(recursive=True)
-    found = [child for child in children if child.status() != psutil.STATUS_ZOMBIE and ENTRY in child.cmdline()]
-    return sorted(found, key=lambda process: process.pid)
+    return sorted((child for child in children if ENTRY in command(child)), key=lambda process: process.pid)
 
 
 def worker_pids(server: ComfyServer) -> list[int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from host.workers import command
 from machines.hosts import Hosts
 from machines.world import SILENCE_S, Joined, World, until
 from machines.worlds import FILE, Model, tiny_model
@@ -62,13 +63,13 @@ def _signal(which: signal.Signals, *, who: str) -> Callable[[World, Joined], Non
 def _pids(joined: Joined, who: str) -> list[int]:
     if who == "join":
         return [joined.process.pid]
-    below = [each for each in joined.processes() if each.status() != psutil.STATUS_ZOMBIE]
-    launchers = [each for each in below if "parallel_runtime.machines.launch" in each.cmdline()]
+    commands = {each.pid: words for each in joined.processes() if (words := command(each))}
+    launchers = [pid for pid, words in commands.items() if "parallel_runtime.machines.launch" in words]
     if who == "launcher":
-        return [each.pid for each in launchers]
+        return launchers
     if who == "rank":
-        return [each.pid for each in below if each not in launchers]
-    return [joined.process.pid, *(each.pid for each in below)]
+        return [pid for pid in commands if pid not in launchers]
+    return [joined.process.pid, *commands]
 
 
 def _cut(world: World, joined: Joined) -> None:

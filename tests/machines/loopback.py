@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from host.fetch import comfyui_path
+from host.workers import command
 from parallel_runtime import VERSION
 from parallel_runtime.machines.files import find
 from parallel_runtime.machines.machine import Lost
@@ -54,9 +55,8 @@ class LoopbackMachine:
     def pids(self) -> list[int]:
         """Of its ranks."""
         launchers = [psutil.Process(process.pid) for process, _ in self._running.values()]
-        children = [child for each in launchers for child in each.children()]
-        living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        return [child.pid for child in living if FORKS not in child.cmdline()]
+        commands = {child.pid: command(child) for each in launchers for child in each.children()}
+        return [pid for pid, words in commands.items() if words and FORKS not in words]
 
     def kill_ranks(self) -> None:
         """Returns once their launchers have ended."""

@@ -16,6 +16,7 @@ import torch
 
 from host.hosted_runs import asking, host_loop, make_run
 from host.tiny_hosted import call
+from host.workers import command
 from machines.loopback import LoopbackMachine
 from machines.worlds import Model, several_machines, tiny_model
 from parallel_runtime.cli.workload import relative_error
@@ -163,7 +164,7 @@ def changed(given: ModelCall, **tensors: torch.Tensor) -> ModelCall:
 
 def relay_bytes() -> int:
     """What the process that passes on for this one has written so far."""
-    relays = [child for child in psutil.Process().children() if "parallel_runtime.machines.relay" in child.cmdline()]
+    relays = [child for child in psutil.Process().children() if "parallel_runtime.machines.relay" in command(child)]
     return sum(relay.io_counters().write_chars for relay in relays)
 
 

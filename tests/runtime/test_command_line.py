@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from host.fetch import comfyui_path
 from host.tiny_models import write_flux
+from host.workers import ENTRY, command
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec, read_header
 
@@ -160,18 +161,11 @@ def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec, tm
 def wait_for_ranks(parent: subprocess.Popen, *, count: int, told: Path) -> list[psutil.Process]:
     """The rank processes of `parent`, once all have started. Fails with what it has `told` when it ends before."""
     while parent.poll() is None:
-        ranks = [child for child in psutil.Process(parent.pid).children() if is_rank(child)]
+        ranks = [child for child in psutil.Process(parent.pid).children() if ENTRY in command(child)]
         if len(ranks) == count:
             return ranks
         time.sleep(0.1)
     raise AssertionError(f"the command ended before it had {count} ranks: {told.read_text()}")
-
-
-def is_rank(child: psutil.Process) -> bool:
-    try:
-        return "worker.entry" in " ".join(child.cmdline())
-    except psutil.Error:  # it has ended meanwhile
-        return False
 
 
 @pytest.mark.slow

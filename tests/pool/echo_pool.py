@@ -105,7 +105,7 @@ def first_line(error):
     return str(error).partition("\n")[0]
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=300.0):
     """Wait for it, and fail when it does not come."""
     until = time.monotonic() + timeout_s
     while not condition():

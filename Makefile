@@ -241,13 +241,13 @@ address: venv
 get-models: venv
 	$(RUN) -m tools.get_models --write
 
-# Before the pack goes to the registry: it has an address, and its own tool finds nothing wrong.
-publish-check: venv
+# What the registry is given: node.zip, as below. It fails while the pack has no address, and says so.
+pack: venv
 	@$(RUN) -m tools.address --check
-	@$(MAKE) --no-print-directory pack
+	@$(MAKE) --no-print-directory archive
 
-# What the registry would be given: judged by its own tool, and packed into node.zip. It needs no address.
-pack: venv $(REGISTRY)/.installed
+# The pack judged by the registry's own tool, and packed into node.zip. It needs no address.
+archive: venv $(REGISTRY)/.installed
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node validate </dev/null
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node pack </dev/null
 

@@ -30,7 +30,22 @@ def sd3_file(size: str, *, seed: int, twice: list[int], pooled: int = POOLED, de
     )
 
 
+CONTROLLED_POOLED = 2048  # fixed in ComfyUI's ControlNets of SD3.5
+CONTROLLED = sd3_file("controlled", seed=120, twice=[], pooled=CONTROLLED_POOLED)
 FILES = (sd3_file("medium", seed=80, twice=[0, 1]), sd3_file("large", seed=81, twice=[]))
+
+
+def controlnet_of_sd35(name: str, *, double: bool) -> ModelFile:
+    """A ControlNet that gets an embedder of the model it is used with; `double`: that of the pooled text."""
+    sizes: dict[str, Any] = {"img_size": None, "patch_size": 2, "in_chans": 16, "attention_head_dim": 64}
+    sizes |= {
+        "num_attention_heads": DEPTH,
+        "adm_in_channels": CONTROLLED_POOLED,
+        "num_layers": 1,
+        "main_model_double": DEPTH,
+    }
+    kind = "comfy.cldm.dit_embedder.ControlNetEmbedder"
+    return ModelFile(name=name, class_path=kind, arguments=sizes | {"double_y_emb": double}, seed=123)
 
 
 def text_to_image(graph: Workflow) -> None:

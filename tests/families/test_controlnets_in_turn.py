@@ -21,28 +21,20 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
 from host.quantised import FORMATS
 
 from .conftest import Stock
-from .files import ModelFile, write_model_files
+from .files import write_model_files
 from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
 from .hosted import VISIBLE, between, ours, parallelized, small, with_loras
-from .sd3 import DEPTH, sd3_file
+from .sd3 import CONTROLLED as SD3
+from .sd3 import CONTROLLED_POOLED as SD3_POOLED
+from .sd3 import DEPTH, controlnet_of_sd35
 from .sd3 import TEXT as SD3_TEXT
 from .small import QWEN, TEXT, Z_IMAGE
 from .variant import Variant
 
-SD3_POOLED = 2048  # fixed in ComfyUI's ControlNets of SD3.5
-SD3 = sd3_file("controlled", seed=120, twice=[], pooled=SD3_POOLED)
 FILES = (QWEN, Z_IMAGE, SD3)
 EMBEDDERS = {"sd35_y.safetensors": True, "sd35_x.safetensors": False}  # by file: copies y_embedder, or x_embedder
 LORA = "sd35_embedders_lora.safetensors"
 Add = Callable[[Workflow], None]
-
-
-def controlnet_of_sd35(name: str, *, double: bool) -> ModelFile:
-    """A ControlNet that gets an embedder of the model it is used with; `double`: that of the pooled text."""
-    sizes: dict[str, Any] = {"img_size": None, "patch_size": 2, "in_chans": 16, "attention_head_dim": 64}
-    sizes |= {"num_attention_heads": DEPTH, "adm_in_channels": SD3_POOLED, "num_layers": 1, "main_model_double": DEPTH}
-    kind = "comfy.cldm.dit_embedder.ControlNetEmbedder"
-    return ModelFile(name=name, class_path=kind, arguments=sizes | {"double_y_emb": double}, seed=123)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,14 +11,14 @@ import copy
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from families.graphs import node as node_of
 from host.client import Workflow
 
-from .models import Tiny, tiny_of, vae_of
+from .models import Tiny, base, tiny_of, vae_of
 
 Info = Mapping[str, Mapping[str, Any]]
 Link = list[Any]
@@ -30,7 +30,19 @@ LOADED = ("CLIP", "VAE", "CLIP_VISION", "CONTROL_NET", "STYLE_MODEL", "MODEL_PAT
 # Nodes that load or compute what no test machine has; what they give is made up by its type.
 MADE_UP = {"LoadImage", "LoadImageMask", "LoadImageOutput", "LoadVideo", "LoadAudio", "RecordAudio", "Painter"}
 MADE_UP |= {"TextGenerate", "TextGenerateLTX2Prompt", "SAM3_Detect", "DA3Inference", "DA3Render", "MoGeInference"}
-MADE_UP |= {"MoGeRender", "RemoveBackground", "AudioEncoderEncode", "ImageUpscaleWithModel", "VOIDWarpedNoise"}
+MADE_UP |= {
+    "SCAIL2ColoredMask",
+    "SAM3_VideoTrack",
+    "MoGeRender",
+    "RemoveBackground",
+    "AudioEncoderEncode",
+    "ImageUpscaleWithModel",
+    "VOIDWarpedNoise",
+}
+TWICE = {"upscale_method": "nearest-exact", "scale_by": 2.0}
+# Names of parts beside a model that stand-ins of small sizes are of the same class as.
+PARTS = {"MODEL_PATCH": r"diffsynth|Z-Image.*Fun-Controlnet", "CONTROL_NET": r"InstantX-ControlNet|sd3"}
+PARTS |= {"STYLE_MODEL": r"redux"}
 CONSTANTS: dict[str, Any] = {"STRING": "a lighthouse at dusk", "INT": 64, "FLOAT": 1.0, "BOOLEAN": False}
 WIDTH, HEIGHT, LENGTH, SECONDS = 224, 160, 17, 2.0
 MEGAPIXELS = WIDTH * HEIGHT / 1e6
@@ -64,7 +76,7 @@ class Small:
     @property
     def models(self) -> list[str]:
         """The tiny files that stand for its models."""
-        return sorted({tiny.name.removeprefix("tiny_").removesuffix(".safetensors") for _, tiny in self.files})
+        return sorted({tiny.short for _, tiny in self.files})
 
 
 def links(node: Mapping[str, Any]) -> Iterator[tuple[str, Link]]:
@@ -95,7 +107,9 @@ def small(graph: Workflow, info: Info) -> Small:
     if not samplers:
         raise NotTriedError("no stock sampler node is active in it")
     made = _Making(needed(graph, samplers), info)
-    made.replace_sources()
+    made.make_up()
+    made.graph = needed(made.graph, samplers)
+    made.replace_loaded()
     graph = made.graph = needed(made.graph, samplers)
     if not any(node["class_type"] in (DIFFUSION_MODEL, *CHECKPOINTS) for node in graph.values()):
         raise NotTriedError("no loader of a model is active in it")
@@ -154,6 +168,7 @@ class _Making:
     def __init__(self, graph: Workflow, info: Info) -> None:
         self.graph, self.info = graph, info
         self.files: list[tuple[str, Tiny]] = []
+        self._loaders: dict[str, Tiny] = {}
 
     def kind(self, link: Link, user: str = "", key: str = "") -> str:
         """The type of what a link carries; of a node that this ComfyUI does not have, by what takes it."""
@@ -164,15 +179,32 @@ class _Making:
             found = next((part[key][0] for part in inputs.values() if key in part), None)
         return found if isinstance(found, str) else "COMBO" if found else "unknown"
 
-    def replace_sources(self) -> None:
-        """Puts a stand-in in the place of each output that a file or a large model gives."""
+    def make_up(self) -> None:
+        """Puts a stand-in of its type in the place of what large models, files of a user and packs would give."""
+        for name, node in list(self.graph.items()):
+            if self._replaced(node):
+                continue
+            for key, link in list(links(node)):
+                if self._replaced(self.graph[link[0]]):
+                    node["inputs"][key] = self._made_up(self.kind(link, name, key), link)
+            if node["class_type"] == "LTXVLatentUpsampler":
+                self.graph[name] = node_of("LatentUpscaleBy", samples=node["inputs"]["samples"], **TWICE)
+
+    def _replaced(self, node: Mapping[str, Any]) -> bool:
+        return node["class_type"] in MADE_UP or str(node["class_type"]) not in self.info
+
+    def replace_loaded(self) -> None:
+        """Puts a stand-in without weights in the place of each encoder, VAE, ControlNet and patch that a file has."""
         for name, node in list(self.graph.items()):
             for key, link in list(links(node)):
                 kind, source = self.kind(link, name, key), str(self.graph[link[0]]["class_type"])
-                if kind in LOADED and "Loader" in source:
+                if kind not in LOADED or "Loader" not in source:
+                    continue
+                prompt = self._one_tiny(link).prompt_node if node["class_type"] == "CLIPTextEncode" else ""
+                if prompt:
+                    self.graph[name] = node_of(prompt, prompt=node["inputs"]["text"])
+                else:
                     node["inputs"][key] = self._loaded(kind, link)
-                elif source in MADE_UP or source not in self.info:
-                    node["inputs"][key] = self._made_up(kind, link)
 
     def _loaded(self, kind: str, link: Link) -> Link:
         stand_in = f"small {link[0]} {link[1]}"
@@ -219,18 +251,40 @@ class _Making:
         node = self.graph[link[0]]
         if node["class_type"] == "LTXVAudioVAELoader":
             return node_of("RandomSoundVAE", kind="spectral")
+        if "minimax_h3_audio" in str(node["inputs"]):
+            return node_of("RandomSoundVAE", kind="stereo")
         name = next((str(value) for key, value in node["inputs"].items() if key in ("vae_name", "ckpt_name")), "")
         sizes = vae_of(name)
         if sizes is None:
             raise NotTriedError(f"nothing stands for the VAE {name}")
         return node_of("RandomVAE", **dict(zip(("channels", "spatial", "temporal"), sizes, strict=True)))
 
-    def _refused(self, link: Link) -> dict[str, Any]:
-        node = self.graph[link[0]]
-        loaded = [value for value in node["inputs"].values() if isinstance(value, str)]
-        raise NotTriedError(f"nothing stands for {', '.join(loaded) or node['class_type']} of {node['class_type']}")
+    def _model_patch(self, link: Link) -> dict[str, Any]:
+        family = {"small_qwen_image": "small qwen-image", "small_z_image": "small z-image"}
+        return self._for(link, lambda tiny: node_of("RandomModelPatch", family=family[tiny.short]), family)
 
-    _control_net = _style_model = _model_patch = _refused
+    def _control_net(self, link: Link) -> dict[str, Any]:
+        inpainting = "Inpainting" in str(self.graph[link[0]]["inputs"])
+
+        def made(tiny: Tiny) -> dict[str, Any]:
+            if tiny.short == "small_qwen_image":
+                return node_of("RandomInpaintingControlNet", mask=inpainting)
+            self.files.append(("controlnet", tiny))
+            return node_of("ControlNetLoader", control_net_name=tiny.name)
+
+        return self._for(link, made, ("small_qwen_image", "sd35_controlled"))
+
+    def _style_model(self, link: Link) -> dict[str, Any]:
+        return self._for(link, lambda tiny: node_of("TinyStyle", width=tiny.text["width"]), ("flux_1",))
+
+    def _for(self, link: Link, made: Callable[[Tiny], dict[str, Any]], known: Container[str]) -> dict[str, Any]:
+        """What stands for a loaded part of a tiny model among `known`. Raises NotTriedError for any other."""
+        node = self.graph[link[0]]
+        loaded = [base(value) for value in node["inputs"].values() if isinstance(value, str)]
+        tiny = self._one_tiny(link)
+        if tiny.short not in known or not any(re.search(PARTS[self.kind(link)], name) for name in loaded):
+            raise NotTriedError(f"nothing stands for {', '.join(loaded) or node['class_type']}")
+        return made(tiny)
 
     def _one_tiny(self, link: Link) -> Tiny:
         """The tiny model whose conditionings an encoder makes. Raises NotTriedError where these are several kinds."""
@@ -257,27 +311,31 @@ class _Making:
             name = waiting.pop()
             node = self.graph[name]
             if node["class_type"] in (DIFFUSION_MODEL, *CHECKPOINTS):
-                yield self._tiny(node)
+                yield self._tiny(name)
             for key, link in links(node):
                 if link[0] not in reached and self.kind(link, name, key) in MODELS:
                     reached.add(link[0])
                     waiting.append(link[0])
 
-    def _tiny(self, loader: Mapping[str, Any]) -> Tiny:
-        name = str(loader["inputs"].get("unet_name") or loader["inputs"].get("ckpt_name"))
-        tiny = tiny_of(name)
-        if tiny is None:
-            raise NotTriedError(f"no tiny file stands for {name}")
-        return tiny
+    def _tiny(self, loader: str) -> Tiny:
+        """The tiny model of a loader, by the file that the template names."""
+        if loader not in self._loaders:
+            inputs = self.graph[loader]["inputs"]
+            name = str(inputs.get("unet_name") or inputs.get("ckpt_name"))
+            tiny = tiny_of(name)
+            if tiny is None:
+                raise NotTriedError(f"no tiny file stands for {name}")
+            self._loaders[loader] = tiny
+        return self._loaders[loader]
 
     def load_tiny_files(self) -> None:
         """The tiny files in the place of those that the template names, LoRAs with them."""
         for name, node in self.graph.items():
             kind, inputs = node["class_type"], node["inputs"]
             if kind == DIFFUSION_MODEL:
-                self._use("diffusion_models", inputs, "unet_name", [self._tiny(node)])
+                self._use("diffusion_models", inputs, "unet_name", [self._tiny(name)])
             elif kind in CHECKPOINTS:
-                self._use("checkpoints", inputs, "ckpt_name", [self._tiny(node)])
+                self._use("checkpoints", inputs, "ckpt_name", [self._tiny(name)])
             elif kind in LORAS:
                 self._use("loras", inputs, "lora_name", list(self._sampled(name)))
 

@@ -105,6 +105,8 @@ class Trial:
             self.files.need(made.files)
         except NotTriedError as error:
             return {"result": NOT_TRIED, "why": str(error)}
+        except RuntimeError as error:  # of ComfyUI's classes, when they are asked for a file's tensors
+            return {"result": NOT_TRIED, "why": f"its tiny file cannot be written: {last_line(str(error))}"}
         known: dict[str, Any] = {"models": tuple(made.models)}
         try:
             stock = self._latents(made.graph)
@@ -155,6 +157,11 @@ class Trial:
 def first_line(text: str, most: int = 300) -> str:
     """A message's first line."""
     return text.strip().partition("\n")[0][:most]
+
+
+def last_line(text: str, most: int = 300) -> str:
+    """The last line of what a process said, which names the error."""
+    return text.strip().rpartition("\n")[2][:most]
 
 
 def compared(stock: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> tuple[float, str]:

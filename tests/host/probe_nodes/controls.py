@@ -55,19 +55,19 @@ class RandomModelPatch(io.ComfyNode):
 
 
 class RandomInpaintingControlNet(io.ComfyNode):
-    """What ControlNetLoader gives for InstantX's inpainting ControlNet of Qwen-Image: it takes a latent and a mask."""
+    """What ControlNetLoader gives for InstantX's ControlNets of Qwen-Image: the inpainting one takes a mask as well."""
 
     SIZES = {"num_layers": 1, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": 48}
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        outputs = [io.ControlNet.Output()]
-        return io.Schema(node_id="RandomInpaintingControlNet", category=CATEGORY, inputs=[], outputs=outputs)
+        inputs, outputs = [io.Boolean.Input("mask", default=True, optional=True)], [io.ControlNet.Output()]
+        return io.Schema(node_id="RandomInpaintingControlNet", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
-    def execute(cls) -> io.NodeOutput:
-        sizes = {**cls.SIZES, "axes_dims_rope": (4, 6, 6), "extra_condition_channels": 4}
+    def execute(cls, mask: bool = True) -> io.NodeOutput:
+        sizes = {**cls.SIZES, "axes_dims_rope": (4, 6, 6), "extra_condition_channels": 4 if mask else 0}
         net = random_module(QwenImageControlNetModel, dtype=torch.float32, **sizes)
-        given = {"latent_format": comfy.latent_formats.Wan21(), "concat_mask": True, "extra_conds": []}
+        given = {"latent_format": comfy.latent_formats.Wan21(), "concat_mask": mask, "extra_conds": []}
         where = torch.device("cpu")
         return io.NodeOutput(comfy.controlnet.ControlNet(net, compression_ratio=1, load_device=where, **given))

@@ -89,8 +89,11 @@ class WeightlessText:
         for number, (name, shape) in enumerate(sorted(sizes.get("more", {}).items())):
             more[name] = random_values(seed + 2 + number, *shape)
         for name, shape in sizes.get("words", {}).items():  # numbers of words, and their weights
-            more[name] = torch.randint(0, 32128, shape, generator=torch.Generator().manual_seed(seed))
-            more[name.replace("ids", "weights")] = torch.ones(shape)
+            more[name] = torch.randint(0, 6000, shape, generator=torch.Generator().manual_seed(seed))
+            if name.endswith("_ids"):
+                more[name.replace("_ids", "_weights")] = torch.ones(shape)
+        if sizes.get("tags"):  # as MiniMax H3's encoder tags its tokens: 0 pictures, 1 text
+            more["minimax_token_tags"] = torch.ones(sizes["tokens"], dtype=torch.long)
         return [[random_values(seed, 1, sizes["tokens"], sizes["width"]), more | (add_dict or {})]]
 
 

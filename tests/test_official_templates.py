@@ -12,9 +12,10 @@ import torch
 from families.graphs import node
 from host.client import Workflow
 from tools.official_templates import package
+from tools.official_templates.graph import NotTriedError
 from tools.official_templates.models import tiny_of
 from tools.official_templates.page import document, summary
-from tools.official_templates.swap import NotTriedError, Small, ours, small, without_exchange
+from tools.official_templates.swap import Small, ours, small, without_exchange
 from tools.official_templates.trial import Row, Rows, compared
 
 WAN, Z_IMAGE = "wan2.1_t2v_1.3B_fp16.safetensors", "z_image_turbo_bf16.safetensors"
@@ -171,10 +172,13 @@ def test_the_page_counts_and_its_last_line_says_what_is_wrong() -> None:
         Row("b", "refused", uses=6, node="FluxKVCache", why="it patches | blocks"),
         Row("c", "not tried", uses=4, why="no tiny file stands for c.safetensors"),
     ]
-    page = document([("ComfyUI 0.30.0", rows)])
+    page = document({"ComfyUI 0.30.0": rows})
     assert page.endswith("\n3 templates, 0 wrong\n")
     assert "**90.0%** of the use" in page and "93.8% of the use of those that could be tried" in page
     assert "| `b` | 6 | FluxKVCache | it patches \\| blocks |" in page
+    newer = document({"ComfyUI 0.33.0": rows[:1]}, page)
+    assert newer.startswith(page) and newer.count("\n## ") == 2 and newer.endswith("\n1 templates, 0 wrong\n")
+    assert document({"ComfyUI 0.30.0": rows}, newer) == newer
     assert summary([*rows, replace(rows[0], result="wrong")]) == "4 templates, 1 wrong"
 
 

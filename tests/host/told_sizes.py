@@ -29,8 +29,20 @@ def tell_sizes(detection: Any) -> None:
             found |= json.loads((metadata or {}).get("config", "{}")).get("transformer", {})
         return found
 
+    stock_config = detection.model_config_from_unet
+
+    def model_config_from_unet(*args: Any, metadata: dict[str, str] | None = None, **more: Any) -> Any:
+        """What a class of ComfyUI's list of models fixes beside the detection is told, too."""
+        config = stock_config(*args, metadata=metadata, **more)
+        told = json.loads((metadata or {}).get("config", "{}")).get("transformer", {})
+        fixed = getattr(config, "unet_extra_config", {})
+        if config is not None:
+            config.unet_config |= {name: value for name, value in told.items() if name in fixed}
+        return config
+
     detect_unet_config.told_sizes = True  # type: ignore[attr-defined]
     detection.detect_unet_config = detect_unet_config
+    detection.model_config_from_unet = model_config_from_unet
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):

@@ -1,6 +1,6 @@
 """ComfyUI's own templates with the stock loader and with ours: `make templates`, which writes docs/templates.md.
 
-    python -m tools.official_templates [--only NAME ...] [--again] [--no-page]
+    python -m tools.official_templates [--only NAME ...] [--again] [--write]
 
 The templates are those that COMFYUI_PATH's requirements.txt names, in an environment of their own (build/hosts). A row
 a template is kept under build/templates: a run that was ended goes on, and what was wrong is tried again. The last line
@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from ..layered import environment_for
 from ..on_comfyui import chosen_comfyui
 from . import package
 from .expand import editor
-from .models import Files
+from .files import Files
 from .page import DOCUMENT, document, summary
 from .trial import GONE, NOT_TRIED, WRONG, Row, Rows, Trial, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "templates"
 STAND_INS = ROOT / "tests" / "host" / "template_stand_ins"
+NOT_REACHED = "the run was ended before it"
 INSIDE = "OFFICIAL_TEMPLATES_OF"  # set in the environment that has them: the package's requirement
 
 
@@ -51,7 +52,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="templates whose name holds one of these")
     parser.add_argument("--again", action="store_true", help="try what is known once more")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/templates.md as it is")
+    parser.add_argument("--write", action="store_true", help="write docs/templates.md with what is known so far")
     return parser.parse_args(arguments)
 
 
@@ -168,21 +169,16 @@ def inside(asked: str) -> int:
             rows.add(row)
             said = f"{row.result} {row.error:.1e} {row.node} {row.why} ({row.wall_s} s)"
             say(f"{number}/{len(missing)} {row.name}: {said}")
-    known = [rows.known[each.name] for each in everything if each.name in rows.known]
-    (folder / "title").write_text(title, encoding="utf-8")
-    if not given.no_page and len(known) == len(everything):
-        DOCUMENT.write_text(document(list(tried())), encoding="utf-8")
-    if left := len(everything) - len(known):
-        say(f"{left} templates are still to be tried; docs/templates.md is written when none is")
-    say(summary(known))
-    return int(not summary(known).endswith(" 0 wrong"))
-
-
-def tried() -> Iterator[tuple[str, list[Row]]]:
-    """The rows of every ComfyUI that this checkout has tried, by its title."""
-    for path in sorted(KEPT.glob("*/title")):
-        rows = Rows(path.with_name("rows.jsonl")).known.values()
-        yield path.read_text(encoding="utf-8"), sorted(rows, key=lambda row: (-row.uses, row.name))
+    found = [rows.known.get(each.name, Row(each.name, NOT_TRIED, each.uses, why=NOT_REACHED)) for each in everything]
+    left = sum(row.why == NOT_REACHED for row in found)
+    if given.write or (not left and not given.only):
+        page = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
+        DOCUMENT.write_text(document({title: found}, page), encoding="utf-8")
+    elif left:
+        say(f"{left} templates are still to be tried; docs/templates.md is written when none is, or with --write")
+    said = summary([row for row in found if row.why != NOT_REACHED])
+    say(said)
+    return int(not said.endswith(" 0 wrong"))
 
 
 def comfyui_version() -> str:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from families import sd3, small, unet
-from families.files import ModelFile, write_model_files
+from families.files import ModelFile
 from families.flux import SHAPE as FLUX_SHAPE
 from families.variants import FILES
 from families.wan import wan_file
@@ -26,8 +23,6 @@ from parallel_runtime.models.specs import SPECS
 
 FLUX_CLASS = "comfy.ldm.flux.model.Flux"
 VISION = (13, 1280, 1024)
-LORA_LAYERS, LORA_RANK = 6, 4
-IN_CHECKPOINT = "model.diffusion_model."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,9 @@ def wan(name: str, **more: tuple[int, int, int]) -> Tiny:
 
 def more_wan(name: str, kind: str, seed: int, **sizes: Any) -> Tiny:  # noqa: ANN401  arguments of a class
     """Wan of a kind that no variant of the tests has."""
-    return Tiny(file=wan_file(name, kind, heads=5, seed=seed, **sizes), text=text(48), vision=(257, 1280, 1024))
+    file = wan_file(name, kind, heads=5, seed=seed, **sizes)
+    file = replace(file, told=(*file.told, *(name for name in sizes if name not in ("model", "large"))))
+    return Tiny(file=file, text=text(48), vision=(257, 1280, 1024))
 
 
 def flux(name: str, seed: int, **sizes: Any) -> Tiny:  # noqa: ANN401  fields of a dataclass
@@ -143,9 +140,7 @@ TINY: dict[str, Tiny] = {
     "sdxl": of_family("koala", 2048, 77, pooled=1280, vision=(5, 1280, 1280)),
     "sdxl refiner": of_family("sdxl_refiner", 1280, 77, pooled=1280, vision=(5, 1280, 1280)),
     "svd": of_family("svd", 1024, 1, vision=(5, 1024, 1024)),
-    "lotus": Tiny(
-        file=ModelFile(name="tiny_lotus.safetensors", arguments=LOTUS, seed=144, **UNET), text=text(1024, 77)
-    ),
+    "lotus": Tiny(file=LOTUS, text=text(1024, 77)),
     "stable audio 1": Tiny(file=small.SOUND, text=text(768), beside=SOUND_BESIDE),
     "stable audio 3": Tiny(file=small.SOUND_3, text=text(768), beside=SOUND_3_BESIDE),
     "ace 1": Tiny(file=small.ACE, text=text(48, words={"conditioning_lyrics": [1, 9]})),
@@ -258,60 +253,3 @@ def vae_of(name: str) -> tuple[int, int, int] | None:
 def base(name: str) -> str:
     """A file's name without its folders, which a template may write either way."""
     return re.split(r"[\\/]", name)[-1]
-
-
-@dataclass
-class Files:
-    """The files of a `models` folder, each written when it is first asked for."""
-
-    folder: Path
-    written: set[str] = field(default_factory=set)
-
-    def need(self, wanted: Sequence[tuple[str, Tiny]]) -> None:
-        """Has files of these kinds: `diffusion_models`, `checkpoints`, `loras`, `controlnet`."""
-        models = [tiny for _, tiny in wanted if not self.path("diffusion_models", tiny).exists()]
-        write_model_files(self.folder / "diffusion_models", {tiny.name: tiny.file for tiny in models}.values())
-        for kind, tiny in wanted:
-            path, source = self.path(kind, tiny), self.path("diffusion_models", tiny)
-            if source.exists() and not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                WRITERS[kind](path, source, tiny)
-
-    def path(self, kind: str, tiny: Tiny) -> Path:
-        """Where a file lies."""
-        return self.folder / kind / tiny.name
-
-
-def write_checkpoint(path: Path, model: Path, tiny: Tiny) -> None:
-    """A checkpoint that holds a model's file, and of a VAE what ComfyUI's loader asks for."""
-    with safe_open(model, framework="pt") as file:
-        metadata = file.metadata()
-    weights = {f"{IN_CHECKPOINT}{name}": each for name, each in load_file(model).items()}
-    numbers = torch.Generator().manual_seed(7)
-    beside = {name: 0.05 * torch.randn(shape, generator=numbers) for name, shape in tiny.beside.items()}
-    beside["first_stage_model.encoder.conv_in.bias"] = torch.zeros(4)
-    save_file(weights | beside, path, metadata=metadata)
-
-
-def write_lora(path: Path, model: Path, _: Tiny) -> None:
-    """A LoRA of some layers of a model's file, about a tenth of what they are."""
-    with safe_open(model, framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
-    layers = [name for name, shape in shapes.items() if re.search(r"\.\d+\..*\.weight$", name) and len(shape) == 2]
-    chosen = layers[:: max(1, len(layers) // LORA_LAYERS)][:LORA_LAYERS]
-    numbers, weights = torch.Generator().manual_seed(5), {}
-    for name in chosen:
-        rows, columns = shapes[name]
-        layer = f"diffusion_model.{name.removesuffix('.weight')}"
-        down = torch.randn(LORA_RANK, columns, generator=numbers) / columns**0.5
-        weights |= {f"{layer}.lora_A.weight": down}
-        weights |= {f"{layer}.lora_B.weight": 0.1 * torch.randn(rows, LORA_RANK, generator=numbers)}
-    save_file(weights, path)
-
-
-def write_controlnet(path: Path, _: Path, tiny: Tiny) -> None:
-    """A ControlNet that copies an embedder of SD3.5, as Stability's do."""
-    write_model_files(path.parent, [sd3.controlnet_of_sd35(tiny.name, double=False)])
-
-
-WRITERS = {"checkpoints": write_checkpoint, "loras": write_lora, "controlnet": write_controlnet}

@@ -6,7 +6,7 @@ Owns: the page and the last line. Does not own: the rows (trial.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..tables import markdown
@@ -48,10 +48,15 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} templates, {sum(row.result == WRONG for row in rows)} wrong"
 
 
-def document(tried: Sequence[tuple[str, Sequence[Row]]]) -> str:
-    """The page of rows by what they were tried with, as "ComfyUI 0.30.0, comfyui-workflow-templates 0.11.27"."""
+def document(tried: Mapping[str, Sequence[Row]], page: str = "") -> str:
+    """The page of rows by what they were tried with, as "ComfyUI 0.30.0, comfyui-workflow-templates 0.11.27".
+
+    `page`: as it is, whose sections of other titles stay.
+    """
+    sections = dict(part.split("\n\n", 1) for part in page.split("\n## ")[1:])
+    sections |= {title: section(rows) for title, rows in tried.items()}
     text = INTRODUCTION.format(tolerance=TOLERANCE, visible=VISIBLE)
-    return text + "".join(f"\n## {title}\n\n{section(rows)}" for title, rows in tried)
+    return text + "".join(f"\n## {title}\n\n{sections[title].rstrip()}\n" for title in sorted(sections))
 
 
 def section(rows: Sequence[Row]) -> str:

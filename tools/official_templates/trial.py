@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from host.client import ComfyClient, PromptRefusedError, PromptResult, ServerGoneError, Workflow
 from host.pack_workflows import TOLERANCE, relative_error
 
-from .models import Files
-from .swap import NotTriedError, Small, ours, small, without_exchange
+from .files import Files
+from .graph import NotTriedError
+from .swap import Small, ours, small, without_exchange
 
 EQUAL, REFUSED, STOCK_FAILS, NOT_TRIED, WRONG = "equal", "refused", "stock fails", "not tried", "wrong"
 VISIBLE = 1e-3  # what the control has to differ by: 100 times the tolerance

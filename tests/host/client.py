@@ -80,6 +80,7 @@ class PromptResult:
     node_s: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
+    node_errors: dict[str, Any] = field(default_factory=dict)  # of outputs that are not valid where others are
 
     @property
     def error_type(self) -> str:
@@ -199,7 +200,8 @@ class ComfyClient:
                     answer = await response.json()
                     if response.status != 200:
                         raise PromptRefusedError(answer, workflow)
-                record = Recorder(PromptResult(answer["prompt_id"]), start, on_event)
+                result = PromptResult(answer["prompt_id"], node_errors=answer.get("node_errors", {}))
+                record = Recorder(result, start, on_event)
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.BINARY:
                         record.binary(message.data)

@@ -156,7 +156,7 @@ class Making:
         return self._for(link, made, ("small_qwen_image", "sd35_controlled"))
 
     def _style_model(self, link: Link) -> dict[str, Any]:
-        return self._for(link, lambda tiny: node_of("TinyStyle", width=tiny.text["width"]), ("flux_1",))
+        return self._for(link, lambda tiny: node_of("TinyStyle", width=tiny.text["width"], tokens=29), ("flux_1",))
 
     def _for(self, link: Link, made: Callable[[Tiny], dict[str, Any]], known: Container[str]) -> dict[str, Any]:
         """What stands for a loaded part of a tiny model among `known`. Raises NotTriedError for any other."""
@@ -240,7 +240,7 @@ class Making:
             for key in list(inputs):
                 last = key.split(".")[-1]
                 if last in SMALL_FLOATS and isinstance(inputs[key], int | float):
-                    inputs[key] = min(inputs[key], SMALL_FLOATS[last])
+                    inputs[key] = max(min(inputs[key], SMALL_FLOATS[last]), self._least(name, key))
                 elif last in MOST:
                     self._at_most(name, key, MOST[last])
             if "steps" in inputs and not split:
@@ -256,10 +256,10 @@ class Making:
         elif isinstance(inputs[key], int) and not isinstance(inputs[key], bool):
             inputs[key] = max(min(inputs[key], most), self._least(name, key))
 
-    def _least(self, name: str, key: str) -> int:
+    def _least(self, name: str, key: str) -> float:
         parts = self.info.get(str(self.graph[name]["class_type"]), {}).get("input", {}).values()
         described = next((part[key] for part in parts if key in part), ())
-        return int(described[1].get("min", 0)) if len(described) > 1 else 0
+        return described[1].get("min", 0) if len(described) > 1 else 0
 
     def _few_steps(self, name: str) -> None:
         inputs = self.graph[name]["inputs"]

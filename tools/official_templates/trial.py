@@ -111,6 +111,8 @@ class Trial:
         known: dict[str, Any] = {"models": tuple(made.models)}
         try:
             stock = self._latents(made.graph)
+            if not stock:
+                raise _FailedError("", "no sampler gave a latent")
             if not all(value.isfinite().all() for value in stock.values()):
                 raise _FailedError("", "its latent is not finite")
         except _FailedError as error:
@@ -143,6 +145,9 @@ class Trial:
             raise _FailedError("the server", first_line(str(error).replace("\n", "; "))) from error
         if result.status != "success":
             raise _FailedError(result.error_node, first_line(result.error_message), result.error_type)
+        if result.node_errors:  # ComfyUI runs the other outputs of such a graph
+            body = {"error": "an output is not valid", "node_errors": result.node_errors}
+            raise _FailedError("the server", first_line(str(PromptRefusedError(body)).replace("\n", "; ")))
         return self._kept(result)
 
     def _kept(self, result: PromptResult) -> dict[str, torch.Tensor]:

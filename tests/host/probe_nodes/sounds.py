@@ -47,9 +47,9 @@ class StereoVAE:
 
 
 class SpectralVAE:
-    """LTX-2's shapes: latents (1, 8, F, 16), F by the length of a video."""
+    """LTX-2's shapes: latents (1, 8, F, 16), F by the length of a video or of the samples (1, S, 2)."""
 
-    latent_channels = 8
+    latent_channels, audio_sample_rate = 8, RATE
 
     def __init__(self) -> None:
         self.first_stage_model = SimpleNamespace(
@@ -62,6 +62,13 @@ class SpectralVAE:
     def num_of_latents_from_frames(frames: int, rate: float) -> int:
         """Sound frames beside so many pictures; the name is ComfyUI's."""
         return round(frames / rate * SPECTRAL_FRAMES_PER_S)
+
+    def encode(self, waveform: torch.Tensor) -> torch.Tensor:
+        """The latents of a sound: each frame a mixture of its loudest samples."""
+        samples = RATE // SPECTRAL_FRAMES_PER_S
+        whole = waveform.shape[1] // samples * samples
+        loudest = waveform[:, :whole].unflatten(1, (-1, samples)).amax(dim=2)  # (1, F, 2)
+        return torch.einsum("bcs,nfs->ncfb", random_values(7, 16, 8, 2), loudest - 3)
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """A sound (1, S, 2), each frame's samples alike: a side by each half of the frequencies."""

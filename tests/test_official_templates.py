@@ -15,7 +15,7 @@ from tools.official_templates import package
 from tools.official_templates.graph import NotTriedError
 from tools.official_templates.models import tiny_of
 from tools.official_templates.page import document, summary
-from tools.official_templates.swap import Small, ours, small, without_exchange
+from tools.official_templates.swap import by_another_kernel, ours, small, without_exchange
 from tools.official_templates.trial import Row, Rows, compared
 
 WAN, Z_IMAGE = "wan2.1_t2v_1.3B_fp16.safetensors", "z_image_turbo_bf16.safetensors"
@@ -76,17 +76,21 @@ def test_a_template_is_its_own_but_for_files_sizes_and_steps() -> None:
     assert graph["model"]["inputs"]["unet_name"] == WAN, "the template itself was changed"
 
 
+PLANS = {True: {"mode": "manual", "ulysses": 2}, False: {"mode": "manual", "cfg": 2}}
+
+
 def test_the_loader_alone_is_swapped_and_the_control_stands_behind_it() -> None:
     made = small(template(), INFO)
-    plan = {"mode": "manual", "ulysses": 2}
-    swapped = ours(made, plan)
-    model, config = swapped.pop("model"), swapped.pop("config")
+    swapped = ours(made, PLANS)
+    model, config = swapped.pop("model"), swapped.pop("config True")
     assert model["class_type"] == "ParallelModelLoader" and model["inputs"]["weight_dtype"] == "fp8_e4m3fn"
-    assert config == node("SPConfig", **plan)
+    assert model["inputs"]["sp_config"] == ["config True", 0] and config == node("SPConfig", **PLANS[True])
     assert swapped == {name: each for name, each in made.graph.items() if name != "model"}
-    apart = without_exchange(made, plan, rows=False)
+    apart = without_exchange(made, PLANS)
     assert apart["sampler"]["inputs"]["model"] == ["control model", 0]
     assert apart["control model"] == node("SwitchOffExchange", model=["model", 0], rows=False)
+    kernel = by_another_kernel(made, "attention_basic", 2)
+    assert kernel["sampler"]["inputs"]["model"] == ["kernel model", 0] and kernel["model"] == made.graph["model"]
 
 
 def test_two_loaders_and_a_checkpoint_are_all_swapped() -> None:
@@ -95,7 +99,7 @@ def test_two_loaders_and_a_checkpoint_are_all_swapped() -> None:
     graph["second clip"] = graph["second"]
     graph["second text"]["inputs"]["clip"] = ["second", 1]
     made = small(graph, INFO)
-    swapped = ours(made, {})
+    swapped = ours(made, PLANS)
     assert swapped["sampler"]["inputs"]["model"] == ["model", 0]
     assert swapped["later"]["inputs"]["model"] == ["parallel second", 0]
     assert swapped["parallel second"]["inputs"]["model"] == ["second", 0]
@@ -106,7 +110,7 @@ def test_two_loaders_and_a_checkpoint_are_all_swapped() -> None:
 
 def test_a_loader_that_feeds_nothing_is_left_alone() -> None:
     graph = template() | {"unused": node("UNETLoader", unet_name="other.safetensors")}
-    assert "unused" not in ours(small(graph, INFO), {})
+    assert "unused" not in ours(small(graph, INFO), PLANS)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,12 @@ def test_the_tree_says_which_templates_are_its_own(tmp_path: Path, line: str, fo
             package.required(tmp_path)
 
 
-def test_no_checkpoint_is_taken_for_a_shared_plan() -> None:
-    shared, rows = tiny_of(WAN), replace(tiny_of(WAN), file=replace(tiny_of(WAN).file, class_path="comfy.ldm.a.UNet"))
-    assert Small({}, [("diffusion_models", shared)]).shares_tokens
-    assert not Small({}, [("diffusion_models", shared), ("checkpoints", rows)]).shares_tokens
+def test_each_model_has_the_plan_that_it_can_have() -> None:
+    graph = template() | template("v1-5-pruned.safetensors", name="second", sampler="later")
+    made = small(graph, INFO)
+    swapped = ours(made, PLANS)
+    assert made.ways == {True, False}
+    assert swapped["model"]["inputs"]["sp_config"] == ["config True", 0]
+    assert swapped["second"]["inputs"]["sp_config"] == ["config False", 0]
+    rows = {name: each["inputs"]["rows"] for name, each in without_exchange(made, PLANS).items() if "control" in name}
+    assert rows == {"control model": False, "control second": True}

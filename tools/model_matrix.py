@@ -44,7 +44,7 @@ names and leaves the other cases as they are here. Of the classes with a star Co
 test machine holds: there the test host tells it smaller ones (`tests/host/told_sizes.py`), and all else is ComfyUI's.
 
 "Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/specs`), whose code is ComfyUI's
-own. [parity.md](parity.md) has the graphs of Flux.1.
+own. [parity.md](parity.md) has the graphs of Flux.1, [templates.md](templates.md) ComfyUI's own templates.
 """
 
 

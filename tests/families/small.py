@@ -50,7 +50,6 @@ IDEOGRAM = told("small_ideogram_4", "ideogram4.model.Ideogram4Transformer2DModel
 ACE_SIZES = {"num_layers": 2, "inner_dim": 80, "attention_head_dim": 16, "num_attention_heads": 5, "mlp_ratio": 2.0}
 ACE_SIZES |= {
     "text_embedding_dim": TEXT,
-    "lyric_hidden_size": 64,
     "lyric_encoder_vocab_size": 6681,
     "ssl_encoder_depths": [8, 8],
 }
@@ -62,8 +61,8 @@ ACE_15 = told(
     "small_ace_15", "ace.ace_step15.AceStepConditionGenerationModel", 133, ACE_15_SIZES | {"encoder_num_heads": 6}
 )
 SOUND_RULES = (Rule(r"gamma$", std=0.1, mean=1.0), Rule(r"inv_freq$", std=0.1, mean=0.4))
-SOUND_SIZES = {"io_channels": 64, "embed_dim": 192, "cond_token_dim": 768, "global_cond_dim": 1536, "depth": 2}
-SOUND_SIZES |= {"num_heads": 3}
+SOUND_SIZES = {"io_channels": 64, "embed_dim": 768, "cond_token_dim": 768, "global_cond_dim": 1536, "depth": 2}
+SOUND_SIZES |= {"num_heads": 12}
 SOUND_3_SIZES = SOUND_SIZES | {"io_channels": 256, "global_cond_dim": 768, "global_cond_type": "adaLN"}
 SOUND_3_SIZES |= {"global_cond_shared_embed": True, "local_add_cond_dim": 257, "num_memory_tokens": 20}
 SOUND_3_SIZES |= {"timestep_features_type": "expo", "norm_type": "rms_norm"}

@@ -229,10 +229,10 @@ MODELS: Sequence[tuple[str, str]] = (
 )
 # Channels, pixels a side of a latent pixel, pictures a frame (0: pictures stay pictures).
 VAES: Sequence[tuple[str, tuple[int, int, int]]] = (
-    (r"^ae\.|^flux1-|full_encoder_small_decoder|^NetaYume|^sd3", (16, 8, 0)),
+    (r"^ae\.|^flux1-|^NetaYume|^sd3", (16, 8, 0)),
     (r"^wan_2\.1|^Wan2_1|^qwen_image|^hunyuan_video_vae|^cogvideox", (16, 8, 4)),
     (r"^wan2\.2_vae", (48, 16, 4)),
-    (r"^flux2-vae|^mage_flow", (128, 16, 0)),
+    (r"^flux2-vae|^full_encoder_small_decoder|^mage_flow", (128, 16, 0)),
     (r"^hunyuanvideo15", (32, 16, 4)),
     (r"^minimax_h3_video", (24, 16, 4)),
     (r"^ltx-", (128, 32, 8)),

@@ -24,6 +24,7 @@ LOADED = ("CLIP", "VAE", "CLIP_VISION", "CONTROL_NET", "STYLE_MODEL", "MODEL_PAT
 MADE_UP = {"LoadImage", "LoadImageMask", "LoadImageOutput", "LoadVideo", "LoadAudio", "RecordAudio", "Painter"}
 MADE_UP |= {"TextGenerate", "TextGenerateLTX2Prompt", "SAM3_Detect", "DA3Inference", "DA3Render", "MoGeInference"}
 MADE_UP |= {"SCAIL2ColoredMask", "SAM3_VideoTrack", "MoGeRender", "RemoveBackground", "AudioEncoderEncode"}
+MADE_UP |= {"Video Slice"}
 MADE_UP |= {"ImageUpscaleWithModel", "VOIDWarpedNoise"}
 TWICE = {"upscale_method": "nearest-exact", "scale_by": 2.0}
 # Names of parts beside a model that stand-ins of small sizes are of the same class as.
@@ -31,11 +32,13 @@ PARTS = {"MODEL_PATCH": r"diffsynth|Z-Image.*Fun-Controlnet", "CONTROL_NET": r"I
 PARTS |= {"STYLE_MODEL": r"redux"}
 CONSTANTS: dict[str, Any] = {"STRING": "a lighthouse at dusk", "INT": 64, "FLOAT": 1.0, "BOOLEAN": False}
 WIDTH, HEIGHT, LENGTH, SECONDS = 224, 160, 17, 2.0
+FEW_FRAMES = 5  # of SVD, whose U-Net has one size
 MEGAPIXELS = WIDTH * HEIGHT / 1e6
 MOST = {
     **dict.fromkeys(("width", "largest_size", "longer_edge", "resolution", "target_width", "size"), WIDTH),
     **dict.fromkeys(("height", "shorter_edge", "target_height"), HEIGHT),
-    **dict.fromkeys(("length", "video_length", "num_frames", "frames_number", "video_frames", "amount"), LENGTH),
+    **dict.fromkeys(("length", "video_length", "num_frames", "frames_number", "amount"), LENGTH),
+    "video_frames": FEW_FRAMES,
 }
 SMALL_FLOATS = {"megapixels": MEGAPIXELS, "seconds": SECONDS, "duration": SECONDS}
 ANY = ("*", "COMFY_MATCHTYPE_V3")
@@ -49,7 +52,7 @@ class Making:
     def __init__(self, graph: Workflow, info: Info) -> None:
         self.graph, self.info = graph, info
         self.files: list[tuple[str, Tiny]] = []
-        self._loaders: dict[str, Tiny] = {}
+        self.loaders: dict[str, Tiny] = {}
 
     def kind(self, link: Link, user: str = "", key: str = "") -> str:
         """The type of what a link carries; of a node that this ComfyUI does not have, by what takes it."""
@@ -200,17 +203,18 @@ class Making:
 
     def _tiny(self, loader: str) -> Tiny:
         """The tiny model of a loader, by the file that the template names."""
-        if loader not in self._loaders:
+        if loader not in self.loaders:
             inputs = self.graph[loader]["inputs"]
             name = str(inputs.get("unet_name") or inputs.get("ckpt_name"))
             tiny = tiny_of(name)
             if tiny is None:
                 raise NotTriedError(f"no tiny file stands for {name}")
-            self._loaders[loader] = tiny
-        return self._loaders[loader]
+            self.loaders[loader] = tiny
+        return self.loaders[loader]
 
     def load_tiny_files(self) -> None:
         """The tiny files in the place of those that the template names, LoRAs with them."""
+        self.loaders = {name: tiny for name, tiny in self.loaders.items() if name in self.graph}
         for name, node in self.graph.items():
             kind, inputs = node["class_type"], node["inputs"]
             if kind == DIFFUSION_MODEL:

@@ -8,7 +8,7 @@ sizes, lengths and steps. `ours` swaps the loader alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,23 +19,26 @@ from .graph import CHECKPOINTS, DIFFUSION_MODEL, SAMPLERS, Info, Link, NotTriedE
 from .models import Tiny
 from .stand_ins import Making
 
+Plans = Mapping[bool, Mapping[str, Any]]
+
 
 @dataclass
 class Small:
-    """A template made small: its graph, the files that it needs, and the names of its weights' types."""
+    """A template made small: its graph, the files that it needs by folder, and the tiny model of each loader."""
 
     graph: Workflow
     files: list[tuple[str, Tiny]] = field(default_factory=list)
-
-    @property
-    def shares_tokens(self) -> bool:
-        """Whether ranks share the tokens of each of its models."""
-        return all(tiny.shares_tokens for _, tiny in self.files)
+    loaders: dict[str, Tiny] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
         """The tiny files that stand for its models."""
-        return sorted({tiny.short for _, tiny in self.files})
+        return sorted({tiny.short for tiny in self.loaders.values()})
+
+    @property
+    def ways(self) -> set[bool]:
+        """Of its models, whether ranks share the tokens (True) or the rows of a batch."""
+        return {tiny.shares_tokens for tiny in self.loaders.values()}
 
 
 def small(graph: Workflow, info: Info) -> Small:
@@ -57,41 +60,50 @@ def small(graph: Workflow, info: Info) -> Small:
         for slot, kind in enumerate(outputs):
             if kind == "LATENT":
                 graph[f"keep {name} {slot}"] = node_of("KeepLatent", samples=[name, slot], name=f"{name} {slot}")
-    return Small(graph, made.files)
+    return Small(graph, made.files, made.loaders)
 
 
-def ours(made: Small, plan: Mapping[str, Any]) -> Workflow:
-    """The same graph with Parallel Model Loader for Load Diffusion Model, and Parallelize Model behind checkpoints."""
-    return _swapped(made, plan, lambda graph, name: [name, 0])
+def ours(made: Small, plans: Plans) -> Workflow:
+    """The same graph with Parallel Model Loader for Load Diffusion Model, and Parallelize Model behind checkpoints.
+
+    `plans`: SP Config's inputs for models whose tokens ranks share (True), and for others.
+    """
+    return _swapped(made, plans, None)
 
 
-def without_exchange(made: Small, plan: Mapping[str, Any], *, rows: bool) -> Workflow:
-    """The same whose ranks exchange nothing: what has to differ. `rows`: ranks that share a batch's rows."""
-
-    def switched_off(graph: Workflow, name: str) -> Link:
-        graph[f"control {name}"] = node_of("SwitchOffExchange", model=[name, 0], rows=rows)
-        return [f"control {name}", 0]
-
-    return _swapped(made, plan, switched_off)
+def without_exchange(made: Small, plans: Plans) -> Workflow:
+    """The same whose ranks exchange nothing, or all compute the first row of a batch: what has to differ."""
+    return _swapped(made, plans, "SwitchOffExchange")
 
 
-def _swapped(made: Small, plan: Mapping[str, Any], then: Callable[[Workflow, str], Link]) -> Workflow:
+def by_another_kernel(made: Small, kernel: str, threads: int) -> Workflow:
+    """Stock's graph by another of ComfyUI's exact attention kernels, on so many threads: what rounding alone moves."""
     graph = copy.deepcopy(made.graph)
-    graph["config"] = node_of("SPConfig", **plan)
-    for name, node in list(graph.items()):
-        if node["class_type"] == DIFFUSION_MODEL:
-            node["class_type"] = "ParallelModelLoader"
-            node["inputs"] |= {"sp_config": ["config", 0]}
-            users, swapped = _users(graph, [name, 0]), name
-        elif node["class_type"] in CHECKPOINTS:
-            users, swapped = _users(graph, [name, 0]), f"parallel {name}"
-            if users:
-                graph[swapped] = node_of("ParallelizeModel", model=[name, 0], sp_config=["config", 0])
-        else:
-            continue
-        link = then(graph, swapped) if users else None
+    for name in made.loaders:
+        users = _users(graph, [name, 0])
+        graph[f"kernel {name}"] = node_of("StockAttention", model=[name, 0], kernel=kernel, threads=threads)
         for inputs, key in users:
-            inputs[key] = link
+            inputs[key] = [f"kernel {name}", 0]
+    return graph
+
+
+def _swapped(made: Small, plans: Plans, control: str | None) -> Workflow:
+    graph = copy.deepcopy(made.graph)
+    for shares in made.ways:
+        graph[f"config {shares}"] = node_of("SPConfig", **plans[shares])
+    for name, tiny in made.loaders.items():
+        users, config, end = _users(graph, [name, 0]), [f"config {tiny.shares_tokens}", 0], name
+        if graph[name]["class_type"] == DIFFUSION_MODEL:
+            graph[name]["class_type"] = "ParallelModelLoader"
+            graph[name]["inputs"] |= {"sp_config": config}
+        else:
+            end = f"parallel {name}"
+            graph[end] = node_of("ParallelizeModel", model=[name, 0], sp_config=config)
+        if control:
+            graph[f"control {name}"] = node_of(control, model=[end, 0], rows=not tiny.shares_tokens)
+            end = f"control {name}"
+        for inputs, key in users:
+            inputs[key] = [end, 0]
     return graph
 
 

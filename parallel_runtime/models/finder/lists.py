@@ -52,7 +52,7 @@ class ListWords:
         for site, texts in self.attention.items():
             texts = [text for text in texts if not any(each.startswith(f"{text} within") for each in texts)]
             texts = sorted(texts, key=lambda text: text == "local")
-            said[site] = "|".join(named(text, streams) for text in texts)
+            said[site] = "|".join(text.format(*streams) for text in texts)
         return next(iter(said.values())) if len(set(said.values())) == 1 else said
 
 

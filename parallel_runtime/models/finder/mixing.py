@@ -19,7 +19,7 @@ def first_mixing(probe: Probe, tap: Tap) -> str:
                 runs = []
                 for other in (leaf, nudged(leaf, dim, tokens // 2)):
                     holder = args if isinstance(key, int) else kwargs
-                    holder[key] = with_leaf(value, at, other)  # type: ignore[index]
+                    holder[key] = with_leaf(value, at, other)
                     watch = Watch()
                     with torch.inference_mode(), watch.of(call.module), tap(watch.by_rows):
                         call.module(*copied(tuple(args)), **copied(kwargs))

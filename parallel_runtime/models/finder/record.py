@@ -97,7 +97,7 @@ class Watch:
         self._counts[path] += 1
         if self._keep(path):
             made.positional, made.named = copied(args), copied(kwargs)
-            every = {**dict(enumerate(made.positional)), **made.named}
+            every: dict[Any, Any] = {**dict(enumerate(made.positional)), **made.named}
             made.keys = names_of(module, args, kwargs)
             made.args = {name: every[key] for name, key in made.keys.items()}
         self.calls.append(made)

@@ -58,6 +58,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.step_cache = 0.0
         self.attention = ""  # a kernel of a package, by its name
         self.worker_loop = True  # samplers run their loop there where they can
+        self.tries = False  # whether plans are tried before a run
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
@@ -79,7 +80,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         copy.attention = self.attention
-        copy.worker_loop = self.worker_loop
+        copy.worker_loop, copy.tries = self.worker_loop, self.tries
         copy.refused, copy._written = self.refused, self.written()
         return copy
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
 COMPILED = ("off", "blocks")
 LOOPS = ("auto", "host")
+TRIES = ("auto", "off")
 
 
 class _Compiling(TypedDict, total=False):
@@ -54,6 +55,7 @@ class ParallelChoice:
     step_cache: float = 0.0  # below this change of the first block's the others are skipped
     loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
     attention: str = ""  # a kernel of a package, where ranks share tokens
+    tries: bool = True  # plans that auto predicts to be near are tried before a run
 
     def plan_for(
         self,
@@ -208,6 +210,7 @@ def choice_of(
     machines: str = "",
     loop: str = LOOPS[0],
     attention: str = AUTO,
+    tries: str = TRIES[0],
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -229,6 +232,7 @@ def choice_of(
         step_cache=step_cache,
         loop=loop,
         attention="" if attention == AUTO else attention,
+        tries=tries == TRIES[0],
         **_compiling(compiled, selection),
     )
 

@@ -13,7 +13,7 @@ from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
-from .choice import COMPILED, LOOPS, LORA_MODES, choice_of
+from .choice import COMPILED, LOOPS, LORA_MODES, TRIES, choice_of
 from .host.contract.queued_prompt import running_values, validated_inputs
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText
@@ -82,6 +82,7 @@ class SPConfig(io.ComfyNode):
                 _machines_input(),
                 _loop_input(),
                 _attention_input(),
+                _tries_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -238,4 +239,17 @@ def _attention_input() -> io.Input:
         advanced=True,
         tooltip="auto: ComfyUI's attention function; else a kernel of a package. "
         "SageAttention rounds: not the same picture.",
+    )
+
+
+def _tries_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "tries",
+        options=list(TRIES),
+        default=TRIES[0],
+        optional=True,
+        advanced=True,
+        tooltip="mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its "
+        "first step and keeps the quickest. off: the prediction decides.",
     )

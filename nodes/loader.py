@@ -99,6 +99,7 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         step_cache=sp_config.step_cache,
         worker_loop=sp_config.loop == LOOPS[0],
         attention=sp_config.attention,
+        tries=sp_config.tries,
     )
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

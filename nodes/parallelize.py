@@ -55,6 +55,7 @@ class ParallelizeModel(io.ComfyNode):
             step_cache=sp_config.step_cache,
             worker_loop=sp_config.loop == LOOPS[0],
             attention=sp_config.attention,
+            tries=sp_config.tries,
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

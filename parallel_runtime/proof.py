@@ -14,8 +14,6 @@ import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,10 +21,12 @@ from typing import Any
 
 import torch
 
+from .user_files import read_json, replace_json, user_file
+
 log = logging.getLogger(__name__)
 
 VERSION = 1
-FOLDER, FILE = "parallel-dit", "proofs.json"
+FILE = "proofs.json"
 KEPT = 1000  # entries; the oldest go first
 PROVEN, REFUSED, NOT_PROVEN, NOT_NEEDED = VERDICTS = ("proven", "refused", "not proven", "not needed")
 # Relative error of a shared call, by what it computes in: the kernels add in another order, and that is all. Families'
@@ -137,9 +137,8 @@ def _finite(error: float) -> float:
 
 
 def default_path(environ: Mapping[str, str], home: Path) -> Path:
-    """The file's place for a user, as `planner/store.py` has its own."""
-    root = Path(environ.get("XDG_CACHE_HOME", ""))
-    return (root if root.is_absolute() else home / ".cache") / FOLDER / FILE
+    """The file's place for a user."""
+    return user_file(environ, home, FILE)
 
 
 @dataclass(frozen=True)
@@ -176,25 +175,16 @@ class ProofStore:
         """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
         entries = {**self._entries(), key.digest: {"key": asdict(key), "proof": asdict(proof)}}
         content = {"version": VERSION, "proofs": dict(list(entries.items())[-KEPT:])}
-        name = ""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, allow_nan=False)
-            os.replace(name, self.path)
+            replace_json(self.path, content)
         except OSError as error:
-            if name:
-                Path(name).unlink(missing_ok=True)
             log.warning("proofs cannot be kept in %s (%s); set XDG_CACHE_HOME to a folder", self.path, error.strerror)
 
     def _entries(self) -> dict[str, Any]:
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = read_json(self.path)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError):
-            content = None
         proofs = content.get("proofs") if isinstance(content, dict) and content.get("version") == VERSION else None
         if isinstance(proofs, dict):
             return proofs

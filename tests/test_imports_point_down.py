@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("runtime/plan",),
     ("runtime/models/specs",),
-    ("runtime/errors", "runtime/redact_paths"),
+    ("runtime/errors", "runtime/redact_paths", "runtime/user_files"),
     ("runtime/__init__",),
 )
 ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of their own: nodes import none of them

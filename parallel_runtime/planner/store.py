@@ -7,20 +7,18 @@ version, counts as empty and is replaced by the next write; delete it to forget 
     {"version": 1, "devices": {"2 x NAME, torch 2.6": {"rates": {...}, "link": {...}, "software": {...}, ...}}}
 """
 
-import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..plan import MAX_RANKS
+from ..user_files import read_json, replace_json, user_file
 from .hardware import Calibration, Interconnect, Rates, Software
 
 VERSION = 1
-FOLDER, FILE = "parallel-dit", "calibration.json"
+FILE = "calibration.json"
 NO_LONGER_READ = {"ring_overlap", "passes", "block_s", "exchange_s", "hop_s", "swap_calls"}  # of the software
 MAY_BE_ZERO = (
     *("latency_s", "contention", "merge_passes"),
@@ -29,9 +27,8 @@ MAY_BE_ZERO = (
 
 
 def default_path(environ: Mapping[str, str], home: Path) -> Path:
-    """The file's place for a user. A relative XDG_CACHE_HOME is not valid and ignored, as its specification says."""
-    root = Path(environ.get("XDG_CACHE_HOME", ""))
-    return (root if root.is_absolute() else home / ".cache") / FOLDER / FILE
+    """The file's place for a user."""
+    return user_file(environ, home, FILE)
 
 
 @dataclass(frozen=True)
@@ -65,20 +62,12 @@ class CalibrationStore:
         entry = {name: value for name, value in asdict(calibration).items() if value is not None}
         del entry["machines"]  # the devices' own to say
         entries = {**self._entries(), device_set: entry}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"version": VERSION, "devices": entries}, file, indent=1, allow_nan=False)
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_json(self.path, {"version": VERSION, "devices": entries})
 
     def _entries(self) -> dict[str, Any]:
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            content = read_json(self.path)
+        except FileNotFoundError:
             return {}
         usable = isinstance(content, dict) and content.get("version") == VERSION
         devices = content.get("devices") if usable else None

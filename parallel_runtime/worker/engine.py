@@ -18,7 +18,7 @@ from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
-from ..timing import LaunchThrottle, RegionTimer, wait_for_all
+from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
 from ..wire.replies import (
@@ -158,8 +158,7 @@ class Engine:
         for dropped in request.dropped:
             del self.meshes[dropped]
         if request.freed:
-            wait_for_all(self.device)
-            self.groups.free(request.freed)
+            self.groups.free(request.freed, self.device)
         self.meshes[request.mesh] = Mesh(
             request.plan,
             device=self.device,

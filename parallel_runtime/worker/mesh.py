@@ -28,6 +28,7 @@ from ..parallel.links import P2PChannel
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..plan import ParallelPlan
+from ..timing import wait_for_all
 from ..wire.replies import ProbeReply
 from .probe import probe
 
@@ -56,13 +57,14 @@ class Groups:
                 mine = self._made[key]
         return mine
 
-    def free(self, groups: Sequence[ExchangeGroup]) -> None:
-        """Destroy groups that no mesh and no weights use any more, one after another. Nothing may be in flight.
+    def free(self, groups: Sequence[ExchangeGroup], device: torch.device) -> None:
+        """Destroy groups that no mesh and no weights use any more, one after another, once nothing is in flight.
 
         Collective: every rank of the world must free the same, in the same order. NCCL ends a communicator when all of
         its ranks do (torch's ProcessGroupNCCL calls ncclCommFinalize), so ranks that begin with different ones wait for
         each other in a circle.
         """
+        wait_for_all(device)
         for key in groups:
             group = self._made.pop(key)
             if dist.get_rank() in key.ranks:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "axis swapped",
+        "if mask is not None and self._patch is None and mask.shape[2] == 1: # may be made from this rank's tokens",
+        "if mask is not None and self._patch is None and mask.shape[1] == 1: # may be made from this rank's tokens",
+    ): "no class has a mask of its own for each head; one with a row for each query would be kept and never read",
+    (
         "lengths taken as equal",
         "is_whole = run.held or run.stream in call.uncut or not sum(lengths)",
         "is_whole = run.held or run.stream in call.uncut or not (lengths[0] * len(lengths))",

@@ -20,6 +20,7 @@ from parallel_runtime.planner.memory import (
     memory_of,
 )
 from parallel_runtime.planner.work import Work
+from parallel_runtime.worker import mesh
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 PLANS = (
@@ -39,6 +40,11 @@ PLANS = (
     "ulysses=2,weights=offloaded",
     "weights=offloaded",
 )
+
+
+def process_groups() -> dict:
+    """All that torch has in this process."""
+    return dist.distributed_c10d._world.pg_map
 
 
 @pytest.fixture
@@ -65,16 +71,21 @@ def test_the_planner_counts_the_communicators_that_every_rank_is_in(name: str, w
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_ranks_that_sleep_make_the_same_groups(name: str, world: None) -> None:
-    plan = ParallelPlan.parse(name)
+def test_ranks_that_sleep_make_the_same_groups_and_free_them_once_nothing_is_in_flight(
+    name: str, world: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, waited = ParallelPlan.parse(name), []
+    monkeypatch.setattr(mesh, "wait_for_all", lambda device: waited.append((device, len(process_groups()))))
     for rank in (0, 7):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
         groups = Groups()
         Mesh(plan, device=torch.device("cpu"), groups=groups, show_waiting=lambda _: None)
         made = {key: group for key, group in groups._made.items() if group is not dist.group.WORLD}
         assert list(made) == list(groups_of(plan, 8))
-        groups.free(groups_of(plan, 8))
-        assert len(dist.distributed_c10d._world.pg_map) == 1, "the one of all ranks is left"
+        there = len(process_groups())
+        groups.free(groups_of(plan, 8), torch.device("cpu"))
+        assert waited.pop() == (torch.device("cpu"), there), "before the first is destroyed"
+        assert len(process_groups()) == 1, "the one of all ranks is left"
         dist.destroy_process_group()
 
 

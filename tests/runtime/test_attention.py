@@ -123,6 +123,13 @@ def test_keys_that_every_rank_has_are_not_sent(pool: Pool, spec: ModelSpec, plan
     assert without == some == many and min(without) > 0
 
 
+def test_an_axis_without_other_ranks_counts_what_it_sends_and_gives_as_many_rows_as_each_would_send() -> None:
+    axis = SilentAxis("ulysses", size=2)
+    arrived = axis.all_to_all(torch.ones(9, 4), send_lengths=(5, 4), receive_lengths=(5, 7))
+    assert arrived.shape == (5 + 7, 4)
+    assert axis.traffic.num_bytes == 4 * 4 * torch.float32.itemsize
+
+
 class SilentRing(SilentAxis):
     def start_shift(self, sent: torch.Tensor, arriving: torch.Tensor) -> Shift:
         arriving.zero_()

@@ -17,7 +17,8 @@ const ORDER = [
   'compiled',
   'step_cache',
   'loop',
-  'attention'
+  'attention',
+  'tries'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */

@@ -21,7 +21,8 @@ from ....parallel_runtime.stock_caches import kept_bytes
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
 from ..proof.proving import Prover
-from ..sampling.run_context import CallProver, RunContext, run_inside
+from ..sampling.run_context import RunContext, run_inside
+from .changed_modules import note_as_made
 from .forward import RemoteForward, RemoteMethod
 from .meta import META
 from .pooled_model import PooledModel
@@ -36,7 +37,7 @@ class RemoteModel(Protocol):
     """
 
     pooled: PooledModel
-    prover: CallProver
+    prover: Prover
     device: torch.device | None
     diffusion_model: torch.nn.Module
     model_loaded_weight_memory: int
@@ -106,6 +107,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     for name in METHODS:
         if hasattr(type(transformer), name):
             setattr(transformer, name, RemoteMethod(transformer, pooled, name))
+    note_as_made(transformer)
     return model
 
 

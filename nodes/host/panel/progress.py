@@ -75,8 +75,8 @@ class StepText(StepListener):
     def __init__(self, decision: Decision) -> None:
         self._next_s = 0.0
         self._told_s = 0.0
-        self._plan = f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""
-        self._proof = self._uncompiled = self._loop = ""
+        self._plan = _told(decision)
+        self._proof = self._uncompiled = self._loop = self._tried = ""
         if self._plan:
             NodeText().say(self._plan)
 
@@ -90,6 +90,15 @@ class StepText(StepListener):
         """Told at once, and under each step."""
         self._plan, self._proof = decision.plan.name, why
         NodeText().say(why)
+
+    def trying(self, text: str) -> None:
+        """Told at once."""
+        NodeText().say(text)
+
+    def tried(self, decision: Decision, line: str) -> None:
+        """Told at once, and under each step."""
+        self._plan, self._tried = _told(decision), line
+        NodeText().say(line)
 
     def loop_stays(self, reason: str) -> None:
         """Told at once, and under each step."""
@@ -141,5 +150,10 @@ class StepText(StepListener):
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
         line = " · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word)
-        told = (line, self._plan, self._proof, self._uncompiled, self._loop)
+        told = (line, self._plan, self._tried, self._proof, self._uncompiled, self._loop)
         NodeText().say("\n".join(filter(None, told)))
+
+
+def _told(decision: Decision) -> str:
+    """Auto's plan of a run in a line; "" for a given one."""
+    return f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""

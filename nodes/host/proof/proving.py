@@ -70,6 +70,7 @@ class Prover:
         self._transformer, self.recognised, self.pooled = weakref.ref(transformer), recognised, pooled
         self.memory_required = memory_required
         self._name = type(transformer).__name__
+        self.num_computed = 0  # proofs, by this process
         self._known: dict[object, Proof] = {}
         self._told: set[str] = set()
 
@@ -159,6 +160,7 @@ class Prover:
 
     def _proven(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
         NodeText().say(f"proving once that {run.plan.name} computes what one device does")
+        self.num_computed += 1
 
         def ask(calls: Sequence[ModelCall]) -> RunResult:
             spec, deltas = self.pooled.spec, run.deltas

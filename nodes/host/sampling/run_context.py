@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -73,15 +74,24 @@ class CallProver(Protocol):
         ...
 
 
+class PlanTrier(Protocol):
+    """Asked before the first step of a run under auto: `Trier` of trying.py."""
+
+    def try_plans(self, run: "RunContext", calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
+        """Have the run go on under the quickest plan for such calls, which are those of its first step."""
+        ...
+
+
 @dataclass(kw_only=True, eq=False)
 class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
 
-    Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
-    for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
-    is told of that. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers
-    ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where
-    that is recorded.
+    Nothing of it changes but `decision`: before the first step `trier` may find a quicker plan (`keep`), and an
+    automatic plan whose proof fails gives way to one for the run's `images`, and for both sides at once where it is
+    `guided` (`fall_back`). `remarks` are what the user is told of that. `step_seconds` are what requests of one step
+    took. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers ("resident");
+    `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where that is
+    recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -100,6 +110,8 @@ class RunContext:
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
     prover: CallProver | None = None
+    trier: PlanTrier | None = None
+    step_seconds: list[float] = field(default_factory=list)
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
     wrapped: bool = False
@@ -161,6 +173,29 @@ class RunContext:
         if kind not in self.checked:
             self.prover.check(self, call, check_cancelled)
             self.checked.append(kind)
+
+    def try_plans(self, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
+        """Have plans tried on copies of the first step, whose calls these are; nothing after that. Raises as `call`."""
+        trier, self.trier = self.trier, None
+        if trier is None:
+            return
+        before = self.plan
+        trier.try_plans(self, calls, check_cancelled)
+        if self.plan != before:
+            self.checked.clear()
+            for call in calls:
+                self.check(call, check_cancelled)
+
+    def keep(self, decision: Decision, line: str) -> None:
+        """Go on under the plan that tries found; `line` is what the user is told."""
+        self.decision = decision
+        self.listener.tried(decision, line)
+
+    @property
+    def usual_step_s(self) -> float | None:
+        """Seconds of a step of the run, without the first; None where it had other requests than one a step."""
+        seconds = self.step_seconds
+        return median(seconds[1:]) if len(seconds) == self.steps > 1 else None
 
     def _place(self, place: str | None) -> dict[str, object]:
         """By what ranks find what the call before this one left there; nothing where calls leave none or look alike.
@@ -232,6 +267,7 @@ class RunContext:
         )
         self._note_uncompiled(result.ranks)
         self._note_drained(result.drained)
+        self.step_seconds += map(max, zip(*(ran.step_s for ran in result.ran), strict=False))
         num_calls = len(run.conds) * run.recurrence.num_calls
         self._record(num_calls=num_calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result
@@ -263,10 +299,12 @@ class RunContext:
         )
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
+        self.try_plans(calls, check_cancelled)
         result = self.model.pool.run(
             self.model.spec, self.plan, calls, deltas=self.deltas, check_cancelled=self._checks(check_cancelled)
         )
         self._note_uncompiled(result.ranks)
+        self.step_seconds.append(result.wall_s)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
         self._record(
@@ -294,9 +332,11 @@ class RunContext:
 def place_of(transformer_options: Mapping[str, Any]) -> str | None:
     """What tells a call from the others of its step: the conditionings in it, which have new names in every run.
 
-    None where that does not tell: all windows of a long video have the same conditionings.
+    None where that does not tell: all windows of a long video have the same conditionings, and so has a call that skips
+    blocks.
     """
-    names = None if transformer_options.get("context_window") is not None else transformer_options.get("uuids")
+    untold = transformer_options.get("context_window") is not None or transformer_options.get("patches_replace")
+    names = None if untold else transformer_options.get("uuids")
     return " ".join(map(str, names)) if names else None
 
 

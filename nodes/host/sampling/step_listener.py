@@ -25,6 +25,12 @@ class StepListener:
     def fell_back(self, decision: Decision, why: str) -> None:
         """The run goes on under another plan, which `why` tells the user."""
 
+    def trying(self, text: str) -> None:
+        """A plan is tried on a copy of the first step, as `text` tells the user."""
+
+    def tried(self, decision: Decision, line: str) -> None:
+        """Plans were tried before the first step, and the run goes on under this one, as `line` tells the user."""
+
     def loop_stays(self, reason: str) -> None:
         """The sampler's loop, which was to run in the workers, stays in ComfyUI."""
 

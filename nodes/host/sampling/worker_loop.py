@@ -152,6 +152,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
             conds = conds_of_run(guider, model_options, x, sigmas[:1])
             for cond in conds:
                 context.check(cond.module_call, check_cancelled)
+            context.try_plans([cond.module_call for cond in conds], check_cancelled)
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)

@@ -24,16 +24,17 @@ class LikeKnownGpus(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        inputs, outputs = [Config.Input("sp_config")], [Config.Output()]
+        slow = io.Float.Input("latency_s", default=LATENCY_S, min=0.0, optional=True)
+        inputs, outputs = [Config.Input("sp_config"), slow], [Config.Output()]
         return io.Schema(node_id="LikeKnownGpus", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
-    def execute(cls, sp_config: Any) -> io.NodeOutput:
+    def execute(cls, sp_config: Any, latency_s: float = LATENCY_S) -> io.NodeOutput:
         given = {field.name: getattr(sp_config, field.name) for field in fields(sp_config)}
-        return io.NodeOutput(_like_known_gpus(type(sp_config))(**given))
+        return io.NodeOutput(_like_known_gpus(type(sp_config), latency_s)(**given))
 
 
-def _like_known_gpus(kind: type) -> type:
+def _like_known_gpus(kind: type, latency_s: float) -> type:
     """The pack's class of what SP Config hands on, with other devices and constants in the one look at the machine."""
     runtime = kind.__module__.removesuffix(".nodes.choice") + ".parallel_runtime"
     automatic, known = (import_module(f"{runtime}.planner.{name}") for name in ("automatic", "known"))
@@ -43,7 +44,7 @@ def _like_known_gpus(kind: type) -> type:
         table,
         source="told by a test",
         rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
-        link=replace(table.link, bandwidth=1e12, latency_s=LATENCY_S),
+        link=replace(table.link, bandwidth=1e12, latency_s=latency_s),
         software=replace(table.software, operation_s=0.0),
     )
 

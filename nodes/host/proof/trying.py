@@ -1,0 +1,166 @@
+"""Tries plans on copies of a run's first step, and keeps the quickest for the run and those after it.
+
+Owns the copies, and what becomes of a plan that fails in one. Does not own which runs try plans (begin_tries.py), which
+plans are tried nor which is kept (parallel_runtime/planner/tries.py), nor the file (kept_plans.py).
+"""
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.kept_plans import KeptPlans, TriesKey
+from ....parallel_runtime.planner.tries import KeptPlan, Tries, changed_text, in_words, kept_of
+from ....parallel_runtime.pool.calls import ModelCall
+from ....parallel_runtime.proof import NOT_NEEDED, PROVEN
+from ....parallel_runtime.redact_paths import redact_paths
+from ..sampling.run_context import RunContext
+from ..sampling.step_listener import StepListener
+
+log = logging.getLogger(__name__)
+# Of a copy: nothing is recorded, and nothing is kept for a later step or found of an earlier one.
+OF_A_COPY = {"timed": False, "trace": False, "step_cache": 0.0, "place": None}
+SETTLED = 0.02  # a run's seconds this near to what is known are no news
+
+
+def store() -> KeptPlans:
+    """The user's file."""
+    return KeptPlans(KeptPlans.default_path(os.environ, Path.home()))
+
+
+class CountingProver(Protocol):
+    """What is asked of a `Prover`."""
+
+    num_computed: int
+
+
+@dataclass(kw_only=True)
+class Trier:
+    """The tries of one run. `plans` to try, the run's own first; `rows` of a whole step; `kept` from earlier runs.
+
+    `prover` is asked how many proofs it has computed: one is a first copy under the run's plan.
+    """
+
+    key: TriesKey
+    plans: tuple[ParallelPlan, ...]
+    rows: int
+    prover: CountingProver
+    kept: KeptPlan | None = None
+
+    def __post_init__(self) -> None:
+        self._proofs = self.prover.num_computed
+
+    def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
+        """Compute copies of a step's `calls` under each plan, and have the run go on under the quickest.
+
+        Raises whatever `check_cancelled` raises; then nothing is kept. A plan whose ranks fail is kept out.
+        """
+        plans, self.plans = self.plans, ()
+        if not plans or run.plan != plans[0]:  # which was given up meanwhile
+            return
+        if sum(call.rows for call in calls) != self.rows:  # of a part of a step: the other parts would go to others
+            plans = tuple(plan for plan in plans if plan.batch_groups == run.plan.batch_groups)
+        if len(plans) < 2:
+            return
+        began_s = time.perf_counter()
+        proven_now = self.prover.num_computed > self._proofs
+        tries = Tries(plans, warm=frozenset(plans[:1] if proven_now else ()))
+        _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state).compute(tries)
+        kept = self._proven(tries, run, calls, check_cancelled)
+        if kept is None:
+            return
+        store().save(self.key, kept)
+        before, self.kept = self.kept, kept
+        line = (before and changed_text(before, kept)) or kept.text
+        took = f"{tries.copies} copies of the first step in {time.perf_counter() - began_s:.1f} s"
+        log.info("SP Config: %s (%s)", line, took)
+        reasons = (*run.decision.reasons, f"{line} ({took})")
+        run.keep(replace(run.decision, plan=kept.plan, reasons=reasons), line)
+
+    def _proven(
+        self, tries: Tries, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]
+    ) -> KeptPlan | None:
+        """What is kept: a plan other than the run's must be proven as well as that is."""
+        as_good = [proof.verdict in (PROVEN, NOT_NEEDED) for proof in run.proofs]
+        while (kept := kept_of(tries, self.kept)) is not None and kept.plan != run.plan:
+            other = replace(
+                run,
+                decision=replace(run.decision, plan=kept.plan),
+                listener=StepListener(),
+                proofs=[],
+                remarks=[],
+                checked=type(run.checked)(maxlen=run.checked.maxlen),
+                trier=None,
+            )
+            for call in calls:
+                other.check(call, check_cancelled)
+            unproven = not all(proof.verdict in (PROVEN, NOT_NEEDED) for proof in other.proofs)
+            if other.plan == kept.plan and not (unproven and all(as_good)):
+                break
+            tries.fail(kept.plan, "not proven to compute the same")
+        return kept
+
+    def after(self, run: RunContext) -> None:
+        """A run has ended: what its steps took under the kept plan counts from the next one on."""
+        if self.kept is None or run.plan != self.kept.plan or run.step_cache or run.stock_cache:
+            return
+        step_s = run.usual_step_s
+        if step_s is None:
+            return
+        now = self.kept.after_run(step_s)
+        if now.again:
+            text = "steps take %.2fx as long as in its try; plans are tried again before the next run"
+            log.info(f"SP Config: {in_words(run.plan)}: {text}", step_s / self.kept.seconds[run.plan])
+        if now.again or now.expected_s < (1 - SETTLED) * self.kept.expected_s:
+            store().save(self.key, now)
+
+
+class _Copies:
+    """Copies of a step's calls, computed under any plan. `keeps`: the model's class keeps something between calls."""
+
+    def __init__(
+        self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None], *, keeps: bool
+    ) -> None:
+        self._run, self._calls, self._check, self._keeps = run, calls, check_cancelled, keeps
+        self._before: ParallelPlan | None = None
+
+    def compute(self, tries: Tries) -> None:
+        """All copies that are due."""
+        while (plan := tries.due) is not None:
+            self._run.listener.trying(f"trying {in_words(plan)} on a copy of the first step")
+            try:
+                if self._keeps and plan != self._before:  # a copy that keeps, before those that find it
+                    self._name = uuid.uuid4().hex
+                    self._copy(plan)
+                self._before = plan
+                seconds = self._copy(plan)
+            except (PoolError, ValueError) as error:
+                self._run.model.pool.retract_failure()
+                self._before = None
+                why = _why(error)
+                log.warning("%s was tried and is kept out: %s", in_words(plan), why)
+                tries.fail(plan, why)
+            else:
+                tries.note(plan, seconds)
+
+    def _copy(self, plan: ParallelPlan) -> float:
+        """Seconds of one copy; what it computes is thrown away."""
+        run = self._run
+        place = {"place": {"run": f"try {self._name}", "key": ""}} if self._keeps else {}
+        copies = [replace(call, options={**call.options, **OF_A_COPY, **place}) for call in self._calls]
+        result = run.model.pool.run(run.model.spec, plan, copies, deltas=run.deltas, check_cancelled=self._check)
+        return result.wall_s - result.compile_s
+
+
+def _why(error: Exception) -> str:
+    """Why a plan is kept out, in a few words."""
+    if isinstance(error, OutOfMemoryInRankError):
+        return "out of memory"
+    said = redact_paths(error.cause if isinstance(error, RaisedInRankError) else str(error))
+    return f"failed ({said.splitlines()[0][:120]})" if said else "failed"

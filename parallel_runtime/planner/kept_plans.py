@@ -1,0 +1,120 @@
+"""What tries found, kept between runs: one small JSON file, an entry for each kind of work on each set of devices.
+
+Owns the file `plans.json` in the user's cache folder (user_files.py) and what an entry holds for. One that was made
+with another driver, torch, ComfyUI or pack, or on other devices, has another key and is not found. A file that is
+damaged, or of another version, counts as empty, is warned of, and replaced by the next write.
+
+    {"version": 1, "plans": {"2f1c...": {"key": {...}, "plan": "ring=2", "seconds": {"ring=2": 0.41, ...}, ...}}}
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..plan import ParallelPlan
+from ..user_files import read_json, replace_json, user_file
+from .tries import KeptPlan
+
+log = logging.getLogger(__name__)
+VERSION, FILE = 1, "plans.json"
+KEPT = 500  # entries; the oldest go first
+LONGEST_S = 1e6  # no step takes longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriesKey:
+    """What seconds of a step hold for; work of any other kind is tried by itself."""
+
+    devices: tuple[str, ...]  # names in rank order, with their places, threads on a CPU, and machines
+    driver: str
+    torch: str
+    comfyui: str
+    pack: str
+    model: str  # the class, and how many bytes of weights: one class has models of several sizes
+    weights: str  # formats, what is computed in, and how they lie
+    kernels: str  # options of ComfyUI and of the run that choose how a step is computed
+    work: tuple[tuple[str, str], ...]  # tokens, batch, sides
+
+    @property
+    def digest(self) -> str:
+        """What the key is found by."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class KeptPlans:
+    """The entries of one file."""
+
+    path: Path
+
+    @staticmethod
+    def default_path(environ: Mapping[str, str], home: Path) -> Path:
+        """The file's place for a user."""
+        return user_file(environ, home, FILE)
+
+    def load(self, key: TriesKey) -> KeptPlan | None:
+        """What is kept for the key; None when there is nothing that can be used."""
+        entry = self._entries().get(key.digest)
+        if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
+            return None
+        return _kept(entry)
+
+    def save(self, key: TriesKey, kept: KeptPlan) -> None:
+        """Keep it, where the folder can be written; else say so in the log: the plans are tried again next time."""
+        entry = {
+            "key": asdict(key),
+            "plan": kept.plan.describe(),
+            "seconds": {plan.describe(): seconds for plan, seconds in kept.seconds.items()},
+            "failed": {plan.describe(): why for plan, why in kept.failed.items()},
+            "expected_s": kept.expected_s,
+            "again": kept.again,
+        }
+        others = {digest: each for digest, each in self._entries().items() if digest != key.digest}
+        entries = list({**others, key.digest: entry}.items())[-KEPT:]
+        try:
+            replace_json(self.path, {"version": VERSION, "plans": dict(entries)})
+        except OSError as error:
+            log.warning("tried plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
+
+    def _entries(self) -> dict[str, Any]:
+        try:
+            content = read_json(self.path)
+        except FileNotFoundError:
+            return {}
+        plans = content.get("plans") if isinstance(content, dict) and content.get("version") == VERSION else None
+        if isinstance(plans, dict):
+            return plans
+        log.warning("%s is damaged or of another version and is not believed; plans are tried again", self.path)
+        return {}
+
+
+def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:
+    """The entry as it was saved; None when anything in it is missing, of the wrong kind or out of range."""
+    seconds, failed = entry.get("seconds"), entry.get("failed")
+    if not isinstance(seconds, dict) or not isinstance(failed, dict) or type(entry.get("again")) is not bool:
+        return None
+    if not all(map(_is_seconds, [*seconds.values(), entry.get("expected_s")])):
+        return None
+    if not all(type(text) is str for text in (entry.get("plan"), *failed.values())):
+        return None
+    try:
+        return KeptPlan(
+            plan=ParallelPlan.parse(entry["plan"]),
+            seconds={ParallelPlan.parse(name): float(value) for name, value in seconds.items()},
+            failed={ParallelPlan.parse(name): why for name, why in failed.items()},
+            expected_s=float(entry["expected_s"]),
+            again=entry["again"],
+        )
+    except ValueError:
+        return None
+
+
+def _is_seconds(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and 0 < value <= LONGEST_S

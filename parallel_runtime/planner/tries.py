@@ -1,0 +1,188 @@
+"""Plans that are tried before a sampling run, and which of them is kept. Predictions choose what to try; what is
+measured chooses what to keep.
+
+Owns the rules: which plans are worth a try, how many steps each gets, which one is kept, and when what was measured is
+measured again. Pure: seconds are given, nothing is run (nodes/host/proof/trying.py does that) or written
+(kept_plans.py does).
+
+A try is a copy of the run's first step, of which nothing is used but the seconds. The first copy under a plan makes its
+process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..plan import AXES, WEIGHTS, ParallelPlan
+from .choose import Prediction
+
+MIN_STEPS = 16  # of a run; a shorter one would spend too much of itself on tries
+MOST_PLANS = 3
+COUNTED = 2
+NOT_COUNTED = 1
+# How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
+# percentile 25 % (benchmarks/planner.md).
+UNCERTAIN = 1.2
+RUNS = 2  # for which what a try finds is taken to be of use: the present one and the next
+CHANGE = 1.1  # times faster: below it a kept plan stays
+FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
+GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
+COMPILE_S = 60.0  # to make graphs of a plan's blocks
+
+
+def in_words(plan: ParallelPlan) -> str:
+    """The plan for people: `ulysses 2`, `cfg 2 x ulysses 2`, `one device`, `ulysses 2 sharded`."""
+    degrees = [f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1]
+    weights = "" if plan.weights == WEIGHTS[0] else f" {plan.weights}"
+    return (" x ".join(degrees) or "one device") + weights
+
+
+def worth_trying(
+    table: Iterable[Prediction], taken: ParallelPlan, *, steps: int, asynchronous: bool, compiled: bool = False
+) -> tuple[ParallelPlan, ...]:
+    """The plans to try for a run of so many steps, `taken` first, which is the one predicted best; () for no tries.
+
+    Of the others those whose gain over this run and the next may be more than what their try takes, the most promising
+    first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
+    """
+    rows = {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
+    if steps < MIN_STEPS or taken not in rows:
+        return ()
+    set_up_s = (GROUPS_S if asynchronous else 0.0) + (COMPILE_S if compiled else 0.0)
+    first_s = rows[taken].cost.step_s
+
+    def tried_s(row: Prediction) -> float:
+        return (NOT_COUNTED + COUNTED) * row.cost.step_s + set_up_s
+
+    def may_gain_s(row: Prediction) -> float:
+        return RUNS * steps * (first_s - row.cost.step_s / UNCERTAIN) - tried_s(row)
+
+    others = sorted((row for row in rows.values() if row.plan != taken), key=lambda row: (-may_gain_s(row), row.run_s))
+    others = [row for row in others if may_gain_s(row) > 0][: MOST_PLANS - 1]
+    if not others or sum(map(may_gain_s, others)) <= tried_s(rows[taken]) - set_up_s:
+        return ()
+    return (taken, *(row.plan for row in others))
+
+
+@dataclass
+class Tries:
+    """The tries of one run, under way: `due` says which plan is to compute the next copy, `note` takes its seconds.
+
+    `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
+    """
+
+    plans: tuple[ParallelPlan, ...]
+    warm: frozenset[ParallelPlan] = frozenset()
+    copies: int = 0
+    failed: dict[ParallelPlan, str] = field(default_factory=dict)
+    _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
+    _started: set[ParallelPlan] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._started |= self.warm
+
+    @property
+    def due(self) -> ParallelPlan | None:
+        """The plan of the next copy; None when all is known."""
+        left = [plan for plan in self.plans if plan not in self.failed]
+        for plan in left:
+            if plan not in self._counted:
+                return plan
+        first_s = {plan: self._counted[plan][0] for plan in left}
+        near = [plan for plan in left if first_s[plan] <= FAR_BEHIND * min(first_s.values())]
+        again = [plan for plan in near if len(self._counted[plan]) < COUNTED]
+        return again[0] if again and len(near) > 1 else None
+
+    def note(self, plan: ParallelPlan, seconds: float) -> None:
+        """A copy under `plan` took so long."""
+        self.copies += 1
+        if plan not in self._started:
+            self._started.add(plan)
+        else:
+            self._counted.setdefault(plan, []).append(seconds)
+
+    def fail(self, plan: ParallelPlan, why: str) -> None:
+        """The plan cannot be kept."""
+        self.failed[plan] = why
+        self._counted.pop(plan, None)
+
+    @property
+    def seconds(self) -> dict[ParallelPlan, float]:
+        """What a step took under each plan that was counted and has not failed: the least, as others run beside it."""
+        return {plan: min(found) for plan, found in self._counted.items()}
+
+    def best(self, before: ParallelPlan | None = None) -> ParallelPlan | None:
+        """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed."""
+        seconds = self.seconds
+        if not seconds:
+            return None
+        quickest = min(seconds, key=lambda plan: seconds[plan])
+        if before in seconds and seconds[before] <= CHANGE * seconds[quickest]:
+            return before
+        return quickest
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPlan:
+    """What tries of one kind of work found: the plan that is kept, seconds of a step by plan, and plans that failed.
+
+    `expected_s`: what a step of a run under `plan` took, or took in its try where no run has ended yet. `again`: runs
+    have come to take so much longer that another plan may be better, so the plans are tried again before the next.
+    """
+
+    plan: ParallelPlan
+    seconds: Mapping[ParallelPlan, float]
+    failed: Mapping[ParallelPlan, str] = field(default_factory=dict)
+    expected_s: float = 0.0
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        if self.plan not in self.seconds:
+            raise ValueError(f"{self.plan.describe()} is kept, and no seconds of it are known; give them")
+
+    @property
+    def plans(self) -> tuple[ParallelPlan, ...]:
+        """All that were tried and worked, the kept one first."""
+        return (self.plan, *(plan for plan in self.seconds if plan != self.plan))
+
+    @property
+    def text(self) -> str:
+        """A line, such as `tried ring 2: 0.92x, kept ulysses 2`: how fast each other plan is beside the kept one."""
+        kept_s = self.seconds[self.plan]
+        others = sorted(((s, plan) for plan, s in self.seconds.items() if plan != self.plan), key=lambda each: each[0])
+        told = [f"{in_words(plan)}: {kept_s / seconds:.2f}x" for seconds, plan in others]
+        told += [f"{in_words(plan)}: {why}" for plan, why in self.failed.items()]
+        return f"tried {', '.join(told)}, kept {in_words(self.plan)}" if told else f"kept {in_words(self.plan)}"
+
+    def after_run(self, step_s: float) -> "KeptPlan":
+        """With what a step of a whole run took under the kept plan, which has the plans tried again where that is more
+        than `CHANGE` times what was expected and than another plan's try took."""
+        slower = step_s > CHANGE * self.expected_s
+        beaten = any(step_s > CHANGE * seconds for plan, seconds in self.seconds.items() if plan != self.plan)
+        if slower and beaten:
+            return replace(self, again=True, expected_s=step_s)
+        return replace(self, expected_s=min(self.expected_s, step_s))
+
+
+def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
+    """What is kept of tries that have ended; None where no plan worked, and where there was nothing to compare.
+
+    `before`: what was kept and is tried again, whose plan stays where none is clearly quicker.
+    """
+    seconds = tries.seconds
+    best = tries.best(None if before is None else before.plan)
+    if best is None:
+        return None
+    expected_s = seconds[best]
+    if before is not None and before.plan == best:  # that runs take longer than tries is known by now
+        expected_s = max(expected_s, before.expected_s)
+    return KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), expected_s=expected_s)
+
+
+def changed_text(before: KeptPlan, kept: KeptPlan) -> str:
+    """That another plan is kept from now on; "" where it is the same."""
+    if before.plan == kept.plan:
+        return ""
+    old_s = kept.seconds.get(before.plan)
+    why = kept.failed.get(before.plan, "it cannot be used") if old_s is None else ""
+    gain = why or f"{old_s / kept.seconds[kept.plan]:.2f}x as fast"  # type: ignore[operator]  # known where why is ""
+    return f"changed from {in_words(before.plan)} to {in_words(kept.plan)}, measured again: {gain}"

@@ -1,0 +1,45 @@
+"""Plans are tried before a run of many steps, in a real server: what is said, what is kept, and that a seed stays one.
+
+Owns: the tries of a whole graph, whose two CPU ranks the planner takes for GPUs that it knows. Does not own the rules
+(planner/test_tries.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from comfy.test_auto_each_run import measured, report_of, stock_graph
+
+from host.client import ComfyClient
+from host.fetch import cache_folder
+from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.tiny_models import TinyModels
+
+LINE = re.compile(r"tried (ring|ulysses) 2: [0-9.]+x(, one device: [0-9.]+x)?, kept (?P<kept>ulysses|ring) 2")
+
+
+def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_next(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    (cache_folder() / "servers" / "parallel-dit" / "plans.json").unlink(missing_ok=True)  # of earlier sessions
+    graph = stock_graph(tiny_models, seed=520, steps=20, width=64, height=80)
+    asked = measured(graph)
+    asked["known"]["inputs"]["latency_s"] = 0.001  # so that plans of two ranks are predicted to be near
+    first = client.queue(asked)
+    told = [text for node, text in first.texts if node == "sampler"]
+    lines = [line for text in told for line in text.splitlines() if line.startswith("tried ")]
+    found = LINE.fullmatch(lines[-1])
+    assert found, lines
+    assert any(text.startswith("trying ring 2 on a copy") for text in told)
+    assert lines[-1] in next(text for text in reversed(told) if "step 20/20" in text).splitlines()
+    ran = report_of(first)["plan"]
+    assert ran["degrees"][found["kept"]] == 2
+    assert re.fullmatch(re.escape(lines[-1]) + r" \([3-9] copies of the first step in [0-9.]+ s\)", ran["reasons"][-1])
+
+    again = measured(graph, loop="host")
+    again["known"]["inputs"]["latency_s"] = 0.001
+    second = client.queue(again)
+    ran = report_of(second)["plan"]
+    assert (ran["degrees"][found["kept"]], ran["reasons"][-1]) == (2, f"measured on these devices: {lines[-1]}")
+    assert not any("trying" in text for _, text in second.texts)
+    assert relative_error(saved_latent(client, second), saved_latent(client, first)) <= TOLERANCE

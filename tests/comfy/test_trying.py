@@ -1,0 +1,189 @@
+"""Tries over a pool that does what a test says: plans that fail, Cancel, a part of a step, and an unproven plan.
+
+Owns: what `Trier` does with what happens in a try. Does not own the rules (planner/test_tries.py) nor a whole graph
+(test_tries.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from comfy.test_run_context import new_run as new_run
+from comfy.test_run_context import run_context as run_context
+
+
+class CancelledError(Exception):
+    """Stands for ComfyUI's interrupt."""
+
+
+@pytest.fixture(scope="module")
+def trying(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.proof.trying")
+
+
+@pytest.fixture
+def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[..., SimpleNamespace]:
+    """A run that tries ulysses 2, ring 2 and cfg 2, where a step takes `seconds`, or raises what stands there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan_of = module_of_pack("parallel_runtime.plan").ParallelPlan
+    errors = module_of_pack("parallel_runtime.errors")
+    ulysses, ring, cfg = (plan_of(**{axis: 2}) for axis in ("ulysses", "ring", "cfg"))
+    proof = module_of_pack("parallel_runtime.proof").Proof
+    call_of = module_of_pack("parallel_runtime.pool.calls").ModelCall
+    key = module_of_pack("parallel_runtime.planner.kept_plans").TriesKey(
+        devices=(), driver="", torch="", comfyui="", pack="", model="", weights="", kernels="", work=()
+    )
+
+    def make(
+        seconds: dict[str, Any], *, rows: int = 1, proofs: dict[str, str] | None = None, kept: Any = None
+    ) -> SimpleNamespace:
+        asked: list[tuple[str, Any]] = []
+        told: list[str] = []
+        retracted: list[int] = []
+
+        class Workers:
+            def run(self, spec: object, plan: Any, calls: Any, check_cancelled: Any, **_: object) -> SimpleNamespace:
+                check_cancelled()
+                asked.append((plan.name, calls[0].options))
+                took = seconds[plan.name]
+                if isinstance(took, Exception):
+                    raise took
+                return SimpleNamespace(outs=[torch.zeros(1, 4)], ranks=[], wall_s=took, compile_s=0.0, traces={})
+
+            def retract_failure(self) -> None:
+                retracted.append(1)
+
+        class Listener(module_of_pack("nodes.host.sampling.step_listener").StepListener):
+            def tried(self, decision: Any, line: str) -> None:
+                told.append(line)
+
+        class Prover:
+            num_computed = 0
+
+            def check(self, run: Any, call: Any, check_cancelled: object) -> None:
+                verdict = (proofs or {}).get(run.plan.name, "proven")
+                if verdict == "refused":
+                    run.fall_back(replace(run.decision, plan=plan_of()), "refused")
+                else:
+                    run.note(proof(verdict=verdict, error=0.0, control=1.0, tolerance=1.0))
+
+        prover = Prover()
+        run = new_run("/a.safetensors")
+        model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
+        decision = replace(run.decision, plan=ulysses, automatic=True)
+        run = replace(run, model=model, decision=decision, listener=Listener(), recorder=None, prover=prover, steps=2)
+        plans = (ulysses, ring, cfg) if kept is None else tuple(kept.plans)
+        run.trier = trier = trying.Trier(key=key, plans=plans, rows=rows, prover=prover, kept=kept)
+        call = call_of(
+            tensors={"t0": torch.zeros(1, 4)},
+            out_shape=(1, 4),
+            options={"call": {"d": {}}, "method": None, "timed": True, "step_cache": 0.5},
+        )
+
+        def step(check: Callable[[], None] = lambda: None) -> None:
+            run.call(call.tensors, out_shape=(1, 4), options=call.options, check_cancelled=check)
+
+        return SimpleNamespace(
+            run=run, trier=trier, step=step, asked=asked, told=told, retracted=retracted, key=key, errors=errors,
+            plans=SimpleNamespace(uly2=ulysses, ring2=ring, cfg2=cfg), store=trying.store(),
+        )  # fmt: skip
+
+    return make
+
+
+def names(found: SimpleNamespace) -> list[str]:
+    return [name.split("-")[0] for name, _ in found.asked]
+
+
+SECONDS = {"uly2": 1.0, "ring2": 0.5, "cfg2-ring1-uly1": 2.0}
+
+
+def test_the_run_goes_on_under_the_quickest_which_is_kept_and_nothing_of_a_copy_is_recorded(case) -> None:
+    found = case(SECONDS)
+    found.step()
+    assert found.told == ["tried ulysses 2: 0.50x, cfg 2: 0.25x, kept ring 2"]
+    assert names(found) == ["uly2"] * 2 + ["ring2"] * 2 + ["cfg2"] * 2 + ["ring2"]  # a copy uncounted, one counted
+    for _, options in found.asked[:-1]:
+        assert (options["timed"], options["step_cache"], options["place"]) == (False, 0.0, None)
+    assert found.asked[-1][1]["step_cache"] == 0.5 and found.run.step_seconds == [0.5]
+    assert found.run.plan == found.plans.ring2
+    kept = found.store.load(found.key)
+    assert kept.plan == found.plans.ring2 and kept.seconds[found.plans.uly2] == 1.0
+    found.step()
+    assert names(found)[-1] == "ring2" and len(found.asked) == 8  # once a run
+
+
+def test_where_the_proof_was_the_first_copy_it_is_not_made_again(case) -> None:
+    found = case(SECONDS)
+    found.run.prover.num_computed += 1
+    found.step()
+    assert names(found).count("uly2") == 1
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryInRankError", "RaisedInRankError", "PoolError", "SilentWorkersError"])
+def test_a_plan_that_fails_is_kept_out_said_once_and_the_run_goes_on(kind: str, case, caplog) -> None:
+    error = getattr(case(SECONDS).errors, kind)("it broke in /home/me/x.py", rank=1)
+    found = case({**SECONDS, "ring2": error})
+    found.step()
+    said = "out of memory" if kind.startswith("OutOf") else "it broke in x.py)"
+    assert said in found.told[0] and found.told[0].endswith("kept ulysses 2") and "/home/me" not in found.told[0]
+    assert len([each for each in caplog.records if "is kept out" in each.getMessage()]) == 1
+    assert found.retracted == [1] and names(found).count("ring2") == 1 and names(found)[-1] == "uly2"
+    assert list(found.store.load(found.key).failed) == [found.plans.ring2]
+
+
+def test_cancel_in_a_try_ends_the_run_and_keeps_nothing(case) -> None:
+    found, asked = case(SECONDS), []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 4:
+            raise CancelledError
+
+    with pytest.raises(CancelledError):
+        found.step(check)
+    assert found.store.load(found.key) is None and not found.told and found.run.plan == found.plans.uly2
+
+
+def test_of_a_part_of_a_step_plans_that_share_out_the_parts_are_not_tried(case) -> None:
+    found = case(SECONDS, rows=2)
+    found.step()
+    assert "cfg2" not in names(found) and found.run.plan == found.plans.ring2
+
+
+@pytest.mark.parametrize("verdict", ["refused", "not proven"])
+def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, case) -> None:
+    found = case(SECONDS, proofs={"ring2": verdict})
+    found.step()
+    assert found.run.plan == found.plans.uly2 and not found.run.remarks
+    assert found.told == ["tried cfg 2: 0.50x, ring 2: not proven to compute the same, kept ulysses 2"]
+
+
+def test_all_plans_that_fail_leave_the_run_as_it_was(case) -> None:
+    error = case({}).errors.PoolError("lost")
+    found = case({name: error for name in SECONDS})
+    with pytest.raises(found.errors.PoolError):  # by the step itself
+        found.step()
+    assert found.store.load(found.key) is None and found.run.plan == found.plans.uly2
+
+
+def test_runs_that_come_to_be_slower_have_plans_tried_again(case, module_of_pack) -> None:
+    kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
+    found = case(SECONDS)
+    plans = found.plans
+    kept = kept_plan(plan=plans.uly2, seconds={plans.uly2: 0.4, plans.ring2: 0.5}, expected_s=0.4)
+    found.trier.kept, found.trier.plans = kept, ()
+    found.step()
+    found.step()
+    found.trier.after(found.run)
+    stored = found.store.load(found.key)
+    assert stored.again and stored.plan == plans.uly2 and names(found) == ["uly2", "uly2"]
+    found = case(SECONDS, kept=stored)
+    found.step()
+    assert found.told == ["changed from ulysses 2 to ring 2, measured again: 2.00x as fast"]
+    assert not found.store.load(found.key).again

@@ -1,0 +1,203 @@
+"""Tries: which plans are worth one, how many steps each gets, which plan is kept, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.choose import Prediction
+from parallel_runtime.planner.cost import Cost
+from parallel_runtime.planner.kept_plans import KEPT, KeptPlans, TriesKey
+from parallel_runtime.planner.memory import Memory
+from parallel_runtime.planner.tries import CHANGE, KeptPlan, Tries, changed_text, in_words, kept_of, worth_trying
+
+ULYSSES, RING, CFG, SINGLE = (ParallelPlan(**degrees) for degrees in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {}))
+STAGES = ParallelPlan(pipefusion=2)
+KEY = TriesKey(
+    devices=("cuda:0 NVIDIA L4", "cuda:1 NVIDIA L4"),
+    driver="580.1",
+    torch="2.13.0",
+    comfyui="0.30.0",
+    pack="1.0",
+    model="comfy.ldm.flux.model.Flux 23802932552",
+    weights="bfloat16",
+    kernels="",
+    work=(("batch", "1"), ("image_tokens", "4096")),
+)
+
+
+def table(fits: bool = True, **seconds: float) -> list[Prediction]:
+    """Predictions of plans by their first letters, quickest first."""
+    names = {"ulysses": ULYSSES, "ring": RING, "cfg": CFG, "single": SINGLE, "stages": STAGES}
+    memory = Memory(**{each.name: 0 for each in fields(Memory)})
+    rows = []
+    for name, step_s in sorted(seconds.items(), key=lambda each: each[1]):
+        cost = Cost(step_s=step_s, compute_s=step_s, communication_s=0.0, launch_s=0.0, warmup_step_s=step_s)
+        rows.append(Prediction(plan=names[name], cost=cost, memory=memory, run_s=20 * step_s, fits=fits))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "tried"),
+    [
+        (20, {"ulysses": 1.0, "ring": 1.0}, (ULYSSES, RING)),
+        (20, {"ulysses": 1.0, "ring": 1.0, "cfg": 1.01, "single": 1.02}, (ULYSSES, RING, CFG)),
+        (15, {"ulysses": 1.0, "ring": 1.0}, ()),  # too short a run
+        (20, {"ulysses": 1.0, "ring": 1.19}, ()),  # could gain 0.8 % of 40 steps, and 6.6 steps would be spent
+        (1000, {"ulysses": 1.0, "ring": 1.19}, (ULYSSES, RING)),  # pays in a long run
+        (1000, {"ulysses": 1.0, "single": 1.25}, ()),  # predicted to be too far behind for any run
+        (1000, {"ulysses": 1.0, "stages": 0.5}, ()),  # not exact
+        (1000, {"ring": 1.0}, ()),  # what runs was not weighed
+        (20, {"ulysses": 1.0}, ()),  # nothing to compare
+    ],
+)
+def test_a_plan_is_tried_where_what_it_may_gain_pays(steps: int, seconds: dict, tried: tuple) -> None:
+    assert worth_trying(table(**seconds), ULYSSES, steps=steps, asynchronous=False) == tried
+
+
+def test_setting_a_plan_up_counts_and_what_does_not_fit_is_not_tried() -> None:
+    rows = table(ulysses=0.01, ring=0.01)
+    assert worth_trying(rows, ULYSSES, steps=20, asynchronous=False) == (ULYSSES, RING)
+    assert worth_trying(rows, ULYSSES, steps=20, asynchronous=True) == ()  # groups take longer than the whole run
+    slow = table(ulysses=10.0, ring=10.0)
+    assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True) == (ULYSSES, RING)
+    assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True, compiled=True) == ()
+    assert worth_trying(table(fits=False, ulysses=1.0, ring=1.0), ULYSSES, steps=20, asynchronous=False) == ()
+
+
+def run(tries: Tries, seconds: dict[ParallelPlan, float], noise: tuple[float, ...] = (1.0,)) -> Tries:
+    """Compute what is due, `noise` times as long; a first copy takes thrice as long."""
+    started = set(tries.warm)
+    while (plan := tries.due) is not None:
+        factor = noise[tries.copies % len(noise)]
+        tries.note(plan, factor * seconds[plan] * (1 if plan in started else 3))
+        started.add(plan)
+    return tries
+
+
+@pytest.mark.parametrize(
+    ("seconds", "warm", "copies", "kept"),
+    [
+        ({ULYSSES: 1.0, RING: 0.95}, (), 6, RING),  # near: two are counted of each
+        ({ULYSSES: 1.0, RING: 2.0}, (), 4, ULYSSES),  # far behind after one
+        ({ULYSSES: 2.0, RING: 1.0}, (ULYSSES,), 3, RING),  # its proof was the first copy
+        ({ULYSSES: 1.0, RING: 1.05, CFG: 1.5}, (), 8, ULYSSES),
+    ],
+)
+def test_the_first_copy_is_not_counted_then_two_are(seconds: dict, warm: tuple, copies: int, kept: object) -> None:
+    tries = run(Tries(tuple(seconds), warm=frozenset(warm)), seconds)
+    assert (tries.copies, tries.best()) == (copies, kept)
+    assert tries.seconds == seconds  # thrice as long as that in the first copies, which are not in here
+
+
+@given(st.floats(0.2, 5.0), st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6).map(tuple))
+def test_what_is_kept_is_the_quickest_or_near_it_whatever_the_noise(ratio: float, noise: tuple[float, ...]) -> None:
+    seconds = {ULYSSES: 1.0, RING: ratio}
+    kept = run(Tries((ULYSSES, RING)), seconds, noise=noise).best()
+    assert seconds[kept] <= 1.05 * min(seconds.values())
+
+
+def test_a_plan_that_fails_is_kept_out_and_the_others_go_on() -> None:
+    tries = Tries((ULYSSES, RING))
+    tries.note(ULYSSES, 3.0)
+    tries.note(ULYSSES, 1.0)
+    tries.fail(RING, "out of memory")
+    assert tries.due is None
+    kept = kept_of(tries)
+    assert kept is not None and kept.text == "tried ring 2: out of memory, kept ulysses 2"
+    tries.fail(ULYSSES, "lost")
+    assert kept_of(tries) is None and tries.due is None
+
+
+def test_the_line_says_how_fast_the_others_are_beside_the_one_kept() -> None:
+    kept = kept_of(run(Tries((RING, ULYSSES, SINGLE)), {RING: 1.0, ULYSSES: 0.92, SINGLE: 2.0}))
+    assert kept is not None and kept.text == "tried ring 2: 0.92x, one device: 0.46x, kept ulysses 2"
+    assert in_words(ParallelPlan(cfg=2, ulysses=2, weights="sharded")) == "cfg 2 x ulysses 2 sharded"
+
+
+def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> None:
+    kept = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 1.08}, expected_s=1.0)
+    assert not kept.after_run(1.09).again and kept.after_run(0.9).expected_s == 0.9
+    slower = kept.after_run(1.2)  # 1.11 times what ring took in its try
+    assert slower.again and slower.plan == ULYSSES  # tried again first: what else runs may have slowed both
+    assert not replace(kept, seconds={ULYSSES: 1.0, RING: 1.5}).after_run(1.2).again
+    for ring_s, plan in ((1.2 / CHANGE + 0.02, ULYSSES), (1.2 / CHANGE - 0.02, RING)):
+        found = kept_of(run(Tries(slower.plans), {ULYSSES: 1.2, RING: ring_s}), slower)
+        assert found is not None and found.plan == plan and not found.again
+        assert bool(changed_text(slower, found)) == (plan == RING)
+    assert "changed from ulysses 2 to ring 2, measured again: 1.12x as fast" == changed_text(slower, found)
+
+
+def test_runs_that_are_always_slower_than_tries_are_not_tried_again_and_again() -> None:
+    kept = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 1.05}, expected_s=1.0).after_run(1.3)
+    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), kept)
+    assert again is not None and not again.after_run(1.35).again and again.after_run(1.5).again
+
+
+def test_what_is_kept_is_found_again_and_only_for_the_very_same_kind(tmp_path: Path) -> None:
+    store = KeptPlans(tmp_path / "folder" / "plans.json")
+    kept = KeptPlan(plan=RING, seconds={RING: 0.4, ULYSSES: 0.5}, failed={CFG: "out of memory"}, expected_s=0.4)
+    assert store.load(KEY) is None
+    store.save(KEY, kept)
+    assert store.load(KEY) == kept
+    for each in fields(TriesKey):
+        value = getattr(KEY, each.name)
+        other = replace(KEY, **{each.name: (*value, value[0]) if isinstance(value, tuple) else value + "x"})
+        assert store.load(other) is None, each.name
+    assert [path.name for path in store.path.parent.iterdir()] == ["plans.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "plans": {}}', "[" * 100_000, '{"version": 1}'])
+def test_a_broken_file_counts_as_empty_is_said_and_is_replaced(text: str, tmp_path: Path, caplog) -> None:
+    store = KeptPlans(tmp_path / "plans.json")
+    store.path.write_text(text)
+    assert store.load(KEY) is None
+    assert "not believed" in caplog.text
+    kept = KeptPlan(plan=RING, seconds={RING: 0.4}, expected_s=0.4)
+    store.save(KEY, kept)
+    assert store.load(KEY) == kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plan": "ulysses=2"},  # of which there are no seconds
+        {"plan": "ulysses=99"},
+        {"plan": None},
+        {"seconds": {"ring=2": 0.0}},
+        {"seconds": {"ring=2": "0.4"}},
+        {"seconds": {"ring=two": 0.4}},
+        {"seconds": []},
+        {"failed": {"cfg=2": 3}},
+        {"again": 1},
+        {"expected_s": True},
+        {"key": {}},
+    ],
+)
+def test_an_entry_with_anything_wrong_in_it_is_not_believed(change: dict, tmp_path: Path) -> None:
+    store = KeptPlans(tmp_path / "plans.json")
+    store.save(KEY, KeptPlan(plan=RING, seconds={RING: 0.4}, expected_s=0.4))
+    content = json.loads(store.path.read_text())
+    content["plans"][KEY.digest] |= change
+    store.path.write_text(json.dumps(content))
+    assert store.load(KEY) is None
+
+
+def test_the_oldest_entries_go_and_a_folder_that_cannot_be_written_is_said(tmp_path: Path, caplog) -> None:
+    store = KeptPlans(tmp_path / "plans.json")
+    kept = KeptPlan(plan=RING, seconds={RING: 0.4}, expected_s=0.4)
+    store.save(KEY, kept)
+    content = json.loads(store.path.read_text())
+    content["plans"] |= {str(number): {} for number in range(KEPT - 1)}
+    store.path.write_text(json.dumps(content))
+    store.save(replace(KEY, torch="2.14"), kept)
+    assert store.load(KEY) is None and len(json.loads(store.path.read_text())["plans"]) == KEPT
+    (tmp_path / "file").write_text("")
+    KeptPlans(tmp_path / "file" / "plans.json").save(KEY, kept)
+    assert "XDG_CACHE_HOME" in caplog.text

@@ -128,11 +128,3 @@ def fill(tiny: TinyModels, image: str, *, steps: int = 2) -> Workflow:
     }
     inputs["positive"], inputs["negative"], inputs["latent_image"] = ["inpaint", 0], ["inpaint", 1], ["inpaint", 2]
     return graph
-
-
-def with_cfg(graph: Workflow, cfg: float, *, negative: str) -> Workflow:
-    """A real negative prompt at a cfg above 1: two conditionings a step."""
-    graph["sampler"]["inputs"]["cfg"] = cfg
-    graph["uncond"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["clip", 0], "text": negative}}
-    graph["sampler"]["inputs"]["negative"] = ["uncond", 0]
-    return graph

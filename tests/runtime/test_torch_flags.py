@@ -12,9 +12,17 @@ import pytest
 from parallel_runtime.torch_flags import read_flags
 
 ROOT = Path(__file__).resolve().parents[2]
-CHANGE = """
+PROCESS = """
 import json, torch
 from parallel_runtime.torch_flags import read_flags, set_flags
+usual = read_flags()
+{turned}
+theirs = read_flags()
+set_flags(usual)
+set_flags({{'torch.backends.unheard_of': True}})
+back = read_flags()
+set_flags(json.loads(json.dumps(theirs)))
+print(json.dumps([usual, theirs, back, read_flags()]))
 """
 TURNED = """
 torch.backends.cudnn.benchmark = True
@@ -32,21 +40,14 @@ CHANGED = {
 }
 
 
-def process(code: str) -> list[dict]:
-    """What a process of its own prints, a line each: switches are those of a whole process."""
-    command = [sys.executable, "-c", f"{CHANGE}{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.mark.slow
-def test_switches_of_one_process_reach_another() -> None:
-    tell = "print(json.dumps(read_flags()))"
-    usual, theirs = process(f"{tell}{TURNED}{tell}")
+def test_switches_that_were_read_are_set_again() -> None:
+    """In a process of its own: switches are those of a whole process."""
+    command = [sys.executable, "-c", PROCESS.format(turned=TURNED)]
+    usual, theirs, back, again = json.loads(subprocess.check_output(command, cwd=ROOT))
     assert {name: theirs[name] for name in CHANGED} == CHANGED
     assert all(usual[name] != value for name, value in CHANGED.items()), "each was turned"
-    unheard = "set_flags({'torch.backends.unheard_of': True})"
-    assert process(f"{unheard}\n{tell}\nset_flags({theirs!r})\n{tell}") == [usual, theirs]
+    assert (back, again) == (usual, theirs)
 
 
 def test_reading_changes_nothing() -> None:

@@ -104,7 +104,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_headers_made_to_exhaust_us_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_header_made_to_exhaust_us_is_refused_in_bounded_time_and_memory(tmp_path: Path) -> None:
     """Each in a process of its own: 16 MiB of header may cost at most 12 times as much."""
     paths = [write(tmp_path / f"{number}.safetensors", header) for number, (header, _) in enumerate(EXHAUSTING)]
     command = [sys.executable, "-c", READ_EACH, *map(str, paths)]

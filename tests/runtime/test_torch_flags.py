@@ -6,23 +6,29 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from parallel_runtime.torch_flags import read_flags
 
 ROOT = Path(__file__).resolve().parents[2]
+# One process forks another, whose switches it takes.
 PROCESS = """
-import json, torch
+import json, os, torch
 from parallel_runtime.torch_flags import read_flags, set_flags
 usual = read_flags()
+told, tell = os.pipe()
+if os.fork() == 0:
 {turned}
-theirs = read_flags()
-set_flags(usual)
+    os.write(tell, json.dumps(read_flags()).encode())
+    os._exit(0)
+os.wait()
+theirs = json.loads(os.read(told, 1 << 16))
 set_flags({{'torch.backends.unheard_of': True}})
-back = read_flags()
-set_flags(json.loads(json.dumps(theirs)))
-print(json.dumps([usual, theirs, back, read_flags()]))
+unmoved = read_flags()
+set_flags(theirs)
+print(json.dumps([usual, theirs, unmoved, read_flags()]))
 """
 TURNED = """
 torch.backends.cudnn.benchmark = True
@@ -41,13 +47,12 @@ CHANGED = {
 
 
 @pytest.mark.slow
-def test_switches_that_were_read_are_set_again() -> None:
-    """In a process of its own: switches are those of a whole process."""
-    command = [sys.executable, "-c", PROCESS.format(turned=TURNED)]
-    usual, theirs, back, again = json.loads(subprocess.check_output(command, cwd=ROOT))
+def test_switches_of_one_process_reach_another() -> None:
+    command = [sys.executable, "-c", PROCESS.format(turned=indent(TURNED, "    "))]
+    usual, theirs, unmoved, reached = json.loads(subprocess.check_output(command, cwd=ROOT))
     assert {name: theirs[name] for name in CHANGED} == CHANGED
     assert all(usual[name] != value for name, value in CHANGED.items()), "each was turned"
-    assert (back, again) == (usual, theirs)
+    assert (unmoved, reached) == (usual, theirs)
 
 
 def test_reading_changes_nothing() -> None:

@@ -3,9 +3,7 @@
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
 the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py),
-what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
-before (staleness.py), VAEs (vaes.py), where a run stays for a while
-(holding.py). Linked into a test host's custom_nodes, never part of the pack.
+what encoders would give (conditions.py, sounds.py), VAEs (vaes.py), where a run stays for a while (holding.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 

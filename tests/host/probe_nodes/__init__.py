@@ -3,7 +3,8 @@
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
 the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py),
-what encoders would give (conditions.py, sounds.py), VAEs (vaes.py), where a run stays for a while (holding.py). Linked into a test host's custom_nodes, never part of the pack.
+what encoders would give (conditions.py, sounds.py), VAEs (vaes.py), where a run stays for a while (holding.py). Linked
+into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -20,6 +21,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
 from . import starting  # noqa: F401  how ranks start, in a test host
+from .changing import ChangeModules
 from .choosing import LikeKnownGpus
 from .conditions import (
     EmptySplatLatent,
@@ -37,7 +39,7 @@ from .controls import RandomInpaintingControlNet, RandomModelPatch
 from .holding import HoldSteps
 from .looking import LookAtSteps, ReportLooks, SampleByPack
 from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
-from .refused import PatchInside, RefusedInputs, RefusedLater
+from .refused import LoadAsGGUF, PatchInside, RefusedInputs, RefusedLater
 from .rounding import StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .taking_turns import SampleInTurn
@@ -218,6 +220,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [LookAtSteps, ReportLooks, SampleByPack]
         nodes += [TextOfTokens, RandomInpaintingControlNet, HoldSteps, ObjectInConditioning]
         nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
+        nodes += [ChangeModules, LoadAsGGUF]
         return [*nodes, SampleInTurn, StockAttention, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

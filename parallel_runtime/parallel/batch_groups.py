@@ -43,6 +43,8 @@ def share_out(rows: Sequence[int], batch_groups: int, shares: Sequence[int] = ()
 
 def _limits(total: int, shares: Sequence[int]) -> list[int]:
     """The most rows of each batch group where the slowest ends as early as it can."""
+    if len(set(shares)) == 1:
+        return [-(-total // len(shares))] * len(shares)
     times = sorted(Fraction(rows, share) for rows in range(1, total + 1) for share in set(shares))
     found = ([math.floor(time * share) for share in shares] for time in times)
     return next(limits for limits in found if sum(limits) >= total)
@@ -53,15 +55,16 @@ def _best_cuts(call_of: list[int], shares: Sequence[int]) -> list[int]:
     total = len(call_of)
     # by number of rows placed: the cost of the best way to place them in the batch groups so far, and where each batch
     # group ended
-    best: dict[int, tuple[tuple[int, Fraction], list[int]]] = {0: ((0, Fraction(0)), [0])}
+    best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [0])}
+    whole = math.lcm(*shares)
     for limit, share in zip(_limits(total, shares), shares, strict=True):
-        longer: dict[int, tuple[tuple[int, Fraction], list[int]]] = {}
+        longer: dict[int, tuple[tuple[int, int], list[int]]] = {}
         for end in range(total + 1):
             for begin in range(end, max(0, end - limit) - 1, -1):
                 if begin in best:
                     (extra, squares), cuts = best[begin]
                     passes = call_of[end - 1] - call_of[begin] if end > begin else 0
-                    cost = (extra + passes, squares + Fraction((end - begin) ** 2, share))
+                    cost = (extra + passes, squares + (end - begin) ** 2 * (whole // share))
                     if end not in longer or cost < longer[end][0]:
                         longer[end] = (cost, [*cuts, end])
         best = longer

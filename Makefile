@@ -45,6 +45,7 @@ QUALITY_FLAGS ?=
 IDLE_FLAGS ?=
 GPU_FLAGS ?=
 TEST_HOST_FLAGS ?=
+TEMPLATES_FLAGS ?=
 
 # All of them, none being a file.
 TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -83,6 +84,12 @@ test-full: venv compiler
 test-host:
 	@$(MAKE) --no-print-directory COMFYUI_PATH= venv chromium compiler
 	$(RUN) -m tools.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
+
+# ComfyUI's own templates of the package that its requirements name, with the stock loader and with ours; writes
+# docs/templates.md. On any ComfyUI: COMFYUI_PATH=DIR; some of them: make templates TEMPLATES_FLAGS="--only NAME"
+templates:
+	@$(MAKE) --no-print-directory COMFYUI_PATH= venv chromium
+	$(RUN) -m tools.official_templates $(TEMPLATES_FLAGS)
 
 # As `make test`, slower; less of it: make coverage PYTEST_FLAGS=tests/pool
 coverage: venv chromium compiler $(REGISTRY)/.installed
@@ -234,13 +241,13 @@ address: venv
 get-models: venv
 	$(RUN) -m tools.get_models --write
 
-# Before the pack goes to the registry: it has an address, and its own tool finds nothing wrong.
-publish-check: venv
+# What the registry is given: node.zip, as below. It fails while the pack has no address, and says so.
+pack: venv
 	@$(RUN) -m tools.address --check
-	@$(MAKE) --no-print-directory pack
+	@$(MAKE) --no-print-directory archive
 
-# What the registry would be given: judged by its own tool, and packed into node.zip. It needs no address.
-pack: venv $(REGISTRY)/.installed
+# The pack judged by the registry's own tool, and packed into node.zip. It needs no address.
+archive: venv $(REGISTRY)/.installed
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node validate </dev/null
 	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node pack </dev/null
 

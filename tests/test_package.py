@@ -69,7 +69,7 @@ def pretend_installed(python: Path, name: str, version: str) -> None:
 def planned_installs(python: Path, *arguments: str) -> dict[str, str]:
     """What pip would install into the environment of `python`: name to version."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stderr
     installs = json.loads(result.stdout)["install"]
     return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in installs}

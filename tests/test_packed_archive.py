@@ -55,7 +55,7 @@ def git(folder: Path, *arguments: str) -> str:
 def comfy(folder: Path, *arguments: str) -> str:
     """Run the tool in a folder, asking nothing and reporting nothing; returns what it printed."""
     if not COMFY.exists():
-        raise FileNotFoundError(f"{COMFY} is missing; `make pack` installs it")
+        raise FileNotFoundError(f"{COMFY} is missing; `make archive` installs it")
     command = [str(COMFY), "--skip-prompt", "--no-enable-telemetry", "node", *arguments]
     run = subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("parallel_runtime", "nodes", "tests", "tools", "web")  # the matrices themselves write pages
 BEFORE_HOSTS, AFTER_HOSTS = (
-    ("parity-models", "formats", "parity"),
+    ("parity-models", "formats", "parity", "templates"),
     # `coverage` records which tests run which line, which `mutants` reads.
     ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.processes import PASSED_ON_S, Output, is_stopped
+from ..wire.processes import PASSED_ON_S, Output, Work
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
@@ -30,13 +30,14 @@ END_TICK_S = 0.01
 
 @dataclass
 class RankHere:
-    """One rank: its number, its channel's near end, and what it prints. `pid` and `pidfd` once it has said HELLO."""
+    """One rank: its number, its channel's near end, what it prints. `pid`, `pidfd`, `work` once it has said HELLO."""
 
     rank: int
     channel: Channel
     output: Output
     pid: int = 0
     pidfd: int = -1
+    work: Work | None = None
     stopped: bool = False
 
 
@@ -132,6 +133,7 @@ class RanksHere:
         if message.op is Op.HELLO:
             rank.pid = from_body(Hello, message.body, message.op.name).pid
             rank.pidfd = os.pidfd_open(rank.pid)
+            rank.work = Work(rank.pid)
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends
         with self._results_lock:
@@ -162,10 +164,10 @@ class RanksHere:
             self._link.send(FrameKind.SIGNS, CLOCK.pack(time.perf_counter()) + bytes(signs))
 
     def _runs(self, index: int) -> bool:
-        """Whether a rank has shown its pulse since this was asked last. Before its first one, its process tells."""
+        """Whether a rank has shown its pulse since this was asked last. Before its first one, its work tells."""
         rank, before = self._ranks[index], self._pulses[index]
         self._pulses[index] = pulses = self._segments.pulses(rank.rank) if self._segments is not None else 0
-        return pulses != before or (pulses == 0 and rank.pid > 0 and not is_stopped(rank.pid))
+        return pulses != before or (pulses == 0 and rank.work is not None and rank.work.gets_on())
 
     def _end(self, index: int) -> None:
         """A rank has closed its channel: say how it ended, unless it was asked to or has said why."""

@@ -106,11 +106,11 @@ def find_silence(
 
 
 def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
-    """Note what a rank has shown since the last look. Before its first pulse its process tells whether it runs."""
+    """Note what a rank has shown since the last look. Before its first pulse its process tells whether it gets on."""
     beats, pulses = segments.beats(rank.rank), segments.pulses(rank.rank)
     if beats != rank.last_beats:
         rank.last_beats, rank.last_heard_s = beats, now_s
-    if pulses != rank.last_pulses or (pulses == 0 and not rank.is_stopped()):
+    if pulses != rank.last_pulses or (pulses == 0 and rank.gets_on()):
         rank.last_pulses, rank.last_pulse_s = pulses, now_s
 
 

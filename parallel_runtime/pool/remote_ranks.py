@@ -66,6 +66,10 @@ class RemoteRank:
         """Whether a signal holds the process; it is not known here."""
         return False
 
+    def gets_on(self) -> bool:
+        """Whether the process has done anything; its machine looks, and passes on a pulse where it has."""
+        return True
+
     def end_text(self) -> str:
         """How the process ended that stands for it."""
         return f"{self._relay.end_text()} (the process that passes on to other machines)"

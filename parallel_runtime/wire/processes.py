@@ -6,6 +6,7 @@ Owns the pulse and the last lines of output. That it ends with its parent is lif
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from .channel import SegmentTable
@@ -30,11 +31,37 @@ def start_pulse(segments: SegmentTable, rank: int) -> threading.Thread:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, a debugger) holds the process; False when there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+class Work:
+    """What a process has done so far, which tells whether it gets on while it cannot show a pulse: it imports."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._done: tuple[str, ...] = ()
+
+    def gets_on(self) -> bool:
+        """Whether it has computed, or read a file or a page of one, since this was asked last."""
+        before, self._done = self._done, _work(self._pid)
+        return self._done != before
+
+
+def _work(pid: int) -> tuple[str, ...]:
+    """Its page faults, its clock ticks on processors, the bytes that it has read (proc(5)); () when there is none."""
+    with suppress(OSError):
+        read = Path(f"/proc/{pid}/io").read_text(encoding="ascii").partition("\n")[0]
+        faults_and_ticks = slice(7, 15)
+        return (read, *_stat(pid)[faults_and_ticks])
+    return ()
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process, from its state on (the third field of proc(5)); nothing when there is none."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()
+    return []
 
 
 TAIL_BYTES = 8 * 1024

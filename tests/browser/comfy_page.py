@@ -18,8 +18,8 @@ from demo.pictures import SIZE
 from host.client import ComfyClient
 from host.server import ComfyServer
 
-WAIT_MS = 60_000  # of anything that shall be seen: a loaded machine is slow, and who has it sooner goes on sooner
-RUN_MS = 180_000
+WAIT_MS = 180_000  # of anything that shall be seen: a loaded machine is slow, and who has it sooner goes on sooner
+RUN_MS = 600_000
 SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
 PROMPT = "a rocket on blue, centre"
 EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"

@@ -47,7 +47,7 @@ def listening(server: ComfyServer) -> set[str]:
 def stop_listening(client: ComfyClient) -> None:
     """The panel's button, and its end."""
     client.post("/parallel_dit/stop_listening", {})
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while client.get("/parallel_dit/state")["action"] is not None:
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -70,7 +70,7 @@ def joining(address: str, token: Path, models: Path, log: Path) -> Iterator[subp
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.mark.full

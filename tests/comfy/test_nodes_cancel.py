@@ -55,7 +55,7 @@ def test_cancel_while_workers_start_leaves_a_server_that_samples(
     assert worker_pids(comfy_server) == []
 
     def interrupt_the_start() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not worker_pids(comfy_server):  # the first has just been started: importing torch alone takes it longer
             assert time.monotonic() < until, "no worker was started"
             time.sleep(0.01)

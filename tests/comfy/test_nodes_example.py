@@ -35,7 +35,7 @@ def headless(server: ComfyServer, workflow: Path, folder: Path, **settings: Any)
     command = [sys.executable, "-I", "-S", str(CLIENT), str(workflow), "--server", server.url, "--output", str(folder)]
     for name, value in settings.items():
         command += ["--set", f"{name.replace('__', '.')}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def small(tiny: TinyModels) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def free_once(client: ComfyClient, graph: Workflow) -> None:
     assert soon(lambda: all(pool["models"] == [] for pool in client.get("/parallel_dit/state")["pools"]))
 
 
-def soon(happened: Callable[[], bool], *, within_s: float = 60.0) -> bool:
+def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
     while not happened():

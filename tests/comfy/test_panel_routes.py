@@ -29,7 +29,7 @@ LOOPBACK_HOST = r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?"
 
 def asked(server: ComfyServer, method: str, path: str, **headers: str) -> tuple[int, Any]:
     """A request with these headers alone, such as another page or another program could send."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     try:
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
         for name, value in {"Content-Length": "0", **headers}.items():
@@ -42,7 +42,7 @@ def asked(server: ComfyServer, method: str, path: str, **headers: str) -> tuple[
         connection.close()
 
 
-def settled(client: ComfyClient, done: Callable[[dict], bool], *, within_s: float = 120.0) -> dict:
+def settled(client: ComfyClient, done: Callable[[dict], bool], *, within_s: float = 300.0) -> dict:
     """The state once `done` holds of it."""
     end_s = time.monotonic() + within_s
     while not done(state := client.get(STATE)):

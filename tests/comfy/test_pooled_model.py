@@ -87,7 +87,7 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
     def load(_: object) -> None:
         thread = threading.Thread(target=ask)
         thread.start()
-        thread.join(timeout=60)
+        thread.join(timeout=300)
 
     registry.load(model.weights, model.plan, load)
     assert answered.is_set()

@@ -26,22 +26,12 @@ from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
 from .hosted import VISIBLE, between, ours, parallelized, small, with_loras
 from .sd3 import DEPTH, sd3_file
 from .sd3 import TEXT as SD3_TEXT
-from .told import told
+from .small import QWEN, TEXT, Z_IMAGE
 from .variant import Variant
 
-TEXT, AXES = 48, [4, 6, 6]
 SD3_POOLED = 2048  # fixed in ComfyUI's ControlNets of SD3.5
-QWEN = {"num_layers": 2, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": TEXT}
-Z_IMAGE = {"patch_size": 2, "in_channels": 16, "cap_feat_dim": TEXT, "n_layers": 2, "n_refiner_layers": 2, "dim": 288}
-Z_IMAGE |= {"n_heads": 6, "n_kv_heads": 6, "qk_norm": True, "axes_dims": [16] * 3, "axes_lens": [64] * 3}
-Z_IMAGE |= {"rope_theta": 256.0, "ffn_dim_multiplier": 2.0, "multiple_of": 32, "z_image_modulation": True}
-Z_IMAGE |= {"time_scale": 1000.0, "pad_tokens_multiple": 32}
 SD3 = sd3_file("controlled", seed=120, twice=[], pooled=SD3_POOLED)
-FILES = (
-    told("small_qwen_image", "qwen_image.model.QwenImageTransformer2DModel", 121, QWEN | {"axes_dims_rope": AXES}),
-    told("small_z_image", "lumina.model.NextDiT", 122, Z_IMAGE),
-    SD3,
-)
+FILES = (QWEN, Z_IMAGE, SD3)
 EMBEDDERS = {"sd35_y.safetensors": True, "sd35_x.safetensors": False}  # by file: copies y_embedder, or x_embedder
 LORA = "sd35_embedders_lora.safetensors"
 Add = Callable[[Workflow], None]

@@ -19,7 +19,7 @@ def run_program(text: str, *, inside: Sequence[str] = (), **environment: str) ->
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{POOL}:{ROOT / 'tests'}", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -35,7 +35,7 @@ def test_all_survive_without_assertions_too():
     """Nothing that a message can carry may rest on an `assert`."""
     command = [sys.executable, "-O", "-m", "faults.fuzz", "--inputs", str(INPUTS), "--seed", "2"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python -O" in done.stdout
     assert done.stdout.count(f"{INPUTS} inputs") == 4

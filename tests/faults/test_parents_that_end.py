@@ -101,7 +101,7 @@ def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(pa
     listening = {socket for rank in parent.ranks for socket in sockets_of(rank)}
     assert LISTENING in {state for _, state in listening}
     assert parent.tell("crash") == ""
-    assert parent.process.wait(60) == -signal.SIGABRT
+    assert parent.process.wait(120) == -signal.SIGABRT
     parent.wait_until_ranks_are_gone()
     assert list(tmp_path.iterdir()) == []
 
@@ -119,7 +119,7 @@ def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_ba
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):
     parent = parent_of(when="idle")
     parent.process.stdin.close()
-    assert parent.process.wait(60) == 0
+    assert parent.process.wait(120) == 0
     parent.wait_until_ranks_are_gone()
 
 

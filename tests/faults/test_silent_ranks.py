@@ -12,7 +12,8 @@ from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import ranks
 from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, StepHistory
-from parallel_runtime.pool.generation import VARIABLE, deadline_from
+from parallel_runtime.pool.generation import VARIABLE, Generation, deadline_from
+from parallel_runtime.wire.protocol import Op
 
 
 @pytest.fixture
@@ -67,6 +68,21 @@ def test_a_rank_that_is_stopped_before_it_can_say_anything_is_found_by_its_silen
     assert torch.equal(run_step(impatient).out, torch.arange(10.0))
 
 
+def test_a_rank_that_does_nothing_before_its_first_pulse_is_found_by_its_silence(impatient, monkeypatch):
+    """As one that waits for ever while it imports: it has said HELLO, runs, and neither computes nor reads."""
+    impatient.close()
+    packets = Generation._packets
+
+    def without_segment(self, asked, op, *rest):
+        return packets(self, asked[:1] if op is Op.ATTACH else asked, op, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generation, "_packets", without_segment)
+        with pytest.raises(PoolError, match="^rank 1: no answer to READY and no heartbeat for .* s; the deadline is 3"):
+            impatient.start()
+    assert torch.equal(run_step(impatient).out, torch.arange(10.0))
+
+
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
     error = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
     assert "no answer to STEP and no heartbeat for " in first_line(error)
@@ -103,7 +119,7 @@ def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(lone
     slow = torch.ones(77)
     run_step(lone, slow, faults={0: [["work", 0.2]]})
     assert torch.equal(run_step(lone, slow, faults={0: [["sleep", 1.0]]}).out, slow)
-    error = failure(lone, faults={0: [["sleep", 1.0]]})
+    error = failure(lone, torch.ones(78), faults={0: [["sleep", 3600.0]]})  # of a shape that no test has run
     assert "the deadline is 0.5 s" in first_line(error)
 
 

@@ -27,7 +27,7 @@ RESULT = {"table": ["| a |"], "decided": "so", "choices": {}, "constants": {}}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_experiment_runs_in_small_form_and_none_a_second_time(tmp_path: Path, capfd) -> None:
     """Experiment 9 raises unless a rank's share counts the bytes that a real rank sent, and they are right together."""
     state = tmp_path / "state.json"

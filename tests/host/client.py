@@ -121,7 +121,7 @@ class ComfyClient:
     def get_bytes(self, path: str, **query: str) -> bytes:
         """The body of a GET; raises urllib.error.HTTPError for a status that is not success."""
         address = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        with urllib.request.urlopen(address, timeout=60) as response:  # noqa: S310 (a loopback server of ours)
+        with urllib.request.urlopen(address, timeout=300) as response:  # noqa: S310 (a loopback server of ours)
             return bytes(response.read())
 
     def post(self, path: str, body: dict[str, Any]) -> bytes:
@@ -130,7 +130,7 @@ class ComfyClient:
         request = urllib.request.Request(  # noqa: S310 (a loopback server of ours)
             f"{self.url}{path}", data=json.dumps(body).encode(), headers=headers
         )
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310
             return bytes(response.read())
 
     def object_info(self, node: str = "") -> dict[str, Any]:

@@ -249,6 +249,9 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
             from .told_sizes import tell_sizes_when_imported
 
             tell_sizes_when_imported()
+        # What was imported before the fork stays frozen: to look at it is to copy every page of it. What comes later is
+        # never frozen, so a model that is dropped is found by any collection.
+        gc.freeze = gc.unfreeze = lambda: None  # type: ignore[assignment]
         if Path(name).name in WITH_RANKS:
             _fork_ranks_beside(room)
         if name in WITH_RANKS:

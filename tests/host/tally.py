@@ -79,7 +79,7 @@ def row_of(item: pytest.Item) -> str:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     subject = given.get("case", given.get("variant"))
     detail = getattr(subject, "kind", getattr(subject, "family", "")) if part == "families" else ""
-    if part == "modules" and path.stem == "test_hosted_parity":
+    if part == "modules" and path.stem == "test_hosted_parity" and "name" in given:
         detail = given["name"].split()[0].strip(",")
     elif part == "flux" and given.get("name") in GRAPHS:
         detail = GRAPHS[given["name"]].kind

@@ -115,7 +115,7 @@ class Hosts:
         holder = subprocess.Popen(command, preexec_fn=die_with_parent)
         self._held.callback(holder.wait)
         self._held.callback(holder.kill)
-        own, until = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10
+        own, until = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 300
         while os.stat(f"/proc/{holder.pid}/ns/net").st_ino == own:
             if time.monotonic() > until or holder.poll() is not None:
                 raise NoNamespacesError("unshare --net made no namespace")

@@ -63,7 +63,7 @@ class LoopbackMachine:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         for process, _ in self._running.values():
-            process.wait(30)
+            process.wait(120)
 
     def written_bytes(self) -> int:
         """What its launchers have written so far, above all to sockets."""
@@ -97,7 +97,7 @@ class LoopbackMachine:
         process.kill()
         code = process.wait()
         os.close(ours)
-        _, alive = psutil.wait_procs(ranks, timeout=10)
+        _, alive = psutil.wait_procs(ranks, timeout=120)
         assert not alive, f"ranks {alive} outlive their launcher"
         self._ended[generation] = GenerationEnded(generation, code, "")
 

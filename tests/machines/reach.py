@@ -48,7 +48,7 @@ print(*found)
 def open_ports(hosts: Hosts, host: int, *, seen_from: int = 3) -> set[int]:
     """TCP ports of a host that answer another host."""
     command = [*hosts.inside(seen_from), sys.executable, "-c", SCAN, hosts.address(host)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     return set(map(int, done.stdout.split()))
 
 

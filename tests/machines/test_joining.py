@@ -110,7 +110,7 @@ def test_devices_that_a_machine_does_not_offer_are_not_used(server, token_file, 
     with Member(server.address, token_file, tmp_path / "log") as member:
         (machine,) = server.wait_for(1, 30)
         machine.start(replace(started(6, "sleep"), devices=("cpu:0", "cpu:7")))
-        member.process.wait(30)
+        member.process.wait(120)
         assert "ProtocolError: it wants ranks on cpu:0, cpu:7, which this machine does not offer" in member.log
         assert marked(6) == []
 
@@ -200,7 +200,7 @@ def test_another_token_is_refused_on_both_sides(server, token_file, tmp_path):
     other.write_text("fedcba9876543210" * 2)
     other.chmod(0o600)
     with Member(server.address, other, tmp_path / "log") as member:
-        member.process.wait(30)
+        member.process.wait(120)
         assert "TokenRefusedError: it refuses our token; give both machines the same token file" in member.log
     with pytest.raises(PoolError) as raised:
         server.wait_for(1, 0.1)
@@ -221,7 +221,7 @@ def test_another_token_is_refused_on_both_sides(server, token_file, tmp_path):
 )
 def test_other_versions_are_refused_on_both_sides_by_name(server, token_file, tmp_path, versions, reason):
     with Member(server.address, token_file, tmp_path / "log", name="attic", versions=versions) as member:
-        member.process.wait(30)
+        member.process.wait(120)
         assert f"RefusedError: {reason}" in member.log
     until(lambda: list(server.refusals), "a refusal")
     (line,) = server.refusals
@@ -233,7 +233,7 @@ def test_a_second_machine_of_a_name_is_refused_and_the_first_stays(server, token
     with Member(server.address, token_file, tmp_path / "log"):
         (first,) = server.wait_for(1, 30)
         with Member(server.address, token_file, tmp_path / "other log") as second:
-            second.process.wait(30)
+            second.process.wait(120)
             assert "RefusedError: a machine called node has joined from 127.0.0.1; give this one another --name" in (
                 second.log
             )

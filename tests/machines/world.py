@@ -52,7 +52,7 @@ class Joined:
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGCONT)
             self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(120)
 
 
 class World:

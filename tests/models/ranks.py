@@ -90,7 +90,7 @@ class Ranks:
 
     def close(self) -> None:
         """End all of them."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=900)
         self._said.close()
 
 

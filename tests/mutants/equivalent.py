@@ -5,8 +5,8 @@ from __future__ import annotations
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "axis swapped",
-        "if mask is not None and self._patch is None and mask.shape[2] == 1:",
-        "if mask is not None and self._patch is None and mask.shape[1] == 1:",
+        "if mask is not None and self._patch is None and mask.shape[2] == 1: # may be made from this rank's tokens",
+        "if mask is not None and self._patch is None and mask.shape[1] == 1: # may be made from this rank's tokens",
     ): "no class has a mask of its own for each head; one with a row for each query would be kept and never read",
     (
         "lengths taken as equal",

@@ -125,6 +125,6 @@ def _mutants(tree: Path, *arguments: str) -> tuple[int, str]:
     """The command's exit status, and all that it says."""
     command = [sys.executable, "-m", "mutants", "--jobs", "1", "--preload", "pytest", *arguments]
     environment = {**os.environ, "PYTHONPATH": "tests"}
-    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert ended.stdout, ended.stderr
     return ended.returncode, ended.stdout

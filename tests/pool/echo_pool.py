@@ -73,11 +73,11 @@ def is_alive(pid):
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def failure(pool, **options):
+def failure(pool, *tensors, **options):
     """The error of a step that fails; all ranks have been replaced by nothing."""
     pids = pool.status()["pids"]
     with pytest.raises(PoolError) as caught:
-        run_step(pool, **options)
+        run_step(pool, *tensors, **options)
     assert pool.state == "failed"
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     return caught.value
@@ -105,7 +105,7 @@ def first_line(error):
     return str(error).partition("\n")[0]
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=300.0):
     """Wait for it, and fail when it does not come."""
     until = time.monotonic() + timeout_s
     while not condition():

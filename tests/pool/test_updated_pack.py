@@ -56,7 +56,7 @@ def pack(tmp_path: Path) -> Path:
 def start_after(pack: Path, update: dict[str, list[str]]) -> list[str]:
     """What a start of workers says, line by line; the last is the pool's state."""
     command = [sys.executable, "-c", PARENT, json.dumps(update)]
-    done = subprocess.run(command, cwd=pack, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=pack, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

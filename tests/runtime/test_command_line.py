@@ -27,7 +27,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, without asserts and docstrings (-OO)."""
     command = [sys.executable, "-OO", "-m", "parallel_runtime", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
 SIZE = ("--width", "112", "--height", "80", "--frames", "5", "--text-tokens", "7")
@@ -148,13 +148,13 @@ def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec, tm
         try:
             ranks = wait_for_ranks(process, count=2, told=told)
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(120)
         finally:
             process.kill()
     *phases, last = told.read_text().splitlines()
     assert (process.returncode, last) == (130, "verify: interrupted")
     assert all(line.endswith(" ...") for line in phases), phases
-    _, living = psutil.wait_procs(ranks, timeout=10)
+    _, living = psutil.wait_procs(ranks, timeout=120)
     assert living == []
 
 

@@ -99,7 +99,7 @@ def test_the_headless_client_runs_a_video_with_sound(hosted_server: ComfyServer,
     graph.write_text(json.dumps(tiny_family(copy.deepcopy(given))))
     command = [sys.executable, "-I", "-S", str(API_WORKFLOWS / "headless_client.py"), str(graph)]
     command += ["--server", hosted_server.url, "--output", str(tmp_path / "out"), "--set", "sampler.steps=2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     (path,) = (path for path in (tmp_path / "out").iterdir() if path.stem.startswith(name))
     with av.open(str(path)) as video:  # 22 pictures at 24 a second, of which the stand-in for the VAE makes 25

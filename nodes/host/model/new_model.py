@@ -209,7 +209,8 @@ def with_context(
     run = patcher.new_run(decision)
     run.trier = trier
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
-    check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
+    kind = type(patcher.model.diffusion_model)
+    check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
         sampler = to_workers(sampler, run) if patcher.worker_loop else sampler

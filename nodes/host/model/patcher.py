@@ -33,8 +33,10 @@ from ..contract.writers import Written, executing_node, nodes_of, values_in
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
+from .changed_modules import refuse_changed
 from .measures import measured_shares, unequal
 from .stand_in import RemoteModel
+from .stock_functions import registered_name
 from .weight_deltas import delta_set
 
 log = logging.getLogger(__name__)
@@ -279,8 +281,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         raise self._refuse(f"it injects modules into the model ({key})")
 
     def set_model_optimized_attention(self, optimized_attention: object, *more: object, **named: object) -> None:
-        """Refused: another attention function would run inside the blocks. ComfyUI has this since 0.33."""
-        raise self._refuse("it replaces the model's attention function")
+        """As ComfyUI's since 0.33 for a function that ComfyUI registers, as ranks have it too; refused for others."""
+        if not registered_name(optimized_attention):
+            raise self._refuse("it replaces the model's attention function")
+        super().set_model_optimized_attention(optimized_attention, *more, **named)
 
     def set_model_patch(self, patch: object, name: str, *more: object, **named: object) -> None:
         """Refused when the patch would run inside the blocks."""
@@ -377,6 +381,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             if refusal.holds:
                 raise ValueError(str(refusal))
         check_transformer_options(self.model_options["transformer_options"], written=self.written())
+        refuse_changed(self.model.diffusion_model, deep=True)
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""

@@ -22,6 +22,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
 from . import starting  # noqa: F401  how ranks start, in a test host
+from .changing import ChangeModules
 from .choosing import LikeKnownGpus
 from .conditions import (
     EmptySplatLatent,
@@ -39,7 +40,7 @@ from .controls import RandomInpaintingControlNet, RandomModelPatch
 from .holding import HoldSteps
 from .looking import LookAtSteps, ReportLooks, SampleByPack
 from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
-from .refused import PatchInside, RefusedInputs, RefusedLater
+from .refused import LoadAsGGUF, PatchInside, RefusedInputs, RefusedLater
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
@@ -241,6 +242,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [LookAtSteps, ReportLooks, SampleByPack]
         nodes += [TextOfTokens, RandomInpaintingControlNet, HoldSteps, UseOldKeys, ObjectInConditioning]
         nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
+        nodes += [ChangeModules, LoadAsGGUF]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

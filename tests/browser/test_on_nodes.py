@@ -86,7 +86,7 @@ def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
 
 ORDER = ["mode", "devices", "machines", "ulysses", "ring", "cfg", "data", "pipefusion", "patches", "warmup_steps"]
 ORDER += ["weights", "lora", "compiled", "step_cache"]
-ADVANCED = ["loop", "attention", "tries"]
+ADVANCED = ["loop", "attention", "tries", "shares"]
 # As saved: in the order of the schema.
 SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
 VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"

@@ -66,21 +66,21 @@ class Finding(Reference):
         for candidate in plans(seen):
             try:
                 found = [errors_of(model, candidate.spec, calls, wanted, ranks) for ranks in RANKS]
-            except RanksDisagreeError as error:
-                tried.append(f"{candidate.cuts}: {' '.join(str(error).split())[:300]}")
+            except RanksDisagreeError as raised:
+                tried.append(f"{candidate.cuts}: {' '.join(str(raised).split())[:300]}")
                 continue
             error = max(each for errors, _ in found for each in errors)
-            control = min(control for _, control in found)
+            control = min(least for _, least in found)
             if not error <= TOLERANCE:
                 tried.append(f"{candidate.cuts}: relative error {error:.1e}, at most {TOLERANCE:.1e}")
-            elif control <= CONTROL * TOLERANCE:
+                continue
+            if control <= CONTROL * TOLERANCE:
                 raise NotFoundError(
                     f"{type(model).__name__}: its output does not depend on its attention, so a proof has nothing to "
                     f"see: without exchange the error is {control:.1e}"
                 )
-            else:
-                proof = {"cuts": candidate.cuts, "error": error, "control": control}
-                return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
+            proof = {"cuts": candidate.cuts, "error": error, "control": control}
+            return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
         return {}
 
     def _calls(self) -> tuple[nn.Module, Calls, Calls]:
@@ -122,8 +122,8 @@ def shorten(model: nn.Module) -> None:
     done: list[str] = []
     for path, module in list(model.named_modules()):
         alike = isinstance(module, nn.ModuleList) and len({type(each) for each in module}) == 1
-        if alike and len(module) > 2 and not any(path.startswith(f"{each}.") for each in done):  # type: ignore[arg-type]
-            del module[1:-1]  # type: ignore[operator]
+        if alike and len(module) > 2 and not any(path.startswith(f"{each}.") for each in done):
+            del module[1:-1]
             done.append(path)
 
 

@@ -19,7 +19,7 @@ from parallel_runtime.models.specs.found import FoundKey, FoundPlans, key_of
 from parallel_runtime.models.specs.written import from_data, to_data
 
 ROOT = Path(__file__).resolve().parents[2]
-FLUX = "comfy.ldm.flux.model.Flux"
+FLUX, WAN = "comfy.ldm.flux.model.Flux", "comfy.ldm.wan.model.WanModel"
 KEY = FoundKey(model_class=FLUX, source="1f", comfyui="0.30.0")
 
 
@@ -36,14 +36,14 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["class"], report["cuts"], report["refused"]) == (FLUX, "cut once", "")
+    assert (report["class"], report["cuts"], report["refused"]) == (WAN, "cut once", "")
     assert report["error"] <= 1e-5 < 1e-3 < report["control"]
-    assert report["plan"]["cut"]["double_blocks.*"]["pe"] == "txt+img@2"
-    assert report["plan"]["gather"] == {"final_layer": "img"}
-    key = FoundKey(model_class=FLUX, source=report["source"], comfyui=report["comfyui"])
+    assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
+    assert report["plan"]["gather"] == {"head": "img"}
+    key = FoundKey(model_class=WAN, source=report["source"], comfyui=report["comfyui"])
     assert FoundPlans(Path(report["kept"])).load(key) == from_data(report["plan"])
     said = find_plan.describe(report)
-    assert "double_blocks" in said and said.splitlines()[-1].startswith("found, proven: cut once")
+    assert "cross_attn" in said and said.splitlines()[-1].startswith("found, proven: cut once")
 
 
 def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(

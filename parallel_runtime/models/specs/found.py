@@ -90,12 +90,10 @@ class FoundPlans:
 def key_of(model_class: type) -> FoundKey | None:
     """The key of a class of a ComfyUI's that is imported; None for a class of anything else."""
     file = getattr(sys.modules.get(model_class.__module__), "__file__", None)
-    root = (
-        next((each for each in Path(file).parents if (each / "comfy" / "model_base.py").is_file()), None)
-        if file
-        else None
-    )
-    if file is None or root is None:
+    if file is None:
+        return None
+    root = next((each for each in Path(file).parents if (each / "comfy" / "model_base.py").is_file()), None)
+    if root is None:
         return None
     found = hashlib.sha256()
     for each in (*sorted(Path(file).parent.glob("*.py")), root / "comfy" / "ldm" / "modules" / "attention.py"):

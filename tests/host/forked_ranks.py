@@ -29,6 +29,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -185,7 +186,8 @@ def serve(fd: int) -> None:
     import parallel_runtime.worker.engine  # noqa: F401
 
     for name in os.environ.get(MORE, "").split():
-        importlib.import_module(name)
+        with suppress(ImportError):  # another ComfyUI comes with other packages
+            importlib.import_module(name)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # or a collection in what is forked copies every page

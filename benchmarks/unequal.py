@@ -85,8 +85,8 @@ def main() -> int:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
-        "The last two columns are over one rank. The ideal is two thirds of what one rank takes alone, with nothing for the exchange. Targets: at least 1.25x",
-        "quicker than equal shares, and within 8 % of the ideal.",
+        "The last two columns are over one rank. The ideal is two thirds of what one rank takes alone, with nothing",
+        "for the exchange. Targets: at least 1.25x quicker than equal shares, and within 8 % of the ideal.",
     ]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0

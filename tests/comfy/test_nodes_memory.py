@@ -58,14 +58,6 @@ def weights_left(server: ComfyServer, held: list[int]) -> bool:
     return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
 
 
-def free_once(client: ComfyClient, graph: Workflow) -> None:
-    """Load what the graph uses and free it, for a figure to compare with: the first time that a rank frees a model it
-    looks at all of its objects, and pages of these that forked ranks shared with their parent become its own."""
-    run(client, graph)
-    client.free()
-    assert soon(lambda: all(pool["models"] == [] for pool in client.get("/parallel_dit/state")["pools"]))
-
-
 def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
@@ -122,7 +114,6 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    free_once(client, sharded(tiny_models, seed=63))
     before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()

@@ -9,6 +9,7 @@ A try is a copy of the run's first step, of which nothing is used but the second
 process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,7 @@ UNCERTAIN = 1.25
 RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
+HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
 COMPILE_S = 60.0  # to make graphs of a plan's blocks
 
@@ -95,9 +97,9 @@ class Tries:
     def note(self, plan: ParallelPlan, seconds: float) -> None:
         """A copy under `plan` took so long."""
         self.copies += 1
-        if plan not in self._started:
-            self._started.add(plan)
-        else:
+        first, best_s = plan not in self._started, min(self.seconds.values(), default=math.inf)
+        self._started.add(plan)
+        if not first or seconds > HOPELESS * best_s + GROUPS_S:
             self._counted.setdefault(plan, []).append(seconds)
 
     def fail(self, plan: ParallelPlan, why: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_runtime.parallel.head_chunks import cut_groups
 from parallel_runtime.parallel.shard import split_lengths
 
 
@@ -37,6 +38,13 @@ def test_no_part_is_shorter_than_the_least_where_there_is_enough() -> None:
 def test_shares_that_do_not_fit_are_refused(shares: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="give each part one"):
         split_lengths(10, 2, shares)
+
+
+def test_heads_go_by_shares_in_any_number_of_chunks() -> None:
+    assert cut_groups(8, 2, 1, (3, 1)) == ((6, 2),)
+    assert cut_groups(8, 2, 2, (3, 1)) == ((3, 1), (3, 1))
+    assert cut_groups(5, 3, 1, (90, 1, 1)) == ((3, 1, 1),)  # none is without a head
+    assert cut_groups(8, 2, 2) == cut_groups(8, 2, 2, (1, 1)) == ((2, 2), (2, 2))
 
 
 def test_parts_that_cannot_be_are_refused() -> None:

@@ -13,6 +13,7 @@ from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
+from ..parallel_runtime.shares import MEASURED
 from .choice import COMPILED, LOOPS, LORA_MODES, TRIES, choice_of
 from .host.contract.queued_prompt import running_values, validated_inputs
 from .host.panel.machines import MACHINES
@@ -86,6 +87,7 @@ class SPConfig(io.ComfyNode):
                 _loop_input(),
                 _attention_input(),
                 _tries_input(),
+                _shares_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -257,4 +259,16 @@ def _tries_input() -> io.Input:
         advanced=True,
         tooltip="mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its "
         "first step and keeps the quickest. off: the prediction decides.",
+    )
+
+
+def _shares_input() -> io.Input:
+    """Added since the first release."""
+    return io.String.Input(
+        "shares",
+        default=MEASURED,
+        optional=True,
+        advanced=True,
+        tooltip="How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, "
+        "as 2, 1.",
     )

@@ -41,12 +41,13 @@ def parallelized(
     worker_loop: bool = True,
     attention: str = "",
     tries: bool = False,
+    shares: tuple[int, ...] | None = (),
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `worker_loop`,
-    `attention` and `tries` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along.
-    Raises `ValueError` for a MODEL that cannot be taken.
+    `attention`, `tries` and `shares` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come
+    along. Raises `ValueError` for a MODEL that cannot be taken.
     """
     refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
@@ -63,6 +64,7 @@ def parallelized(
         worker_loop=worker_loop,
         attention=attention,
         tries=tries,
+        shares=shares,
         read=read,
     )
     _refuse_what_stays_behind(model)

@@ -34,7 +34,7 @@ from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
 from .changed_modules import refuse_changed
-from .measures import unequal
+from .measures import measured_shares, unequal
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
 from .weight_deltas import delta_set
@@ -59,6 +59,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.attention = ""  # a kernel of a package, by its name
         self.worker_loop = True  # samplers run their loop there where they can
         self.tries = False  # whether plans are tried before a run
+        self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
@@ -80,7 +81,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         copy.attention = self.attention
-        copy.worker_loop, copy.tries = self.worker_loop, self.tries
+        copy.worker_loop, copy.tries, copy.shares = self.worker_loop, self.tries, self.shares
         copy.refused, copy._written = self.refused, self.written()
         return copy
 
@@ -98,6 +99,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def decision_for(self, work: Work | None) -> Decision:
         """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
         return self.decision if self.choose_again is None or work is None else self.choose_again(work)
+
+    def shares_of_run(self) -> tuple[int, ...]:
+        """How much each device computes in a run that begins; () for equal ones. May start the workers to measure."""
+        if self.shares is None:
+            return measured_shares(self.model.pooled.devices, check_cancelled)
+        return self.shares
 
     def advice(self, settings: Mapping[str, object]) -> dict | None:
         """The plan that the planner would rather have for a run with KSampler's inputs; None where it has none."""

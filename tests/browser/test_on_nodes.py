@@ -25,7 +25,7 @@ SHOWN = """(kind) => {
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   const element = document.querySelector(`[data-node-id='${node.id}']`)
   if (!element)
-    return node.widgets.filter((w) => w.last_y !== undefined && !w.hidden && !w.element)
+    return node.widgets.filter((w) => w.last_y !== undefined && node.isWidgetVisible(w) && !w.element)
       .sort((a, b) => a.last_y - b.last_y).map((w) => w.name)
   const names = new Set(node.widgets.map((widget) => widget.name))
   const labels = [...element.querySelectorAll('*')].filter((each) => !each.children.length && each.checkVisibility())

@@ -66,7 +66,7 @@ def named(text: Text, streams: Sequence[str]) -> Text:
 def find_list(blocks: BlockList, tap: Tap) -> ListWords:
     """All of one list. Raises NotFoundError, with the module that no words describe."""
     found: ListWords | None = None
-    for call in _kinds(blocks.calls):
+    for call in _kinds([call for call in blocks.calls if not call.number]):
         one = _find_block(call, blocks, tap, found.flows if found else None)
         found = one if found is None else _merged(found, one, call.path)
     if found is None:

@@ -65,12 +65,13 @@ def plans(seen: Sequence[Seen]) -> Iterator[Candidate]:
             continue  # one with fewer streams tells nothing of the others; the proof includes it
         merged = merge_calls(merged, here)
         used.append(each)
+    each_call = next((each.each_call for each in seen if each.each_call), "")
     betweens = [
         (each.between, [each.lists[path] for path in merged])
         for each in used
         if each.between is not None and merged.keys() <= each.lists.keys()
     ]
-    yield from candidates(list(merged.values()), betweens, seen[0].tap, seen[0].each_call)
+    yield from candidates(list(merged.values()), betweens, seen[0].tap, each_call)
 
 
 def _richness(each: Seen) -> tuple[int, int]:

@@ -47,8 +47,8 @@ def attention_to(attend: Callable[..., Tensor]) -> Iterator[None]:
         out = attend(*parts, mask, own)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
-    switch.kernel.stock = attention
+    switch.kernel.stock, switch.handed_on = attention, True
     try:
         yield
     finally:
-        switch.kernel.stock = stock
+        switch.kernel.stock, switch.handed_on = stock, False

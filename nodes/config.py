@@ -56,6 +56,7 @@ class SPConfig(io.ComfyNode):
                     options=list(LORA_MODES),
                     default=LORA_MODES[0],
                     optional=True,
+                    advanced=True,
                     tooltip="merged costs nothing a step; side branch costs a little and changes strength for free.",
                 ),
                 _degree("data", "Manual only: replicas, each with images of its own (a batch or a list).", added=True),
@@ -65,6 +66,7 @@ class SPConfig(io.ComfyNode):
                     options=list(WEIGHTS),
                     default=WEIGHTS[0],
                     optional=True,
+                    advanced=True,
                     tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
                     "each. offloaded: in host memory.",
                 ),
@@ -77,6 +79,7 @@ class SPConfig(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     optional=True,
+                    advanced=True,
                     tooltip="Skips blocks while the first one's output changes less than this; not the same picture. "
                     "0: off.",
                 ),
@@ -137,7 +140,7 @@ def why_refused(devices: str | None) -> str:
                 parse_devices(devices)
             return ""
         if Offer.parse(str(known.get("machines", ""))) is not None:  # which machines will be there is not known yet
-            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
+            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0], "shares": MEASURED}
         choice_of(**typed(known)).describe()
     except ValueError as error:
         return str(error)
@@ -203,6 +206,7 @@ def _compiled_input() -> io.Input:
         options=list(COMPILED),
         default=COMPILED[0],
         optional=True,
+        advanced=True,
         tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
         "measure first.",
     )
@@ -214,6 +218,7 @@ def _machines_input() -> io.Input:
         "machines",
         default="",
         optional=True,
+        advanced=True,
         tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
     )
 

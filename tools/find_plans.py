@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,40 @@ def try_wrong(ranks: Ranks, rows: list[Row], cases: dict[str, list[str]], count:
     return found
 
 
+def as_written(row: Row) -> str:
+    """How a found plan is to the one that people wrote, streams by any names."""
+    from parallel_runtime.models.specs import SPECS
+    from parallel_runtime.models.specs.written import to_data
+
+    if row.path not in SPECS or not row.plan:
+        return ""
+    written = replace(SPECS[row.path], keeps=None)
+    tables = [to_data(replace(written, gather=table)) for table in written.gathers]
+    return "the same" if any(_alike(row.plan, each) for each in tables) else "another"
+
+
+def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401
+    """Whether two plans have the same words for the same arguments, once streams are renamed one by one."""
+    names: dict[str, str] = {}
+    for key in ("attention", "cut", "gather"):
+        mine, its = (dict(_words(plan[key])) for plan in (one, other))
+        if mine.keys() != its.keys():
+            return False
+        for at, word in mine.items():
+            here, there = (re.split(r"([a-z][a-z0-9_]*)", text) for text in (word, its[at]))
+            if len(here) != len(there) or any(names.setdefault(a, b) != b for a, b in zip(here, there, strict=True)):
+                return False
+    return len(set(names.values())) == len(names)
+
+
+def _words(table: Any, at: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    if isinstance(table, str):
+        yield at, table
+    else:
+        for key, each in table.items() if isinstance(table, dict) else enumerate(table):
+            yield from _words(each, f"{at}/{key}")
+
+
 def page(rows: list[Row], wrong: dict[str, Any]) -> str:
     """The page of what was found."""
     from parallel_runtime.models.specs import SPECS
@@ -228,15 +263,28 @@ def page(rows: list[Row], wrong: dict[str, Any]) -> str:
         f"**{len(equal)} of {len(known)} classes** get a plan that is equal to one process in all cases of",
         f"`tests/models`, over 2 and 3 ranks (relative error at most {ERROR:.0e}). Each was then tried on other calls:",
         'other numbers, timesteps, texts and sizes. "Cut once" is as by hand; "in each list" and "in each block" put',
-        "tokens together more often, which sends more. Found plans are not for PipeFusion.",
+        'tokens together more often, which sends more. Found plans are not for PipeFusion. "The same": each argument',
+        f"has the word that people gave it, as in {sum(as_written(row) == 'the same' for row in rows)} of them.",
         "",
         markdown(
-            ("class", "written", "found", "error", "control", "other calls", "of other sizes", "wrong", "seconds"),
+            (
+                "class",
+                "written",
+                "found",
+                "as written",
+                "error",
+                "control",
+                "other calls",
+                "of other sizes",
+                "wrong",
+                "seconds",
+            ),
             [
                 (
                     f"`{row.path.removeprefix('comfy.ldm.')}`",
                     plan_of(row),
-                    row.cuts or row.reason.replace("|", "or"),
+                    row.cuts or f"none: {row.reason.replace('|', 'or')}",
+                    as_written(row),
                     *((f"{row.error:.1e}", f"{row.control:.1e}") if row.plan else ("", "")),
                     *((str(row.others), str(row.resized), str(row.wrong)) if row.plan else ("", "", "")),
                     f"{row.seconds:.0f}",

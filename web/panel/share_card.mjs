@@ -69,7 +69,7 @@ export function factsOf({ report, benchmark, speedup, quote, t }) {
   const told = elsewhere ? 'measured' : 'instead'
   return {
     gained: !known || factor >= 1,
-    hero: known ? t(factor < 1 ? 'share.slower' : 'share.speedup', { factor: times(factor) }) : step || t('title'),
+    hero: known ? heroOf(factor, t) : step || t('title'),
     lines: [
       compared ? t(`share.${told}`, { time: seconds(step_s), one: seconds(one_s) }) : known ? step : '',
       elsewhere ? here : '',
@@ -78,6 +78,11 @@ export function factsOf({ report, benchmark, speedup, quote, t }) {
       quoteText(quote, t) || exactness(report, row, t)
     ].filter(Boolean)
   }
+}
+
+/* A loss is told the way round in which it is a gain: of one device. */
+function heroOf(factor, t) {
+  return factor < 1 ? t('share.slower', { factor: times(1 / factor) }) : t('share.speedup', { factor: times(factor) })
 }
 
 function devicesOf(report, t) {

@@ -140,7 +140,7 @@ def why_refused(devices: str | None) -> str:
                 parse_devices(devices)
             return ""
         if Offer.parse(str(known.get("machines", ""))) is not None:  # which machines will be there is not known yet
-            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
+            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0], "shares": MEASURED}
         choice_of(**typed(known)).describe()
     except ValueError as error:
         return str(error)

@@ -109,7 +109,8 @@ def try_out(root: CleanRoot, start: list[str], health: list[str]) -> float:
     """Start the server, wait for its health check, draw; the error of the parallel picture beside stock's."""
     for name, folder in (("demo_transformer", "diffusion_models"), ("demo_autoencoder", "vae")):
         shutil.copy(MODELS / f"{name}.safetensors", root.root / "opt/ComfyUI/models" / folder)
-    shutil.copytree(TEXT_ENCODER, root.root / "opt/ComfyUI/custom_nodes" / TEXT_ENCODER.name, dirs_exist_ok=True)
+    shutil.copytree(TEXT_ENCODER.parent, root.root / "opt/demo", dirs_exist_ok=True)
+    (root.root / "opt/ComfyUI/custom_nodes/text_encoder").symlink_to(f"/opt/demo/{TEXT_ENCODER.name}")
     start = [*("127.0.0.1" if word == "0.0.0.0" else word for word in start), "--cpu"]  # noqa: S104 (what is replaced)
     server = subprocess.Popen(root.command(start), start_new_session=True)
     try:
@@ -121,8 +122,8 @@ def try_out(root: CleanRoot, start: list[str], health: list[str]) -> float:
         say(f"healthy after {time.monotonic() - began:.0f} s")
         client = ComfyClient("http://127.0.0.1:8188")
         graph = parallel_graph("a rocket on blue, centre", devices="cpu:2", steps=8)
-        ours = demo_run(client, "two ranks", graph)
-        stock = demo_run(client, "stock", without_our_nodes(graph))
+        ours = demo_run(client, graph, "two ranks")
+        stock = demo_run(client, without_our_nodes(graph), "stock")
         return image_error(ours.image, stock.image)
     finally:
         server.terminate()

@@ -49,7 +49,7 @@ def test_skip_layer_guidance_equals_stock_under_each_kind_of_plan(
         assert relative_error(mine, right) <= TOLERANCE, name
 
 
-def test_attention_by_its_name_equals_stock_and_is_named_in_the_report(
+def test_attention_by_its_name_equals_stock_under_each_kind_of_plan(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     if "ModelAttentionBackend" not in client.object_info():  # ComfyUI has it since 0.33

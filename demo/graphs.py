@@ -34,7 +34,7 @@ def add_demo_model(models: Path) -> None:
 def demo_server(base: Path) -> ComfyServer:
     """A ComfyUI in the folder `base` with the pack, the demo's model and its text encoder."""
     add_demo_model(base / "models")
-    return ComfyServer(base, packs=(TEXT_ENCODER,), ends_with_parent=True)
+    return ComfyServer(base, packs=(TEXT_ENCODER,))
 
 
 def find(graph: Workflow, class_type: str) -> str:

@@ -22,6 +22,7 @@ from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.machine import whole_bytes
 from ..parallel_runtime.planner.work import Work
+from ..parallel_runtime.shares import MEASURED, parse_shares
 from .automatic import are_known, decide, decide_again
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText, prompt_id
@@ -56,6 +57,7 @@ class ParallelChoice:
     loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
     attention: str = ""  # a kernel of a package, where ranks share tokens
     tries: bool = True  # plans that auto predicts to be near are tried before a run
+    shares: tuple[int, ...] | None = None  # of each device; () for equal ones, None as they are measured
 
     def plan_for(
         self,
@@ -154,8 +156,9 @@ class ParallelChoice:
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
         by = [_attended_by(self.attention, decision.plan)] if self.attention else []
-        doing = roles(decision.plan, self.selection.devices)
-        return [decision.plan.name, *doing, *decision.reasons, *self.remarks, *by]
+        plan = decision.plan.with_shares(self.shares or ())
+        doing = roles(plan, self.selection.devices)
+        return [plan.name, *doing, *decision.reasons, *self.remarks, *by]
 
     def _too_few(self, plan: ParallelPlan) -> str:
         num_ranks = len(self.selection.devices)
@@ -211,6 +214,7 @@ def choice_of(
     loop: str = LOOPS[0],
     attention: str = AUTO,
     tries: str = TRIES[0],
+    shares: str = MEASURED,
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -223,6 +227,7 @@ def choice_of(
         plan = ParallelPlan(**degrees, **pipeline, weights=weights)
         refuse_stages_with_cache(pipefusion, step_cache)
     selection = with_machines(parse_devices(devices), machines)
+    selection, of_each = _with_shares(selection, shares)
     return ParallelChoice(
         devices_text=devices,
         selection=selection,
@@ -233,8 +238,20 @@ def choice_of(
         loop=loop,
         attention="" if attention == AUTO else attention,
         tries=tries == TRIES[0],
+        shares=of_each,
         **_compiling(compiled, selection),
     )
+
+
+def _with_shares(selection: DeviceSelection, shares: str) -> tuple[DeviceSelection, tuple[int, ...] | None]:
+    """The devices that have a share, and theirs. One whose share is 0, or rounds to it, is left out by name."""
+    found = parse_shares(shares, len(selection.devices))
+    if not found:
+        return selection, found
+    pairs = list(zip(selection.devices, found, strict=True))
+    left_out = tuple(f"{device} has a share of 0 and is left out" for device, share in pairs if not share)
+    devices = tuple(device for device, share in pairs if share)
+    return DeviceSelection(devices, (*selection.warnings, *left_out)), tuple(filter(None, found))
 
 
 def _attended_by(attention: str, plan: ParallelPlan) -> str:

@@ -13,6 +13,7 @@ from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
+from ..parallel_runtime.shares import MEASURED
 from .choice import COMPILED, LOOPS, LORA_MODES, TRIES, choice_of
 from .host.contract.queued_prompt import running_values, validated_inputs
 from .host.panel.machines import MACHINES
@@ -55,6 +56,7 @@ class SPConfig(io.ComfyNode):
                     options=list(LORA_MODES),
                     default=LORA_MODES[0],
                     optional=True,
+                    advanced=True,
                     tooltip="merged costs nothing a step; side branch costs a little and changes strength for free.",
                 ),
                 _degree("data", "Manual only: replicas, each with images of its own (a batch or a list).", added=True),
@@ -64,6 +66,7 @@ class SPConfig(io.ComfyNode):
                     options=list(WEIGHTS),
                     default=WEIGHTS[0],
                     optional=True,
+                    advanced=True,
                     tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
                     "each. offloaded: in host memory.",
                 ),
@@ -76,6 +79,7 @@ class SPConfig(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     optional=True,
+                    advanced=True,
                     tooltip="Skips blocks while the first one's output changes less than this; not the same picture. "
                     "0: off.",
                 ),
@@ -83,6 +87,7 @@ class SPConfig(io.ComfyNode):
                 _loop_input(),
                 _attention_input(),
                 _tries_input(),
+                _shares_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -135,7 +140,7 @@ def why_refused(devices: str | None) -> str:
                 parse_devices(devices)
             return ""
         if Offer.parse(str(known.get("machines", ""))) is not None:  # which machines will be there is not known yet
-            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
+            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0], "shares": MEASURED}
         choice_of(**typed(known)).describe()
     except ValueError as error:
         return str(error)
@@ -201,6 +206,7 @@ def _compiled_input() -> io.Input:
         options=list(COMPILED),
         default=COMPILED[0],
         optional=True,
+        advanced=True,
         tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
         "measure first.",
     )
@@ -212,6 +218,7 @@ def _machines_input() -> io.Input:
         "machines",
         default="",
         optional=True,
+        advanced=True,
         tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
     )
 
@@ -252,4 +259,16 @@ def _tries_input() -> io.Input:
         advanced=True,
         tooltip="mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its "
         "first step and keeps the quickest. off: the prediction decides.",
+    )
+
+
+def _shares_input() -> io.Input:
+    """Added since the first release."""
+    return io.String.Input(
+        "shares",
+        default=MEASURED,
+        optional=True,
+        advanced=True,
+        tooltip="How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, "
+        "as 2, 1.",
     )

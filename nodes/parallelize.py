@@ -56,6 +56,7 @@ class ParallelizeModel(io.ComfyNode):
             worker_loop=sp_config.loop == LOOPS[0],
             attention=sp_config.attention,
             tries=sp_config.tries,
+            shares=sp_config.shares,
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

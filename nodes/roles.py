@@ -29,6 +29,8 @@ def _role(plan: ParallelPlan, rank: int) -> str:
         for (axis, place), degree in zip(plan.coordinates(rank).items(), plan.degrees, strict=True)
         if degree > 1
     ]
+    if plan.shares:
+        words.append(f"a share of {plan.shares[rank]} in {sum(plan.shares)}")
     layout = plan.layout
     if layout.shards > 1:
         words.append(f"shard {rank % layout.shards}/{layout.shards} of the weights")

@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | plan | verify | join`: parses, calls, prints, makes an exit code.
+"""`python -m parallel_runtime doctor | plan | verify | find-plan | join`: parses, calls, prints, makes an exit code.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -77,13 +77,19 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
     return EXIT_OK if _tell(verify.run, verify.describe, arguments, progress)["within_tolerance"] else EXIT_NO
 
 
+def _find_plan(arguments: argparse.Namespace, progress: Progress) -> int:
+    from .cli import find_plan
+
+    return EXIT_NO if _tell(find_plan.run, find_plan.describe, arguments, progress)["refused"] else EXIT_OK
+
+
 def _join(arguments: argparse.Namespace, _: Progress) -> int:
     from .cli import join
 
     join.run(arguments)
 
 
-COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "join": _join}
+COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "find-plan": _find_plan, "join": _join}
 
 
 def _json(report: dict) -> str:

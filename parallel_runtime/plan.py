@@ -9,7 +9,7 @@ Ranks are numbered row by row over the axes, outermost first. A *replica* is the
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,8 @@ OUTER_AXES = ("data", "cfg", "pipefusion")
 SHORT_NAMES = {"data": "data", "cfg": "cfg", "pipefusion": "pipe", "ring": "ring", "ulysses": "uly"}
 WEIGHTS = ("replicated", "sharded", "offloaded")
 PIPELINE_KEYS = ("patches", "warmup_steps")
-KEYS = (*AXES, "weights", *PIPELINE_KEYS)
+KEYS = (*AXES, "weights", *PIPELINE_KEYS, "shares")
+MOST_SHARE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,9 @@ class ParallelPlan:
     `pipefusion` is the number of stages, each with some of the blocks. `patches`: into how many runs of rows an image
     is cut to keep all stages busy (0: as many as stages); `warmup_steps`: how many steps of a run go through whole.
 
+    `shares`: of each rank, how much of the tokens, heads and images it computes beside the others, as small as they can
+    be; () for equal ones. Weights are shared out equally, and so are prompt and negative.
+
     Raises `ValueError` naming the value, the limit and the remedy.
     """
 
@@ -92,6 +96,7 @@ class ParallelPlan:
     weights: str = "replicated"
     patches: int = 0
     warmup_steps: int = 1
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -111,6 +116,46 @@ class ParallelPlan:
                 "use weights=replicated, weights=offloaded to keep them in host memory, or raise cfg, ring or ulysses"
             )
         self._check_pipeline()
+        if self.shares:
+            self._check_shares()
+
+    def _check_shares(self) -> None:
+        shares = tuple(self.shares)
+        told = ":".join(map(str, shares))
+        if any(isinstance(share, bool) or not isinstance(share, int) for share in shares):
+            raise ValueError(f"shares={told} are no whole numbers; use one from 1 on for each rank, as 2:1")
+        if not all(1 <= share <= MOST_SHARE for share in shares):
+            raise ValueError(
+                f"shares={told} are outside 1 to {MOST_SHARE}; leave out a device that is to compute nothing"
+            )
+        if len(shares) != self.ranks:
+            raise ValueError(
+                f"shares={told} are of {len(shares)} rank(s), the plan has {self.ranks}; give one for each"
+            )
+        if self.pipefusion > 1:
+            raise ValueError(f"shares={told} need pipefusion=1: stages have equal parts; leave shares out")
+        divisor = math.gcd(*shares)
+        least = tuple(share // divisor for share in shares) if len(set(shares)) > 1 else ()
+        object.__setattr__(self, "shares", least)
+
+    def with_shares(self, shares: Sequence[int]) -> "ParallelPlan":
+        """The same plan with the shares of devices, of which it takes the first; stages and one rank have none."""
+        taken = tuple(shares[: self.ranks]) if self.ranks > 1 and self.pipefusion == 1 else ()
+        return self if taken == self.shares else replace(self, shares=taken)
+
+    def shares_within(self, batch_group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a batch group, the shares of its ring's ranks and of its ulysses ranks: one split an axis, so that of
+        both an axis has the sums over the other. () for equal ones."""
+        mine = self.shares[batch_group * self.parts : (batch_group + 1) * self.parts]
+        rows = [mine[start : start + self.ulysses] for start in range(0, len(mine), self.ulysses)]
+        ring, ulysses = tuple(map(sum, rows)), tuple(map(sum, zip(*rows, strict=True)))
+        return tuple(each if len(set(each)) > 1 else () for each in (ring, ulysses))  # type: ignore[return-value]
+
+    def group_shares(self, groups: int) -> tuple[int, ...]:
+        """The shares of so many groups of consecutive ranks, each what its ranks have together; () for equal ones."""
+        size = self.ranks // groups
+        found = tuple(sum(self.shares[start : start + size]) for start in range(0, len(self.shares), size))
+        return found if len(set(found)) > 1 else ()
 
     def _check_pipeline(self) -> None:
         for key in PIPELINE_KEYS:
@@ -187,6 +232,7 @@ class ParallelPlan:
         outer = [axis for axis in OUTER_AXES if getattr(self, axis) > 1]
         inner = [axis for axis in ("ring", "ulysses") if outer or getattr(self, axis) > 1]
         parts = [f"{SHORT_NAMES[axis]}{getattr(self, axis)}" for axis in outer + inner] or ["single"]
+        parts += [":".join(map(str, self.shares))] if self.shares else []
         return "-".join(parts if self.weights == "replicated" else [*parts, self.weights])
 
     def describe(self) -> str:
@@ -196,11 +242,13 @@ class ParallelPlan:
             parts.append(f"patches={self.patches}")
         if self.warmup_steps != 1:
             parts.append(f"warmup_steps={self.warmup_steps}")
+        if self.shares:
+            parts.append(f"shares={':'.join(map(str, self.shares))}")
         return ",".join(parts if self.weights == "replicated" else [*parts, f"weights={self.weights}"])
 
-    def to_dict(self) -> dict[str, int | str]:
+    def to_dict(self) -> dict[str, int | str | list[int]]:
         """Plain values for JSON; `from_dict` is the inverse."""
-        return asdict(self)
+        return asdict(self) | {"shares": list(self.shares)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "ParallelPlan":
@@ -208,7 +256,10 @@ class ParallelPlan:
         unknown = sorted(set(values) - set(KEYS))
         if unknown:
             raise ValueError(f"unknown plan key {unknown[0]!r}; use {', '.join(KEYS)}")
-        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
+        shares = values.get("shares", ())
+        if not isinstance(shares, list | tuple):
+            raise ValueError(f"shares={shares!r} is no list; give a whole number for each rank")
+        return cls(**{**values, "shares": tuple(shares)})  # type: ignore[arg-type]  # __post_init__ checks every value
 
     @classmethod
     def parse(cls, text: str) -> "ParallelPlan":
@@ -220,7 +271,10 @@ class ParallelPlan:
                 raise ValueError(f"{part!r} in plan {text!r} is not KEY=DEGREE; write for example ulysses=2,ring=2")
             if key in values:
                 raise ValueError(f"{key} stands twice in plan {text!r}; give it once")
-            values[key] = value if key == "weights" else _whole_number(key, value)
+            if key == "shares":
+                values[key] = [_whole_number(key, each) for each in value.split(":")]
+            else:
+                values[key] = value if key == "weights" else _whole_number(key, value)
         return cls.from_dict(values)
 
 

@@ -73,12 +73,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # What a rank or a ComfyUI is started with is what these are about, so each is an interpreter of its own there.
 STARTING_FILES = {
     "test_packed_archive.py",
-    "test_stock_comfyui.py",
     "test_nobody_gets_in.py",
     "test_respawn_storm.py",
     "test_scarce_resources.py",
     "test_environment_of_ranks.py",
-    "test_ranks_in_a_server.py",
 }
 
 
@@ -141,19 +139,6 @@ def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
 def hosted_client(hosted_server: ComfyServer) -> ComfyClient:
     """A client of that server."""
     return ComfyClient(hosted_server.url)
-
-
-@pytest.fixture(scope="session")
-def stock_server(models_dir: Path) -> Iterator[ComfyServer]:
-    """One ComfyUI without the pack, for what must hold of ComfyUI itself and for comparisons."""
-    with ComfyServer(models=models_dir, pack=False) as server:
-        yield server
-
-
-@pytest.fixture
-def stock_client(stock_server: ComfyServer) -> ComfyClient:
-    """A client of the server without the pack."""
-    return ComfyClient(stock_server.url)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/proof",
         "runtime/timing",
     ),
+    ("runtime/shares",),
     ("runtime/plan",),
     ("runtime/models/specs",),
     ("runtime/errors", "runtime/redact_paths", "runtime/user_files"),

@@ -1,12 +1,16 @@
 """What the registry would hand out: accepted by ComfyUI's own tool, and working alone in a host that has nothing else.
 
-Owns: the archive, its contents and one image made with it. The tool is the published comfy-cli, in an environment of
-its own (the Makefile makes it), because it brings many packages that no test needs.
+Owns: the archive, its contents and one image made with it, by a ComfyUI and ranks that start as a user's do: ranks
+import what ComfyUI imports, and what they do without is said in log and report. The tool is the published comfy-cli, in
+an environment of its own (the Makefile makes it), because it brings many packages that no test needs.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import zipfile
@@ -15,8 +19,10 @@ from pathlib import Path
 import pytest
 
 from host.client import ComfyClient
+from host.fetch import comfyui_path
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
+from parallel_runtime.report.schema import validate
 
 pytestmark = pytest.mark.slow
 
@@ -98,9 +104,32 @@ def test_the_archive_holds_what_a_user_needs_and_nothing_else(checkout: Path, ar
     assert archive.stat().st_size < MOST_BYTES
 
 
-def test_the_archive_alone_makes_an_image_in_a_fresh_host(
+# A pack that adds an option which no rank's parser has, and sets one to what cannot be sent.
+ADDS_OPTIONS = """
+import comfy.cli_args, comfy_kitchen, logging
+comfy.cli_args.parser.add_argument("--of-a-pack", type=int, default=0)
+comfy.cli_args.args.of_a_pack = 7
+comfy.cli_args.args.force_fp32 = object()
+logging.warning("ComfyUI imported %s", comfy_kitchen.__path__[0])
+NODE_CLASS_MAPPINGS = {}
+"""
+
+
+def as_of_version_99(name: str, folder: Path) -> Path:
+    """A folder with a package as it is installed, which says that it is version 99."""
+    spec = importlib.util.find_spec(name)
+    shutil.copytree(Path(spec.origin).parent, folder / name, copy_function=os.symlink)
+    about = folder / f"{name}-99.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 99.0\n")
+    return folder
+
+
+def test_the_archive_alone_makes_an_image_and_says_what_ranks_do_without(
     archive: Path, tiny_models: TinyModels, tmp_path: Path
 ) -> None:
+    """A folder of packages has a name relative to where ComfyUI was started; a pack has ComfyUI search one of its own,
+    which no rank knows of."""
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(pack := tmp_path / "custom_nodes" / "parallel-dit")
     graph = json.loads((pack / "api_workflows" / "flux_parallel.json").read_text())
@@ -111,9 +140,30 @@ def test_the_archive_alone_makes_an_image_in_a_fresh_host(
     graph["config"]["inputs"]["devices"] = "cpu:2"
     graph["latent"]["inputs"] |= {"width": 128, "height": 96}
     graph["sampler"]["inputs"]["steps"] = 1
-    with ComfyServer(tmp_path, models=tiny_models.models, pack=False) as server:
+    told = as_of_version_99("comfy_kitchen", tmp_path / "told")
+    of_a_pack = as_of_version_99("einops", tmp_path / "of_a_pack")
+    other = tmp_path / "of_others"
+    other.mkdir()
+    (other / "__init__.py").write_text(ADDS_OPTIONS)
+    (other / "prestartup_script.py").write_text(f"import sys; sys.path.insert(0, {str(of_a_pack)!r})")
+    environment = {"START_EACH_RANK": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.path.relpath(told, comfyui_path())
+    options = {"flags": ("--deterministic", "--reserve-vram", "1"), "environment": environment}
+    with ComfyServer(tmp_path, models=tiny_models.models, pack=False, packs=(other,), **options) as server:
         client = ComfyClient(server.url)
         result = client.queue(graph).require_success()
         assert client.image(result.images()[0]).size == (128, 96)
         assert client.get("/parallel_dit/state")["pools"][0]["ranks"][1]["device"] == "cpu:1"
         assert client.get_bytes("/extensions/parallel-dit/parallel_dit.js")
+        log = server.log
+    (report,) = result.outputs["sampler"]["parallel_dit"]
+    validate(report)
+    assert f"ComfyUI imported {told}/comfy_kitchen" in log
+    assert set(report["options"]["workers"]) == {"--use-pytorch-cross-attention", "--deterministic", "--of-a-pack"}
+    assert {"--reserve-vram", "--port", "--force-fp32"} <= set(report["options"]["comfyui_alone"])
+    for said in ("workers run without --force-fp32 of", "cpu:0, cpu:1: workers run without --of-a-pack:"):
+        assert log.count(said) == 1, said
+    (warning,) = [text for text in report["warnings"] if "workers have" in text]
+    installed = importlib.metadata.version("einops")
+    assert warning.startswith(f"cpu:0, cpu:1: workers have einops {installed}, and ComfyUI has einops 99.0; leave one")
+    assert warning in log

@@ -30,7 +30,7 @@ from .templates import TEMPLATES, Template, downloads, offered
 COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
 ROW, HEAD = 26, 70
 # Rows beside those of inputs: a text box, a picture, what the panel draws on our own nodes.
-MORE = {"CLIPTextEncode": 110, "SaveImage": 260, "SaveAnimatedWEBP": 260, "SPConfig": 90, "TimedVAEDecode": 90}
+MORE = {"CLIPTextEncode": 110, "SaveImage": 260, "SaveAnimatedWEBP": 260, "SPConfig": 240, "TimedVAEDecode": 90}
 MORE |= {"ParallelSampler": 90 + ROW, "MiniMaxH3ImageToVideo": 110, "SaveVideo": 260}
 # The column of a node, by what it is; the first that its class has in its name.
 COLUMNS = (("Loader", 0), ("SPConfig", 0), ("Sampling", 0), ("Parallelize", 0), ("Primitive", 0), ("Sampler", 2))
@@ -43,6 +43,8 @@ COLUMNS += (
     ("CreateVideo", 4),
     ("Save", 4),
 )
+# What SP Config has no row for under auto, as web/panel/nodes.mjs has it.
+MANUAL_ONLY = frozenset(("ulysses", "ring", "data", "cfg", "pipefusion", "patches", "warmup_steps"))
 NOTE_SIZE = (3 * COLUMN - GAP, 360)
 THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
 RESULT = THUMBNAIL[1] - TITLE - MARGIN  # pixels of what was drawn, beside the graph
@@ -106,7 +108,8 @@ def _node(
             links.append([len(links) + 1, numbers[source], slot, number, place, kind.partition(",")[0]])
         inputs.append(entry)
     outputs = [{"name": name, "type": kind} for kind, name in zip(about["output"], about["output_name"], strict=True)]
-    height = HEAD + ROW * max(len(inputs), len(outputs)) + MORE.get(node["class_type"], 0)
+    shown = [name for name, kind, options in inputs_of(about) if _is_shown(name, options, given)]
+    height = HEAD + ROW * max(len(shown), len(outputs)) + MORE.get(node["class_type"], 0)
     properties: dict[str, Any] = {"Node name for S&R": node["class_type"]}
     if files := downloads(given):
         properties["models"] = files
@@ -115,6 +118,13 @@ def _node(
         **{"order": number - 1, "mode": 0, "inputs": inputs, "outputs": outputs, "title": node["_meta"]["title"]},
         **{"properties": properties, "widgets_values": values},
     }
+
+
+def _is_shown(name: str, options: dict[str, Any], given: dict[str, Any]) -> bool:
+    """Whether an input has a row on the node as it opens: of advanced ones those that the graph sets."""
+    if options.get("advanced"):
+        return given.get(name, options.get("default")) != options.get("default")
+    return given.get("mode") != "auto" or name not in MANUAL_ONLY
 
 
 def as_note(number: int, text: str) -> dict[str, Any]:

@@ -21,7 +21,8 @@ INTRODUCTION = """# What a parallel MODEL cannot take
 The weights lie in the workers, so whatever reads or changes the model's inside in ComfyUI's own process cannot reach
 them. It is refused before any step ends. The message is the first line of ComfyUI's error, on the node that is named
 second; it begins with the node that did it, which may be another. A node that catches the error and goes on is refused
-when the MODEL is sampled. `ReachIntoModel` and `RefusedLater` stand for nodes of others. Written by `make refusals`
+when the MODEL is sampled. `ReachIntoModel`, `RefusedLater` and `ChangeModules` stand for nodes of others, whose names
+[nodes.md](nodes.md) has. Written by `make refusals`
 from the messages of a real server; a row of a node that the server's ComfyUI has not, by a newer one.
 
 | what | told by | message |

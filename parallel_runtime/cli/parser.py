@@ -23,6 +23,9 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         (f"--model {IMAGE} --plan ulysses=2 --against diffusers", "Flux.1 beside unmodified diffusers"),
         (f"--model {VIDEO} --plan ulysses=2 --steps 6 --step-cache 0.1", "with a first-block cache, beside one rank's"),
     ),
+    "find-plan": (
+        (f"{IMAGE} --comfyui ../..", "how could ranks share the tokens of a model that the pack has no plan for?"),
+    ),
     "join": (
         ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
         ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
@@ -35,6 +38,7 @@ HELP = {
     "doctor": "what will and will not work on this machine, and what to do about it",
     "plan": "which plan is best for a model and an image, how long it takes, and why; starts nothing",
     "verify": "does a plan compute what one process of unmodified diffusers or ComfyUI computes?",
+    "find-plan": "find by looking at its calls how ranks can share the tokens of a model, and prove it",
     "join": "offer this machine's devices to a ComfyUI on another machine",
 }
 
@@ -65,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_doctor(made["doctor"])
     _add_plan(made["plan"])
     _add_verify(made["verify"])
+    _add_find_plan(made["find-plan"])
     _add_join(made.pop("join"))
     for each in made.values():
         each.add_argument("--json", action="store_true", help="print the whole report as JSON, for programs")
@@ -145,6 +150,11 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
     parser.add_argument("--patches", type=int, help="patches of a pipeline (default: as many as stages)")
     parser.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
+
+
+def _add_find_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .safetensors file of a diffusion model")
+    parser.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:

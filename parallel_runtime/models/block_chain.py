@@ -16,11 +16,11 @@ Forward = Callable[..., Any]
 Around = Callable[[Forward], Forward]
 Call = Callable[[], object]
 
-BEAT, GATHER, SHARE, CACHE, STAGE, GRAPH = "beat", "gather", "share", "cache", "stage", "graph"
+BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, GRAPH = "beat", "gather", "share", "cache", "stage", "skip", "graph"
 # From the outermost to the innermost. A sign of life comes when all else is done. Weights are there before anything
 # reads them. Tokens are cut before a step cache or a stage looks at what the block is given, and gathered after. A
-# stage or a cache hands on, or skips, what a graph would run.
-ORDER = (BEAT, GATHER, SHARE, CACHE, STAGE, GRAPH)
+# stage, a cache or a node's wish hands on, or skips, what a graph would run.
+ORDER = (BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, GRAPH)
 CHAINS = "chains_of_blocks"  # an attribute of a module: method -> its chain
 
 

@@ -29,6 +29,7 @@ from .kernels import additive_mask
 from .named_kernels import may_attend
 from .overlap import SharedHeads
 from .ring import RingPass
+from .shard import split_lengths
 
 # q (B, heads, S, D), k and v (B, heads of keys, T, D). The function that is given the list empties it, so that no
 # tensor is held that was sent away, or that the kernel does not need any more.
@@ -41,7 +42,9 @@ class SequenceParallelAttention:
     """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis; one left out has one rank.
 
     `whole` is the axis of all of them; without it, tokens of all ranks are gathered over one axis after the other.
-    `chunks` chooses into how many chunks the heads of a call are sent, alike on all ranks; None: into one.
+    `chunks` chooses into how many chunks the heads of a call are sent, alike on all ranks; None: into one. `shares` are
+    those of the ring's ranks and of the ulysses ranks, each () for equal ones: of heads, and of tokens (`self.shares`,
+    by part).
     """
 
     def __init__(
@@ -51,9 +54,20 @@ class SequenceParallelAttention:
         ulysses: Axis | None = None,
         whole: Axis | None = None,
         chunks: Callable[[SharedHeads], int] | None = None,
+        shares: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
         self.ring, self.ulysses = ring or Axis("ring"), ulysses or Axis("ulysses")
         self.chunks = chunks
+        of_ring, self._of_heads = shares
+        self.shares = (
+            tuple(
+                outer * inner
+                for outer in of_ring or (1,) * self.ring.size
+                for inner in self._of_heads or (1,) * self.ulysses.size
+            )
+            if of_ring or self._of_heads
+            else ()
+        )
         self.whole = whole
         self.parts = self.ring.size * self.ulysses.size
         self.index = self.ring.index * self.ulysses.size + self.ulysses.index
@@ -177,7 +191,7 @@ class SequenceParallelAttention:
         A chunk is one message to each where queries and keys are of the same tokens, two where they are not.
         """
         groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]
-        cut = cut_groups(groups, self.ulysses.size, chunks)
+        cut = cut_groups(groups, self.ulysses.size, chunks, self._of_heads)
         queries, keys = (self._by_ring(lengths)[self.ring.index] for lengths in (query_lengths, key_lengths))
         here = [each[:, :, :common] for each in qkv[1:]] if common else []
         sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
@@ -213,7 +227,8 @@ class SequenceParallelAttention:
             return 1
         (batch, heads, _, head_dim), groups, values_dim = qkv[0].shape, qkv[1].shape[1], qkv[2].shape[3]
         size, element_bytes = self.ulysses.size, qkv[0].element_size()
-        heads_here = -(-groups // size) * (heads // groups)  # of the rank that has most
+        of_ranks = split_lengths(groups, size, self._of_heads, least=1)
+        heads_here = max(of_ranks) * (heads // groups)
         sent = batch * element_bytes * (size - 1) / size
         queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
         shared = SharedHeads(
@@ -226,7 +241,7 @@ class SequenceParallelAttention:
             * (max(query_lengths) * heads * head_dim + max(key_lengths) * groups * (head_dim + values_dim)),
             returning_bytes=sent * max(query_lengths) * heads * values_dim,
         )
-        return min(self.chunks(shared), groups // size)
+        return min(self.chunks(shared), *of_ranks)
 
     def _around_the_ring(
         self,

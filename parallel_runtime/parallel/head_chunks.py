@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from .collectives import AllToAll, Axis
+from .shard import split_lengths
 
 Begun = TypeVar("Begun")
 
@@ -28,8 +29,12 @@ class Run(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # a step asks for the same ones again and again
-def cut_groups(groups: int, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """How many of `groups` each rank gets of each chunk. No rank has more than one more than another, in all."""
+def cut_groups(groups: int, ranks: int, chunks: int, shares: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
+    """How many of `groups` each rank gets of each chunk. No rank has more than one more than another, in all; with
+    `shares` each has its part of all, of at least one."""
+    if shares:
+        of_ranks = [split_lengths(each, chunks) for each in split_lengths(groups, ranks, shares, least=1)]
+        return tuple(zip(*of_ranks, strict=True))
     base, more = divmod(groups, ranks * chunks)
     counts = [base + (share < more) for share in range(ranks * chunks)]
     return tuple(tuple(counts[first : first + ranks]) for first in range(0, len(counts), ranks))

@@ -111,7 +111,7 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:
                 continue
-            plan = ParallelPlan(**dict(zip(AXES, degrees, strict=True)), weights=weights)
+            plan = ParallelPlan.from_dict({**dict(zip(AXES, degrees, strict=True)), "weights": weights})
             if model.may_run(plan):
                 yield plan
 

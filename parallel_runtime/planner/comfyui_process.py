@@ -48,21 +48,25 @@ def version_of(comfyui: ComfyUI) -> str:
     return found[1] if found else ""
 
 
+ANSWERS = "parallel_runtime.models.hosted.reference"
+
+
 class ComfyUIProcess:
     """A process with ComfyUI imported, until `close`. `folder` is for tensors that go between.
 
     `counting`: it answers "count", for which ComfyUI's attention is replaced as in the workers, and nothing else.
+    `program`: the module that answers.
 
     Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported.
     """
 
-    def __init__(self, comfyui: ComfyUI, device: str, *, counting: bool = False) -> None:
+    def __init__(self, comfyui: ComfyUI, device: str, *, counting: bool = False, program: str = ANSWERS) -> None:
         self.comfyui = comfyui
         self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
         self.folder = Path(self._folder.name)
         self._errors = (self.folder / "stderr").open("w+b")
-        self._process = subprocess.Popen(  # our own interpreter and program, no shell
-            [sys.executable, "-u", "-m", "parallel_runtime.models.hosted.reference"],
+        self._process = subprocess.Popen(  # noqa: S603  our own interpreter and program, no shell
+            [sys.executable, "-u", "-m", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

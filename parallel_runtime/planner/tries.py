@@ -9,6 +9,7 @@ A try is a copy of the run's first step, of which nothing is used but the second
 process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,10 +22,11 @@ COUNTED = 2
 NOT_COUNTED = 1
 # How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
 # percentile 25 % (benchmarks/planner.md).
-UNCERTAIN = 1.2
-RUNS = 2  # for which what a try finds is taken to be of use: the present one and the next
+UNCERTAIN = 1.25
+RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
+HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
 COMPILE_S = 60.0  # to make graphs of a plan's blocks
 
@@ -41,8 +43,8 @@ def worth_trying(
 ) -> tuple[ParallelPlan, ...]:
     """The plans to try for a run of so many steps, `taken` first, which is the one predicted best; () for no tries.
 
-    Of the others those whose gain over this run and the next may be more than what their try takes, the most promising
-    first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
+    Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
+    promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
     """
     rows = {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
     if steps < MIN_STEPS or taken not in rows:
@@ -95,9 +97,9 @@ class Tries:
     def note(self, plan: ParallelPlan, seconds: float) -> None:
         """A copy under `plan` took so long."""
         self.copies += 1
-        if plan not in self._started:
-            self._started.add(plan)
-        else:
+        first, best_s = plan not in self._started, min(self.seconds.values(), default=math.inf)
+        self._started.add(plan)
+        if not first or seconds > HOPELESS * best_s + GROUPS_S:
             self._counted.setdefault(plan, []).append(seconds)
 
     def fail(self, plan: ParallelPlan, why: str) -> None:

@@ -76,7 +76,7 @@ def split_rows(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
         raise ValueError("no calls to run; give at least one")
     if plan.batch_groups == 1 and all(call.rows for call in calls):  # nothing to share out
         return (tuple(BatchSlice(number, 0, call.rows) for number, call in enumerate(calls)),)
-    return share_out([call.rows for call in calls], plan.batch_groups)
+    return share_out([call.rows for call in calls], plan.batch_groups, plan.group_shares(plan.batch_groups))
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:
@@ -309,7 +309,8 @@ def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWor
     groups.
     """
     exchange = num_conds == NUM_SIDES and plan.cfg > 1
-    lengths = split_lengths(images, plan.data if exchange else plan.batch_groups)
+    groups = plan.data if exchange else plan.batch_groups
+    lengths = split_lengths(images, groups, plan.group_shares(groups))
     found = []
     for batch_group in range(plan.batch_groups):
         group = batch_group // plan.cfg if exchange else batch_group

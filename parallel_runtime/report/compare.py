@@ -184,6 +184,26 @@ def speedup(run: Facts, known: Iterable[Facts]) -> dict | None:
     }
 
 
+def quoted(report: Mapping, found: Mapping | None) -> dict | None:
+    """What a person quotes of a run on several devices: how many, how much faster than one that was measured (`found`
+    of `speedup`), and how far its picture is from one device's; None where no run on one device was measured.
+
+    `exact` is `proven` (with the proof's error and the dtype it was found in: within what two exact kernels of one
+    device differ by), `whole` where each image is computed by one device; absent where neither is known, or a step
+    cache, a stage or a kernel of a package changes the picture.
+    """
+    plan, proof = report.get("plan"), report.get("proof", {})
+    if found is None or plan is None or plan["ranks"] == 1:
+        return None
+    told = {"devices": plan["ranks"], "factor": found["factor"]}
+    other = any("attention" in rank for rank in report.get("ranks", ()))
+    if report.get("step_caches") or plan["degrees"].get("pipefusion", 1) > 1 or other:
+        return told
+    if proof.get("verdict") == "proven" and proof["error"] <= proof["tolerance"]:
+        return told | {"exact": "proven", "error": proof["error"], "dtype": report["model"]["dtype"]}
+    return told | ({"exact": "whole"} if proof.get("verdict") == "not needed" else {})
+
+
 def quicker(run: Facts, known: Iterable[Facts]) -> dict | None:
     """The plan that was quickest at the same work, if it was clearly quicker than this run's: what to try."""
     best: tuple[float, Facts] | None = None

@@ -23,6 +23,7 @@ from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.other_calls import METHODS
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
+from ..models.hosted.stock_functions import ATTENTION, OVERRIDE, SKIPPED, SkippedBlocks, attention_named
 from ..models.specs import BETWEEN, spec_of
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
@@ -66,6 +67,11 @@ class HostedModel:
     def cached_blocks(self) -> CachedBlocks:
         """The blocks, which a step cache can skip."""
         return CachedBlocks(self.module, spec_of(type(self.module)))
+
+    @cached_property
+    def skipped_blocks(self) -> SkippedBlocks:
+        """The blocks, which a node can have skipped."""
+        return SkippedBlocks(self.module, spec_of(type(self.module)))
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -277,6 +283,10 @@ class HostedForward:
         records = told.pop(OPTION, None)
         if records:
             told["patches"] = self.model.weights.hook_modules.patches(records)
+        if blocks := told.pop(SKIPPED, None):
+            told["patches_replace"] = self.model.skipped_blocks.replacing((kind, number) for kind, number in blocks)
+        if name := told.pop(ATTENTION, ""):
+            told[OVERRIDE] = attention_named(name)
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over, counts=write)

@@ -157,7 +157,11 @@ class Mesh:
         """
         ring, ulysses = self.axes["ring"], self.axes["ulysses"]
         attention = SequenceParallelAttention(
-            ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks
+            ring=ring,
+            ulysses=ulysses,
+            whole=self._sequence_axis,
+            chunks=self._chunks,
+            shares=self.plan.shares_within(self.batch_group),
         )
         used = self.plan.data * self.plan.cfg * self.plan.pipefusion * attention.parts
         if used != self.plan.ranks:

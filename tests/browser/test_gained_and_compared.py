@@ -58,6 +58,15 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
         expect(sidebar.get_by_test_id("pdit-note")).to_contain_text(note)
         expect(strip).to_contain_text(figure or "2 GPUs ready")
         expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN|Infinity"))
+    quote, figures = {"devices": 2, "factor": 1.834}, {"exact": "proven", "error": 6.1e-3, "dtype": "bfloat16"}
+    for more, said in [
+        ({}, "2 devices: 1.83×"),
+        (figures, "2 devices: 1.83×; difference as between two exact kernels of one device (6.1e-3, bfloat16)"),
+        ({"exact": "whole"}, "2 devices: 1.83×; each image computed by one device"),
+        ({"factor": "much"}, ""),
+    ]:
+        made_up.tell(pools=[a_pool()], reports=[told(quote=quote | more)])
+        expect(sidebar.get_by_test_id("pdit-quote")).to_have_text(said)
     made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: gone")], reports=[told()])
     expect(strip).to_have_text("2 GPUs: failed")
     expect(sidebar).to_contain_text("Last run: #3, uly2, 256 px, 0.28 s a step")

@@ -25,7 +25,7 @@ SHOWN = """(kind) => {
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   const element = document.querySelector(`[data-node-id='${node.id}']`)
   if (!element)
-    return node.widgets.filter((w) => w.last_y !== undefined && !w.hidden && !w.element)
+    return node.widgets.filter((w) => w.last_y !== undefined && node.isWidgetVisible(w) && !w.element)
       .sort((a, b) => a.last_y - b.last_y).map((w) => w.name)
   const names = new Set(node.widgets.map((widget) => widget.name))
   const labels = [...element.querySelectorAll('*')].filter((each) => !each.children.length && each.checkVisibility())
@@ -85,8 +85,8 @@ def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
 
 
 ORDER = ["mode", "devices", "machines", "ulysses", "ring", "cfg", "data", "pipefusion", "patches", "warmup_steps"]
-ORDER += ["weights", "lora", "compiled", "step_cache"]
-ADVANCED = ["loop", "attention", "tries"]
+ADVANCED = ["machines", "weights", "lora", "compiled", "step_cache", "loop", "attention", "tries", "shares"]
+ORDER += ADVANCED[1:]
 # As saved: in the order of the schema.
 SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
 VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"
@@ -111,10 +111,12 @@ OF_ANOTHER_PACK = """() => {
 
 def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
     comfy.page.evaluate(ADD, SAVED)
-    for advanced in ([], ADVANCED):
-        comfy.page.evaluate(f"app.graph.nodes[0].showAdvanced = {json.dumps(advanced != [])}")
+    assert comfy.page.evaluate("app.graph.nodes[0].showAdvanced"), "what the workflow sets is out of sight"
+    for hidden in (ADVANCED, []):
+        comfy.page.evaluate(f"app.graph.nodes[0].showAdvanced = {json.dumps(hidden == [])}")
+        shown = [name for name in ORDER if name not in hidden]
         comfy.page.wait_for_function(
-            "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER + advanced, SHOWN]
+            "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[shown, SHOWN]
         )
     values = comfy.page.evaluate(VALUES)
     assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [

@@ -116,3 +116,24 @@ def replace_type(file: dict[str, Any], kind: str, other: str) -> None:
         if node["type"] == kind:
             node["type"] = other
             node["widgets_values"] = node["widgets_values"][:3]
+
+
+# Pairs of nodes that lie over one another as they are drawn.
+COVERED = """() => {
+  const nodes = app.graph.nodes.filter((node) => node.comfyClass)
+  const over = (a, b) => a.pos[0] < b.pos[0] + b.size[0] && b.pos[0] < a.pos[0] + a.size[0]
+    && a.pos[1] < b.pos[1] + b.size[1] && b.pos[1] < a.pos[1] + a.size[1]
+  return nodes.flatMap((a, at) => nodes.slice(at + 1).filter((b) => over(a, b)).map((b) => [a.title, b.title])) }"""
+
+
+def test_the_first_runs_button_opens_the_first_template_whose_nodes_cover_nothing(comfy: ComfyPage) -> None:
+    comfy.setting("ParallelDiT.FirstRun.Over", False)
+    first = comfy.open_sidebar().get_by_test_id("pdit-first")
+    words = first.locator("[data-step=files] > span").nth(1).bounding_box()
+    first.get_by_role("button", name="Open Z-Image Turbo").click()
+    comfy.page.wait_for_function("() => app.graph.nodes.some((node) => node.comfyClass === 'ParallelModelLoader')")
+    assert words["width"] > 200, "the button takes the room of its words"
+    config = comfy.page.get_by_test_id("pdit-plan")
+    expect(config).not_to_have_attribute("data-verdict", "bad")
+    assert comfy.page.evaluate(COVERED) == []
+    comfy.setting("ParallelDiT.FirstRun.Over", True)

@@ -133,6 +133,44 @@ REPORTS = [
 ]
 
 
+STORE = """async () => {
+  const href = [...document.styleSheets].map((each) => each.href).find((each) => each?.endsWith('panel/style.css'))
+  return (await import(new URL('store.mjs', href))).Store.prototype
+}"""
+SIZES = """function () {
+  return this.map((store) => ({ reports: store._reports.size, listeners: store._listeners.size,
+    elements: document.querySelectorAll('.pdit, .pdit *').length }))
+}"""
+
+
+def kept_by(page: Page) -> dict[str, int]:
+    """Of the page's one store: reports and listeners; and how many elements of ours there are."""
+    session = page.context.new_cdp_session(page)
+    prototype = session.send("Runtime.evaluate", {"expression": f"({STORE})()", "awaitPromise": True})["result"]
+    stores = session.send("Runtime.queryObjects", {"prototypeObjectId": prototype["objectId"]})["objects"]
+    call = {"functionDeclaration": SIZES, "objectId": stores["objectId"], "returnByValue": True}
+    (sizes,) = session.send("Runtime.callFunctionOn", call)["result"]["value"]
+    session.detach()
+    return sizes
+
+
+def test_runs_one_after_another_keep_their_own_figures_and_nothing_piles_up(made_up: MadeUp) -> None:
+    page, entries, sizes = made_up.comfy.page, [], {}
+    made_up.comfy.open_sidebar()
+    timeline, rows = made_up.comfy.open_timeline(), page.get_by_test_id("pdit-rows")
+    for steps in range(3, 15):  # of each run, other ones, so that no figure of one could be another's
+        made_up.tell(pools=[a_pool(sampling=True, state="busy")], reports=entries, run={"step": 1, "steps": steps})
+        entries = [*entries[-3:], made_up.report(steps, a_report(2, steps)) | {"summary": GAINED}]
+        made_up.tell(pools=[a_pool()], reports=entries)
+        expect(rows).to_have_attribute("data-drawn", f"2x{steps}")
+        sizes[steps] = kept_by(page)
+    assert sizes[14] == sizes[8], "the server has four reports"
+    for steps in (14, 12, 11):
+        timeline.get_by_label("Run", exact=True).select_option(str(steps))
+        expect(rows).to_have_attribute("data-drawn", f"2x{steps}")
+        expect(timeline.get_by_test_id("pdit-timeline-note")).to_contain_text(f"for {steps} steps")
+
+
 def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
     timeline = made_up.comfy.open_timeline()
     for number, (report, text) in enumerate(REPORTS):

@@ -120,21 +120,6 @@ def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     assert comfy_server.log.count("one after the other") == told + 1
 
 
-def test_four_ranks_equal_stock_comfyui(client: ComfyClient) -> None:
-    error, report = both(client, TOGETHER["unequal prompts, batch 2"][0], {"devices": "cpu:4", "cfg": 2, "ulysses": 2})
-    assert error <= TOLERANCE
-    assert [rank["lane"] for rank in report["ranks"]] == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize("batch", [pytest.param(2, marks=pytest.mark.full), 3])
-def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) -> None:
-    graph = of("", f"data {batch}", batch=batch)
-    error, report = both(client, graph, {"devices": "cpu:2", "data": 2})
-    assert error <= TOLERANCE
-    rows = [sum(stop - start for _, start, stop in pieces) for pieces in groups_of(report)]
-    assert sorted(rows) == [batch // 2, -(-batch // 2)]
-
-
 def idle_lines(server: ComfyServer) -> list[str]:
     return [line for line in server.log.splitlines() if "ranks idle" in line]
 

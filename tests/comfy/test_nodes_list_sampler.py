@@ -127,7 +127,11 @@ STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
 )
 def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: str, client: ComfyClient) -> None:
     graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
-    report = report_of(assert_same_images(client, graphs, **DATA_2))
+    result = assert_same_images(client, graphs, **DATA_2)
+    values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
+    assert values == [(value, 15) for value in range(1, 16)]
+    assert len(result.previews) == 15
+    report = report_of(result)
     assert (report["kind"], report["sampling"]["at_once"], len(report["images"])) == ("denoise", 2, 5)
     assert report["timings"]["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
     assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]
@@ -148,14 +152,6 @@ def test_one_for_all_is_written_once(client: ComfyClient) -> None:
     found = latents(client, client.queue(ours), ["save"])
     assert max(differences(found, singles(client, graphs))) <= TOLERANCE
     assert relative_error(found[0], found[1]) > VISIBLE
-
-
-def test_progress_and_previews_cover_all_images(client: ComfyClient) -> None:
-    graphs = [single(number, steps=3) for number in range(5)]
-    result = client.queue(listed(graphs, **DATA_2)).require_success()
-    values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
-    assert values == [(value, 15) for value in range(1, 16)]
-    assert len(result.previews) == 15
 
 
 def with_list(graph: Workflow, slot: str, items: list[Any]) -> Workflow:

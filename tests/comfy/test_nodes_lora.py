@@ -1,33 +1,23 @@
-"""LoRA and its relatives through the stock loader: equal to stock ComfyUI, switched, stacked, and taken back."""
+"""LoRAs through the stock loader: on one branch of a graph alone, and for another model.
+
+Does not own: that each kind equals stock, merged or beside (families/test_hosted_loras.py).
+"""
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from host import workflows
-from host.adapters import KINDS, lora, write_adapter
+from host.adapters import lora
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
 
 QKV = "double_blocks.0.img_attn.qkv"
-LINEAR = "single_blocks.1.linear2"
-
-
-@pytest.fixture(scope="module")
-def adapters(tiny_models: TinyModels) -> dict[str, str]:
-    """A file of each kind in the server's loras folder, by kind."""
-    hidden = tiny_models.shape.hidden
-    names = {}
-    for kind in KINDS:
-        modules = {QKV: (3 * hidden, hidden), LINEAR: (hidden, 5 * hidden)}
-        names[kind] = write_adapter(folder(tiny_models) / f"tiny_{kind}.safetensors", kind, modules).name
-    return names
 
 
 def folder(tiny: TinyModels) -> Path:
@@ -45,12 +35,6 @@ def stacked(graph: Workflow, *loras: tuple[str, float]) -> Workflow:
         graph[f"lora{number}"] = {"class_type": "LoraLoaderModelOnly", "inputs": inputs}
         graph["sampler"]["inputs"]["model"] = [f"lora{number}", 0]
     return graph
-
-
-def errors(client: ComfyClient, graph: Workflow, **plan: object) -> tuple[float, torch.Tensor]:
-    """Our error against stock ComfyUI on the same graph, and the stock latent."""
-    stock = latent_of(client, graph)
-    return relative_error(latent_of(client, parallel(graph, **plan)), stock), stock
 
 
 def test_a_lora_on_one_branch_and_the_base_on_the_other(client: ComfyClient, tiny_models: TinyModels) -> None:
@@ -83,15 +67,3 @@ def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine
     first_line = result.error_message.splitlines()[0]
     assert "[48, 4]" in first_line and "use one made for this model" in first_line
     client.queue(parallel(small(tiny_models, seed=79))).require_success()
-
-
-def test_side_branches_equal_stock_and_follow_a_change_of_strength(
-    client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
-) -> None:
-    """Kinds that cannot run beside a weight are merged, in the same graph."""
-    for strength in (0.9, -0.4):
-        loras = ((tiny_models.lora_fused, strength), (tiny_models.lora_diffusers, 0.5), (adapters["oft"], strength))
-        error, _ = errors(client, stacked(small(tiny_models, seed=90), *loras), lora="side branch")
-        assert error <= TOLERANCE
-    alone = stacked(small(tiny_models, seed=91), (tiny_models.lora_fused, 1.2))
-    assert errors(client, alone, lora="side branch")[0] <= TOLERANCE

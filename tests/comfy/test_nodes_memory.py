@@ -58,14 +58,6 @@ def weights_left(server: ComfyServer, held: list[int]) -> bool:
     return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
 
 
-def free_once(client: ComfyClient, graph: Workflow) -> None:
-    """Load what the graph uses and free it, for a figure to compare with: the first time that a rank frees a model it
-    looks at all of its objects, and pages of these that forked ranks shared with their parent become its own."""
-    run(client, graph)
-    client.free()
-    assert soon(lambda: all(pool["models"] == [] for pool in client.get("/parallel_dit/state")["pools"]))
-
-
 def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
@@ -76,17 +68,12 @@ def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     return True
 
 
-def test_weights_are_loaded_once_and_a_cached_prompt_runs_nothing(client: ComfyClient, tiny_models: TinyModels) -> None:
-    assert loading(run(client, sharded(tiny_models, seed=61))), "loading is not told on the node"
-    assert loading(run(client, sharded(tiny_models, seed=62))) == []
-    again = run(client, sharded(tiny_models, seed=62))
-    assert set(again.cached) == set(sharded(tiny_models, seed=62)) - {"vae", "decode"}, "which no latent needs"
-
-
-def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
+def test_weights_are_loaded_once_and_another_plan_or_an_edited_graph_finds_them_there(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    assert loading(run(client, sharded(tiny_models, seed=82)))
+    assert loading(run(client, sharded(tiny_models, seed=82))), "loading is not told on the node"
+    again = run(client, sharded(tiny_models, seed=82))
+    assert set(again.cached) == set(sharded(tiny_models, seed=82)) - {"vae", "decode"}, "which no latent needs"
     held, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     ring = sharded(tiny_models, seed=82)
     ring["config"]["inputs"] |= {"mode": "manual", "ring": 2}
@@ -122,7 +109,6 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    free_once(client, sharded(tiny_models, seed=63))
     before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()

@@ -8,7 +8,8 @@ from pathlib import Path
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.machine import device_set
-from parallel_runtime.planner.store import FILE, FOLDER, CalibrationStore
+from parallel_runtime.planner.store import FILE, CalibrationStore
+from parallel_runtime.user_files import FOLDER
 
 FLOPS, LATENCY_S = 1e9, 0.1  # ranks so slow that sharing pays, and exchanges that cost more than a small picture
 

@@ -1,8 +1,8 @@
 """Parallel Sampler's loop in the workers where ComfyUI's own module computes: stock KSampler's latent, and what a
 report says of runs that stay in ComfyUI's loop.
 
-Owns: which families and inputs run there, each with a run that is wrong on purpose. Does not own: samplers and plans
-(comfy/test_nodes_in_worker_sampling.py has them for Flux.1, `make in-worker-sampling` all), nor their recurrences.
+Owns: which families and inputs run there, each with a run that is wrong on purpose. Does not own: plans
+(runtime/test_in_worker_sampling.py), samplers (`make in-worker-sampling` has all), nor their recurrences.
 """
 
 from __future__ import annotations
@@ -163,7 +163,15 @@ def partly(graph: Workflow) -> Workflow:
     return graph
 
 
+def weighted(graph: Workflow) -> Workflow:
+    """With a strength of the one prompt."""
+    graph["weighted"] = node("ConditioningSetAreaStrength", conditioning=["positive", 0], strength=0.5)
+    graph["sampler"]["inputs"]["positive"] = ["weighted", 0]
+    return graph
+
+
 STAYS = {
+    "a strength": (weighted, "a conditioning has a strength"),
     "two prompts on one side": (controlled, "the positive conditioning has 2 parts"),
     "another cfg function": (post_cfg, "a node replaces the cfg function"),
     "some steps only": (partly, "a conditioning is for some steps only"),

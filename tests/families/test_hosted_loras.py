@@ -1,6 +1,7 @@
 """LoRA and its relatives beside stock: each kind, stacked and taken back, one that widens a layer, two models at once.
 
-Does not own: side branches that follow a strength, a LoRA for another model (comfy/test_nodes_lora.py).
+Does not own: side branches that follow a strength (models/test_side_branches.py), a LoRA for another model
+(comfy/test_nodes_lora.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def test_stacked_loras_equal_stock_and_are_taken_back_to_the_last_bit(
     plain = latent_of(hosted_client, ours(small(seed=20)))
     for names, mode, strengths in (
         (("oft", "lora_alpha", "set"), "merged", (0.7, -0.4, 1.0)),
-        (("lora_alpha", "diff"), "side branch", (-0.3, -0.4)),
+        (("lora_alpha", "diff", "oft"), "side branch", (-0.3, -0.4, 0.7)),  # the last is merged
     ):
         graph = with_loras(small(), *((file_of(each), by) for each, by in zip(names, strengths, strict=True)))
         assert relative_error(latent_of(hosted_client, ours(graph, lora=mode)), stock(graph)) <= TOLERANCE

@@ -62,3 +62,13 @@ def test_what_cannot_be_in_stages_is_refused_in_one_line_before_workers_are_aske
     said = result.error_message.splitlines()[0]
     assert [part for part in parts if part not in said] == [], said
     assert [pool["generation"] for pool in hosted_client.get("/parallel_dit/state")["pools"]] == before
+
+
+def test_blocks_that_ranks_cannot_skip_are_refused_by_the_node_before_a_step(hosted_client: ComfyClient) -> None:
+    layers = {"double_layers": "0", "single_layers": "", "start_percent": 0.0, "end_percent": 1.0}
+    skipped = between(BY_NAME["wan 2.1 vace"].graph(), "skip", "SkipLayerGuidanceDiT", **layers, scale=3.0)
+    skipped["skip"]["inputs"]["rescaling_scale"] = 0.0
+    result = hosted_client.queue(ours(skipped))
+    assert not result.progress
+    said = result.error_message.splitlines()[0]
+    assert said.startswith("SkipLayerGuidanceDiT (node skip): it skips blocks of VaceWanModel (double_block 0; "), said

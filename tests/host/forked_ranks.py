@@ -29,6 +29,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -54,7 +55,10 @@ ROOM = 2048  # for a rank's command line
 MORE = "FORK_RANKS_WITH"
 FOR_COMFYUI = {
     MORE: "torch._dynamo transformers torchvision torchaudio scipy.integrate scipy.signal einops comfy_kitchen "
-    "spandrel kornia av aiohttp.web sqlalchemy.orm alembic.command pydantic_settings psutil"
+    "spandrel kornia av aiohttp.web sqlalchemy.orm alembic.command pydantic_settings psutil comfy_aimdo.model_vbar "
+    "transformers.models.clip.tokenization_clip transformers.models.qwen2.tokenization_qwen2 "
+    "transformers.models.t5.tokenization_t5 transformers.models.llama.tokenization_llama "
+    "transformers.models.byt5.tokenization_byt5"
 }
 FORKS = "FORKS_RANKS"  # a variable of a forked ComfyUI: its number, and the socket of what forks its ranks
 THREADS = "OMP_NUM_THREADS"  # read when torch is imported
@@ -182,7 +186,8 @@ def serve(fd: int) -> None:
     import parallel_runtime.worker.engine  # noqa: F401
 
     for name in os.environ.get(MORE, "").split():
-        importlib.import_module(name)
+        with suppress(ImportError):  # another ComfyUI comes with other packages
+            importlib.import_module(name)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # or a collection in what is forked copies every page

@@ -54,7 +54,7 @@ class ComfyServer:
 
     `base` is its base directory (a temporary one when None). `models` is a models folder to use by link. `pack=False`
     leaves the pack out; `packs` are further ones. `flags` are appended to the command line, `environment` to the
-    environment. `ends_with_parent` has Linux end the server when the thread that started it ends, however it ends.
+    environment. Linux ends the server when the thread that started it ends, however that ends.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class ComfyServer:
         models: Path | None = None,
         pack: bool = True,
         packs: tuple[Path, ...] = (),
-        ends_with_parent: bool = False,
         flags: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
         start_timeout_s: float = 180.0,
@@ -74,7 +73,6 @@ class ComfyServer:
         self.models = models
         self.pack = pack
         self.packs = (*TEST_PACKS, *packs)
-        self.ends_with_parent = ends_with_parent
         self.flags = flags
         # A calibration that the user keeps would change what auto does; proofs are kept between runs.
         self.environment = {"XDG_CACHE_HOME": str(cache_folder() / "servers"), **(environment or {})}
@@ -157,7 +155,7 @@ class ComfyServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-                preexec_fn=end_with_parent(os.getpid()) if self.ends_with_parent else None,
+                preexec_fn=end_with_parent(os.getpid()),
                 start_new_session=True,  # a Ctrl-C at the terminal reaches the tests, which then stop the server
             )
         self._wait_until_answering()

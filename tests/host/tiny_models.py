@@ -58,11 +58,6 @@ def common_noise() -> torch.Tensor:
     return torch.randn(COMMON_NUMBERS, generator=torch.Generator().manual_seed(0))
 
 
-def make_tensors(rows: Iterable[Row], *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """A whole state dict in memory, equal to what `write_layout` writes."""
-    return {row.name: make_tensor(row, seed=seed, dtype=dtype) for row in rows}
-
-
 def write_layout(
     path: Path,
     rows: Iterable[Row],
@@ -95,13 +90,6 @@ def write_layout(
 def to_bytes(tensor: torch.Tensor) -> bytes:
     """A tensor's bytes in row order, whatever its type."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def flux_tensors(
-    *, seed: int = 0, dtype: torch.dtype = torch.float32, norm_suffix: str = "scale", **sizes: int
-) -> dict[str, torch.Tensor]:
-    """A Flux state dict under the original names; `sizes` are FluxShape's fields."""
-    return make_tensors(layouts.flux(FluxShape(**sizes), norm_suffix=norm_suffix), seed=seed, dtype=dtype)
 
 
 def write_flux(

@@ -108,31 +108,3 @@ def with_controlnet(graph: Workflow, tiny: TinyModels, name: str, image: str, *,
     }
     inputs["positive"], inputs["negative"] = ["apply", 0], ["apply", 1]
     return graph
-
-
-def fill(tiny: TinyModels, image: str, *, steps: int = 2) -> Workflow:
-    """Flux Fill: an uploaded image whose transparent part is painted anew."""
-    graph = with_image(text_to_image(tiny, steps=steps), image)
-    graph["model"]["inputs"]["unet_name"] = tiny.fill
-    inputs = graph["sampler"]["inputs"]
-    graph["inpaint"] = {
-        "class_type": "InpaintModelConditioning",
-        "inputs": {
-            "positive": inputs["positive"],
-            "negative": inputs["negative"],
-            "vae": ["vae", 0],
-            "pixels": ["image", 0],
-            "mask": ["image", 1],
-            "noise_mask": False,
-        },
-    }
-    inputs["positive"], inputs["negative"], inputs["latent_image"] = ["inpaint", 0], ["inpaint", 1], ["inpaint", 2]
-    return graph
-
-
-def with_cfg(graph: Workflow, cfg: float, *, negative: str) -> Workflow:
-    """A real negative prompt at a cfg above 1: two conditionings a step."""
-    graph["sampler"]["inputs"]["cfg"] = cfg
-    graph["uncond"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["clip", 0], "text": negative}}
-    graph["sampler"]["inputs"]["negative"] = ["uncond", 0]
-    return graph

@@ -14,10 +14,13 @@ from parallel_runtime.parallel.collectives import Axis
 class GlooGroup(SequenceParallelAttention):
     """Counts the calls of attention that went through it."""
 
-    def __init__(self, chunks: int = 1) -> None:
-        """`chunks`: into which heads are sent, where ranks have as many."""
-        self.axis = Axis("ulysses", dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
-        super().__init__(ulysses=self.axis, chunks=lambda _: chunks)
+    def __init__(self, chunks: int = 1, *, shares: tuple[int, ...] = (), ring: bool = False) -> None:
+        """`chunks`: into which heads are sent, where ranks have as many; `shares` of ranks that are unequal, the first
+        of them; as a `ring` they share keys instead of heads."""
+        size = dist.get_world_size()
+        self.axis = Axis("ring" if ring else "ulysses", size, dist.get_rank(), dist.group.WORLD)
+        of_axis = (shares[:size], ()) if ring else ((), shares[:size])
+        super().__init__(**{self.axis.name: self.axis}, chunks=lambda _: chunks, shares=of_axis)
         self.attentions = 0
 
     def whole_keys(self, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

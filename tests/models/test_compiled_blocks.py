@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from runtime.loras import lora
-from torch import Tensor, nn
+from torch import Tensor
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
@@ -100,12 +100,6 @@ RUNS += [
     for name in CASES_OF
     if name in CASES
 ]
-
-
-def blocks_in(model: nn.Module, path: str) -> list[nn.Module]:
-    """Those of a list, which may not be there."""
-    found = dict(model.named_modules()).get(path)
-    return [] if found is None else list(found.children())
 
 
 @pytest.mark.parametrize(("name", "backend", "ranks"), RUNS)

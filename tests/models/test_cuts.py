@@ -27,6 +27,7 @@ class Part:
 
     parts: int
     index: int
+    shares: tuple[int, ...] = ()
 
 
 def calls(parts: int, **totals: int) -> list[TokenCall]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
+from parallel_runtime.models.hosted.stock_functions import OVERRIDE, attention_named, overriding
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 
@@ -335,3 +336,23 @@ def test_a_window_of_this_ranks_tokens_is_that_of_all(group: GlooGroup) -> None:
         with under_way(call) as attention:
             got = attention(part, part, part, 6, own[None, None], skip_reshape=True)
         torch.testing.assert_close(got, want, msg=f"{window} tokens")
+
+
+@in_ranks(3)
+def test_an_attention_function_of_comfyuis_is_called_by_its_name(group: GlooGroup) -> None:
+    import comfy.ldm.modules.attention as module
+
+    def other(q: Tensor, *given: object, **named: object) -> Tensor:
+        return q + 1
+
+    module.REGISTERED_ATTENTION_FUNCTIONS["of the test"] = other
+    override = attention_named("of the test")
+    del module.REGISTERED_ATTENTION_FUNCTIONS["of the test"]
+    q = torch.rand(1, 4, 2, 8)
+    options = {"transformer_options": {OVERRIDE: override}}
+    stock = installed().kernel
+    assert torch.equal(stock(q, q, q, 4, None, None, True, True, options), q + 1)
+    assert overriding(options) == "of the test" and not overriding({"transformer_options": {}})
+    assert stock.each_head_alone({}) and not stock.each_head_alone(options)
+    with refused("no attention function 'another'"):
+        attention_named("another")

@@ -82,6 +82,31 @@ def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, 
     assert torch.equal(call(model, inputs), want), "with the hooks inactive the model is as it was"
 
 
+SHARES = (5, 1, 2)
+UNEQUAL = {"Wan t2v, 4 heads", "MiniMax H3", "LTX-2, a timestep for each frame"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, id=f"{name}, {ranks}", marks=[] if name in UNEQUAL else pytest.mark.full)
+        for name in CASES
+        for ranks in (2, 3)
+    ],
+)
+@in_ranks()
+def test_ranks_with_unequal_shares_compute_the_same(group: GlooGroup, name: str) -> None:
+    """Of heads and of keys, in one chunk and in several."""
+    model, inputs, want, _ = whole(name)
+    try:
+        shared = SharedModel(model, spec_of(type(model)), group)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    for kind in ({}, {"ring": True}, {"chunks": 3}):
+        shared.group = GlooGroup(**kind, shares=SHARES)
+        assert difference(call(model, inputs), want) <= ERROR, kind
+
+
 def of_each_class() -> list[str]:
     """The first case of each class."""
     firsts = {known.path: known.name for known in reversed(cases().values()) if known.name in CASES}

@@ -49,7 +49,7 @@ def table(fits: bool = True, **seconds: float) -> list[Prediction]:
         (20, {"ulysses": 1.0, "ring": 1.0}, (ULYSSES, RING)),
         (20, {"ulysses": 1.0, "ring": 1.0, "cfg": 1.01, "single": 1.02}, (ULYSSES, RING, CFG)),
         (15, {"ulysses": 1.0, "ring": 1.0}, ()),  # too short a run
-        (20, {"ulysses": 1.0, "ring": 1.19}, ()),  # could gain 0.8 % of 40 steps, and 6.6 steps would be spent
+        (20, {"ulysses": 1.0, "ring": 1.19}, ()),  # could gain 5 % of 80 steps, and 6.6 steps would be spent
         (1000, {"ulysses": 1.0, "ring": 1.19}, (ULYSSES, RING)),  # pays in a long run
         (1000, {"ulysses": 1.0, "single": 1.25}, ()),  # predicted to be too far behind for any run
         (1000, {"ulysses": 1.0, "stages": 0.5}, ()),  # not exact
@@ -65,18 +65,18 @@ def test_setting_a_plan_up_counts_and_what_does_not_fit_is_not_tried() -> None:
     rows = table(ulysses=0.01, ring=0.01)
     assert worth_trying(rows, ULYSSES, steps=20, asynchronous=False) == (ULYSSES, RING)
     assert worth_trying(rows, ULYSSES, steps=20, asynchronous=True) == ()  # groups take longer than the whole run
-    slow = table(ulysses=10.0, ring=10.0)
+    slow = table(ulysses=5.0, ring=5.0)
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True) == (ULYSSES, RING)
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True, compiled=True) == ()
     assert worth_trying(table(fits=False, ulysses=1.0, ring=1.0), ULYSSES, steps=20, asynchronous=False) == ()
 
 
 def run(tries: Tries, seconds: dict[ParallelPlan, float], noise: tuple[float, ...] = (1.0,)) -> Tries:
-    """Compute what is due, `noise` times as long; a first copy takes thrice as long."""
+    """Compute what is due, `noise` times as long; a first copy takes half as long again."""
     started = set(tries.warm)
     while (plan := tries.due) is not None:
         factor = noise[tries.copies % len(noise)]
-        tries.note(plan, factor * seconds[plan] * (1 if plan in started else 3))
+        tries.note(plan, factor * seconds[plan] * (1 if plan in started else 1.5))
         started.add(plan)
     return tries
 
@@ -93,7 +93,7 @@ def run(tries: Tries, seconds: dict[ParallelPlan, float], noise: tuple[float, ..
 def test_the_first_copy_is_not_counted_then_two_are(seconds: dict, warm: tuple, copies: int, kept: object) -> None:
     tries = run(Tries(tuple(seconds), warm=frozenset(warm)), seconds)
     assert (tries.copies, tries.best()) == (copies, kept)
-    assert tries.seconds == seconds  # thrice as long as that in the first copies, which are not in here
+    assert tries.seconds == seconds  # first copies, which take longer, are not in here
 
 
 @given(st.floats(0.2, 5.0), st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6).map(tuple))
@@ -101,6 +101,18 @@ def test_what_is_kept_is_the_quickest_or_near_it_whatever_the_noise(ratio: float
     seconds = {ULYSSES: 1.0, RING: ratio}
     kept = run(Tries((ULYSSES, RING)), seconds, noise=noise).best()
     assert seconds[kept] <= 1.05 * min(seconds.values())
+
+
+def test_a_plan_that_is_hopeless_in_its_first_copy_gets_no_other() -> None:
+    tries = Tries((ULYSSES, RING))
+    for plan, seconds in ((ULYSSES, 2.0), (ULYSSES, 1.0), (RING, 4.1)):
+        assert tries.due == plan
+        tries.note(plan, seconds)
+    assert tries.due is None and tries.best() == ULYSSES
+    tries = Tries((ULYSSES, RING))
+    for plan, seconds in ((ULYSSES, 2.0), (ULYSSES, 1.0), (RING, 3.9)):  # making groups may take as long
+        tries.note(plan, seconds)
+    assert tries.due == RING
 
 
 def test_a_plan_that_fails_is_kept_out_and_the_others_go_on() -> None:

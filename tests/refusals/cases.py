@@ -197,6 +197,17 @@ def with_hook(hook: str, **inputs: Any) -> Build:
     return build
 
 
+def read_by(published: str) -> Build:
+    """A MODEL of a loader that reads a file of its own format, of this name."""
+
+    def build(tiny: TinyModels) -> Workflow:
+        graph = adopted(tiny)
+        inputs = {"unet_name": graph["model"]["inputs"]["unet_name"], "published": published}
+        return graph | {"model": {"class_type": "LoadAsGGUF", "inputs": inputs}}
+
+    return build
+
+
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     graph = adopted(tiny)
@@ -217,8 +228,8 @@ def cast_to_fp8(tiny: TinyModels) -> Workflow:
     return graph
 
 
-SKIPPED = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_scale": 0.0}
-SKIPPED |= {"start_percent": 0.0, "end_percent": 1.0}
+CHANGE = "ChangeModules"
+CHANGED = "ChangeModules (node between)"
 REACH = "ReachIntoModel"
 REACHED = "ReachIntoModel (node between)"
 LATER = "RefusedLater"
@@ -238,18 +249,6 @@ CASES = (
         saved("CheckpointSave", clip=["clip", 0], vae=["vae", 0]),
     ),
     Case("Flux KV Cache", "FluxKVCache", ("Flux KV Cache (node between)",), between("FluxKVCache"), stock=True),
-    Case(
-        "Skip Layer Guidance",
-        "KSampler",
-        ("SkipLayerGuidanceDiT (node between)", "double_block 0, single_block 0"),
-        between("SkipLayerGuidanceDiT", **SKIPPED),
-    ),
-    Case(
-        "Skip Layer Guidance before Parallelize Model",
-        "KSampler",
-        ("SkipLayerGuidanceDiT (node before)", "double_block 0, single_block 0"),
-        before("SkipLayerGuidanceDiT", **SKIPPED),
-    ),
     Case(
         "Anima LLLite",
         "AnimaLLLiteApply",
@@ -284,24 +283,31 @@ CASES = (
         with_fun_controlnet,
     ),
     Case(
-        "Model Attention Backend",
-        "ModelAttentionBackend",
-        ("(node between)", "attention function"),
-        between("ModelAttentionBackend", attention="pytorch attention"),
-        needs="ModelAttentionBackend",
-    ),
-    Case(
-        "Model Attention Backend before Parallelize Model",
-        "ParallelizeModel",
-        ("(node before)", "optimized_attention_override"),
-        before("ModelAttentionBackend", attention="pytorch attention"),
-        needs="ModelAttentionBackend",
-    ),
-    Case(
         "Attention of another kind at each step (block sparse attention)",
         "KSampler",
         ("RefusedLater (node between)", "optimized_attention_override"),
         between(LATER, way="at each step"),
+        stock=True,
+    ),
+    Case(
+        "A method replaced for the time of a call (TeaCache, MagCache, WaveSpeed)",
+        "KSampler",
+        (CHANGED, "replaces diffusion_model.forward_orig"),
+        between(CHANGE, way="method for a call"),
+        stock=True,
+    ),
+    Case(
+        "The forward replaced for the time of a call (TeaCache, NAG's samplers)",
+        "KSampler",
+        (CHANGED, "replaces diffusion_model.forward,"),
+        between(CHANGE, way="forward for a call"),
+        stock=True,
+    ),
+    Case(
+        "Blocks replaced for the time of a call (WaveSpeed)",
+        "KSampler",
+        (CHANGED, "replaces diffusion_model.single_blocks"),
+        between(CHANGE, way="blocks for a call"),
         stock=True,
     ),
     Case(
@@ -399,6 +405,18 @@ CASES = (
         "ParallelizeModel",
         ("ModelMergeSimple (node merged)", "another model's weights"),
         lambda tiny: merged(adopted(tiny, "merged"), "merged"),
+    ),
+    Case(
+        "A GGUF file of a model that has an int8 file",
+        "ParallelizeModel",
+        ("LoadAsGGUF (node model)", "with z_image_turbo_int8_convrot.safetensors"),
+        read_by("z_image_turbo-Q4_K_M.gguf"),
+    ),
+    Case(
+        "A GGUF file of another model, or a loader of classes of its own (nunchaku)",
+        "ParallelizeModel",
+        ("LoadAsGGUF (node model)", "in int8 or fp8"),
+        read_by("svdq-int4_r32-flux.1-dev.gguf"),
     ),
     Case("Parallelize Model twice", "ParallelizeModel", ("parallel already", "change SP Config"), twice),
     Case("A cast to fp8, and another dtype", "ParallelizeModel", ("remove ModelComputeDtype", "default"), cast_to_fp8),

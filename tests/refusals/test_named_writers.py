@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
+import torch
 
 from host.client import ComfyClient, Workflow
+from host.pack_workflows import latent_of
 from host.tiny_models import TinyModels
 
-from .cases import LATER, REACH, SKIPPED, between, ours, patched_by
+from .cases import LATER, REACH, between, ours, patched_by
 
 
 def first_line(client: ComfyClient, graph: Workflow, node: str) -> str:
@@ -85,32 +86,13 @@ def test_an_object_in_the_options_is_told_by_the_node_that_put_it_there(
     assert "transformer_options.frames_kept, a Projector" in said
 
 
-def skipping(tiny: TinyModels, **changed: Any) -> Workflow:
-    return between("SkipLayerGuidanceDiT", **{**SKIPPED, **changed})(tiny)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"scale": 0.0}, {"double_layers": "", "single_layers": ""}, {"start_percent": 0.999, "end_percent": 0.9995}],
-    ids=str,
-)
-def test_a_skip_layer_guidance_that_skips_nothing_runs(
-    changed: dict[str, Any], client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    client.queue(skipping(tiny_models, **changed)).require_success()
-
-
-def test_a_skip_layer_guidance_that_begins_later_is_refused_before_a_step(
+def test_what_a_node_changed_for_good_is_taken_back_once_the_node_is_gone(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    result = client.queue(skipping(tiny_models, start_percent=0.4))
-    assert "SkipLayerGuidanceDiT (node between)" in result.error_message and not result.progress
-
-
-def test_the_simple_one_runs_where_no_negative_is_computed(client: ComfyClient, tiny_models: TinyModels) -> None:
-    inputs = {"double_layers": "0", "single_layers": "0", "start_percent": 0.0, "end_percent": 1.0}
-    graph = between("SkipLayerGuidanceDiTSimple", **inputs)(tiny_models)
-    graph["sampler"]["inputs"]["cfg"] = 1.0
-    client.queue(graph).require_success()
-    graph["sampler"]["inputs"]["cfg"] = 2.0
-    assert "SkipLayerGuidanceDiTSimple (node between)" in first_line(client, graph, "KSampler")
+    """The loader's MODEL is kept, and with it what the node did to its modules."""
+    right = latent_of(client, ours(tiny_models))
+    for way in ("method for good", "hook", "class"):
+        graph = between("ChangeModules", way=way)(tiny_models)
+        for _ in range(2):  # the second time ComfyUI has the node's result
+            assert "ChangeModules (node between): it " in first_line(client, graph, "KSampler")
+        assert torch.equal(latent_of(client, ours(tiny_models)), right), way

@@ -76,3 +76,11 @@ def test_a_full_list_over_all_batch_groups_is_shared_out_evenly() -> None:
 def test_what_cannot_be_shared_out_is_refused(rows: list[int], batch_groups: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         share_out(rows, batch_groups)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares", "expected"),
+    [([6], (2, 1), [4, 2]), ([3, 3], (2, 1), [4, 2]), ([1, 1], (2, 1), [1, 1]), ([5], (1, 3, 1), [1, 3, 1])],
+)
+def test_rows_follow_the_shares_of_batch_groups(rows: list[int], shares: tuple[int, ...], expected: list[int]) -> None:
+    assert loads(share_out(rows, len(shares), shares)) == expected

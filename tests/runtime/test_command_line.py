@@ -83,6 +83,13 @@ def test_a_batch_group_without_work_is_named_and_sharded_weights_are_counted(
     assert "warning: batch group 1 of 2 had no work (ranks 2 to 3); use a larger --batch" in done.stdout
     assert "rank 2, batch group 1: no work" in done.stdout
     assert " of weights sent a step, " in done.stdout
+    assert done.stdout.splitlines()[-1] == "data2-ring1-uly2-sharded: equal to one process"
+    assert [line.removesuffix(" ...") for line in done.stderr.splitlines() if line.endswith(" ...")] == [
+        "computing random calls in a ComfyUI process",
+        "starting 4 rank(s) and loading the model",
+        "computing data2-ring1-uly2-sharded",
+        "computing the same by ComfyUI in one process",
+    ]
 
 
 @pytest.mark.slow

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
-import pty
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from host.fetch import comfyui_path
-from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.__main__ import main
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import CLEAR, Progress
 from parallel_runtime.report.text import verdict
 
-ROOT = Path(__file__).resolve().parents[2]
 ESCAPE = "\x1b["
 PLAN = ("plan", "--kind", "RTX3090", "--file-dtype", "fp8")
 
@@ -61,42 +55,37 @@ def test_an_option_without_help_and_an_example_that_fails_are_found() -> None:
     assert [text.partition(": ")[2].split(" ")[0] for text in found] == ["['--silent']", "the"]
 
 
-def on_a_terminal(*arguments: str, **environ: str) -> tuple[int, str]:
-    """Exit code, and all that a person with a terminal sees of a command: both streams are the terminal's."""
-    ours, theirs = pty.openpty()
-    base = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "parallel_runtime", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=base | environ)
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-    os.close(ours)
-    return process.wait(), seen.decode().replace("\r\n", "\n")
-
-
-@pytest.mark.slow
-def test_colours_and_moving_lines_are_a_terminals_alone() -> None:
-    code, seen = on_a_terminal(*PLAN)
-    assert (code, "\x1b[32mplan: ulysses=2" in seen) == (0, True)
-    _, without = on_a_terminal(*PLAN, NO_COLOR="1")
-    assert "\x1b[32m" not in without
-    _, dumb = on_a_terminal(*PLAN, TERM="dumb")
-    assert ESCAPE not in dumb
-    command = [sys.executable, "-m", "parallel_runtime", *PLAN]
-    piped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ESCAPE not in piped.stdout + piped.stderr
-    assert piped.stderr == ""
-
-
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "coloured"),
+    [
+        (Terminal, {"TERM": "xterm"}, True),
+        (Terminal, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (Terminal, {"TERM": "dumb"}, False),
+        (io.StringIO, {"TERM": "xterm"}, False),
+    ],
+)
+def test_colours_and_moving_lines_are_a_terminals_alone(
+    stream: type[io.StringIO], environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out, err = stream(), stream()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert main(PLAN) == 0
+    seen = out.getvalue()
+    assert ("\x1b[32mplan: ulysses=2" in seen) == coloured
+    if not stream().isatty() or environment["TERM"] == "dumb":
+        assert ESCAPE not in seen + err.getvalue()
+    assert stream is Terminal or err.getvalue() == ""
 
 
 def test_a_terminal_has_one_line_with_a_bar_and_a_file_a_line_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,21 +111,6 @@ def test_plan_answers_first_and_last_and_marks_what_it_chose(command: Callable) 
     assert "2 device(s) of RTX 3090, 24.0 GiB on each" in done.stdout
     whole = command("plan", "--kind", "RTX 3090")
     assert "sharded" in whole.stdout.splitlines()[0], "in bf16 it does not fit whole, in fp8 it does"
-
-
-def test_phases_are_told_while_it_works_and_the_last_line_is_the_answer(
-    command: Callable, tiny_hosted: ModelSpec
-) -> None:
-    size = ("--width", "64", "--height", "64", "--text-tokens", "4", "--comfyui", str(comfyui_path()))
-    done = command("verify", "--model", tiny_hosted.path, "--plan", "ulysses=2", *size)
-    assert [line.removesuffix(" ...") for line in done.stderr.splitlines() if line.endswith(" ...")] == [
-        "computing random calls in a ComfyUI process",
-        "starting 2 rank(s) and loading the model",
-        "computing uly2",
-        "computing the same by ComfyUI in one process",
-    ]
-    assert done.stdout.splitlines()[0].startswith("uly2: equal to one process: relative error")
-    assert done.stdout.splitlines()[-1] == "uly2: equal to one process"
 
 
 @pytest.mark.parametrize(

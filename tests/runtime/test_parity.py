@@ -43,11 +43,19 @@ STAGES = [
 ELSEWHERE = ("ulysses=3", "cfg=2", "data=2,cfg=2,ring=2", "data=2,cfg=3", "data=2,ulysses=2", "cfg=3,ulysses=2")
 SHARDED = [ParallelPlan.parse(f"{name},weights=sharded") for name in ELSEWHERE]
 OFFLOADED = [ParallelPlan.parse(f"{name}weights=offloaded") for name in ("", "data=2,", "ulysses=3,", "cfg=2,ring=2,")]
-PLANS = [*EVERY_PLAN, *STAGES, *SHARDED, *OFFLOADED]
+# Devices of unequal speed: each axis alone, two of them, rows of batch groups, and weights that are shared out equally.
+UNEQUAL = [
+    ParallelPlan.parse(name)
+    for name in (
+        *("ulysses=2,shares=2:1", "ring=3,shares=5:1:2", "ring=2,ulysses=2,shares=1:2:3:4", "data=3,shares=1:1:4"),
+        *("data=2,ulysses=2,shares=4:2:1:1", "cfg=2,ring=2,shares=3:1:2:1", "ulysses=3,shares=3:2:1,weights=sharded"),
+    )
+]
+PLANS = [*EVERY_PLAN, *STAGES, *SHARDED, *OFFLOADED, *UNEQUAL]
 # Of every plan: each axis alone, each two of them unevenly, each three; what else there is differs in numbers alone.
 USUAL_DEGREES = ([], [2], [3], [8], [2, 3], [2, 2, 2])
 USUAL = [plan for plan in EVERY_PLAN if sorted(each for each in plan.degrees if each > 1) in USUAL_DEGREES]
-FEWER_PLANS = [*USUAL, *STAGES, *SHARDED, *OFFLOADED]
+FEWER_PLANS = [*USUAL, *STAGES, *SHARDED, *OFFLOADED, *UNEQUAL]
 # By name, calls of one size: cond and uncond of unequal text; several rows; more calls than batch groups, of unequal
 # rows and sizes; fewer tokens than ranks
 REQUESTS = {
@@ -130,6 +138,18 @@ def test_without_the_exchange_every_plan_is_wrong(
     for plan in [*SHARING[::3], *STAGES[:1]]:
         result = eight_ranks.run(tiny_hosted, plan, told(calls, local_attention=True))
         assert worst(result, expected) > WRONG, plan.name
+
+
+def test_a_rank_computes_its_share_of_tokens_heads_and_rows(
+    eight_ranks: Pool, tiny_hosted: ModelSpec, requests: dict[str, Asked]
+) -> None:
+    """Of 48 tokens 36 and 12, of which a ring sends keys and values; of three rows of each call two and one."""
+    block, end = WIDTH * 4, 64 * 4
+    result = eight_ranks.run(tiny_hosted, ParallelPlan.parse("ring=2,shares=3:1"), [call()])
+    assert [rank.sent_bytes for rank in result.ran] == [tokens * 2 * BLOCKS * block + 36 * end for tokens in (36, 12)]
+    calls, _ = requests["a batch of each"]
+    rows = [ran.pieces for ran in eight_ranks.run(tiny_hosted, ParallelPlan.parse("data=2,shares=2:1"), calls).ran]
+    assert [sum(stop - start for _, start, stop in pieces) for pieces in rows] == [4, 2]
 
 
 def test_a_plan_sends_what_numbers_by_hand_say(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:

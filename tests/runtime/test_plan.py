@@ -1,6 +1,7 @@
 """Plans: what a user may ask for, and what each refusal says."""
 
 import itertools
+import json
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.plan import AXES, KEYS, MAX_RANKS, Layout, ParallelPlan, auto_plan, stages_error
+from parallel_runtime.shares import parse_shares, shares_by_speed
 
 
 def test_a_plan_is_read_as_it_is_described() -> None:
@@ -139,6 +141,65 @@ def test_the_auto_plan_gives_each_call_ranks_of_its_own_where_they_divide() -> N
     assert auto_plan(1, 24, batch_groups=2) == ParallelPlan()
     with pytest.raises(ValueError, match="batch groups=0"):
         auto_plan(2, 24, batch_groups=0)
+
+
+def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:
+    plan = ParallelPlan.parse("ring=2,ulysses=2,shares=2:4:6:8")
+    assert (plan.shares, plan.name) == ((1, 2, 3, 4), "ring2-uly2-1:2:3:4")
+    assert ParallelPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan == ParallelPlan.parse(plan.describe())
+    assert plan.shares_within(0) == ((3, 7), (4, 6))  # an axis has the sums over the other
+    assert ParallelPlan.parse("ulysses=2,shares=5:5") == ParallelPlan(ulysses=2)
+    groups = ParallelPlan.parse("data=2,ulysses=2,shares=3:1:1:1")
+    assert (groups.shares_within(0), groups.shares_within(1)) == (((), (3, 1)), ((), ()))
+    assert groups.group_shares(2) == (4, 2) and ParallelPlan.parse("data=2,ulysses=2").group_shares(2) == ()
+    assert ParallelPlan(ulysses=2).with_shares((3, 1, 9)).shares == (3, 1)
+    assert ParallelPlan(pipefusion=2).with_shares((3, 1)) == ParallelPlan(pipefusion=2)
+    assert ParallelPlan(ulysses=2, shares=(3, 1)).layout == ParallelPlan(ulysses=2).layout  # weights are held equally
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ulysses=2,shares=0:1", "leave out a device"),
+        ("ulysses=2,shares=1001:1", "outside 1 to 1000"),
+        ("ulysses=2,shares=-1:1", "outside 1 to 1000"),
+        ("ulysses=2,shares=3:2:1", "3 rank.s., the plan has 2"),
+        ("ulysses=2,shares=a:b", "whole number"),
+        ("pipefusion=2,shares=2:1", "need pipefusion=1"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ParallelPlan.parse(text)
+    with pytest.raises(ValueError, match="no list"):
+        ParallelPlan.from_dict({"ulysses": 2, "shares": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "shares"),
+    [
+        ("measured", None),
+        ("equal", ()),
+        ("2, 1", (1000, 500)),
+        ("1:0.6", (1000, 600)),
+        ("1, 0.0001", (1000, 0)),  # rounds to nothing: left out
+    ],
+)
+def test_what_a_user_writes_becomes_shares(text: str, shares: object) -> None:
+    assert parse_shares(text, 2) == shares
+
+
+@pytest.mark.parametrize("text", ["0, 0", "-1, 2", "nan, 1", "inf, 1", "1", "3, 2, 1", "fast, slow", "1,,2"])
+def test_shares_of_a_user_that_cannot_be_name_the_remedy(text: str) -> None:
+    with pytest.raises(ValueError, match="use equal, measured, or a number for each device"):
+        parse_shares(text, 2)
+
+
+def test_measured_shares_are_tenths_and_of_devices_of_one_name_none() -> None:
+    assert shares_by_speed(["RTX 4090", "RTX 3090"], [140.0, 84.0]) == (10, 6)
+    assert shares_by_speed(["RTX 4090", "RTX 4090"], [140.0, 84.0]) == ()
+    assert shares_by_speed(["RTX 4090", "RTX 4080"], [140.0, 130.0]) == ()
+    assert shares_by_speed(["A", "B"], [140.0, 0.0]) == shares_by_speed([], []) == ()
 
 
 def test_every_axis_is_a_field_of_the_plan() -> None:

@@ -8,7 +8,17 @@ import pytest
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import plan_part
-from parallel_runtime.report.compare import Facts, facts_of, name_works, quicker, shares_of, speedup, summary, verdict
+from parallel_runtime.report.compare import (
+    Facts,
+    facts_of,
+    name_works,
+    quicker,
+    quoted,
+    shares_of,
+    speedup,
+    summary,
+    verdict,
+)
 
 ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
 GPU = {"name": "cuda:0", "kind": "cuda", "model": "RTX 3090"}
@@ -56,6 +66,30 @@ def test_a_run_is_held_against_the_newest_on_one_device() -> None:
     found = compared(run(ALONE, 0.9), run(ALONE, 0.42), run(PAIR, 0.28))
     expected = {"factor": pytest.approx(1.5), "one_s": 0.42, "plan_s": 0.28, "plan": "uly2", "number": 2}
     assert found == expected | {"kind": "denoise"}
+
+
+PROOF = {"verdict": "proven", "error": 6e-3, "tolerance": 1e-2}
+CACHE = {"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact"),
+    [
+        ({"proof": PROOF}, {"exact": "proven", "error": 6e-3, "dtype": "bfloat16"}),
+        ({"proof": PROOF | {"error": 2e-2}}, {}),
+        ({"proof": {"verdict": "not proven"}}, {}),
+        ({"proof": {"verdict": "not needed"}}, {"exact": "whole"}),
+        ({}, {}),
+        ({"proof": PROOF, "step_caches": [CACHE]}, {}),
+        ({"proof": PROOF, "ranks": [{"attention": "SageAttention, which rounds"}]}, {}),
+        ({"proof": PROOF, "plan": plan_part(ParallelPlan(pipefusion=2))}, {}),
+    ],
+)
+def test_what_is_quoted_was_measured_and_is_as_exact_as_the_proof_found(changes: dict, exact: dict) -> None:
+    report, found = run(PAIR, 0.28) | changes, {"factor": 1.5}
+    assert quoted(report, found) == {"devices": 2, "factor": 1.5} | exact
+    assert quoted(report, None) is None  # no run on one device
+    assert quoted(run(ALONE, 0.42) | changes | {"plan": plan_part(ALONE)}, found) is None
 
 
 def test_one_device_is_held_against_the_newest_on_several() -> None:

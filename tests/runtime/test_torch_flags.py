@@ -6,15 +6,29 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from parallel_runtime.torch_flags import read_flags
 
 ROOT = Path(__file__).resolve().parents[2]
-CHANGE = """
-import json, torch
+# One process forks another, whose switches it takes.
+PROCESS = """
+import json, os, torch
 from parallel_runtime.torch_flags import read_flags, set_flags
+usual = read_flags()
+told, tell = os.pipe()
+if os.fork() == 0:
+{turned}
+    os.write(tell, json.dumps(read_flags()).encode())
+    os._exit(0)
+os.wait()
+theirs = json.loads(os.read(told, 1 << 16))
+set_flags({{'torch.backends.unheard_of': True}})
+unmoved = read_flags()
+set_flags(theirs)
+print(json.dumps([usual, theirs, unmoved, read_flags()]))
 """
 TURNED = """
 torch.backends.cudnn.benchmark = True
@@ -32,21 +46,13 @@ CHANGED = {
 }
 
 
-def process(code: str) -> list[dict]:
-    """What a process of its own prints, a line each: switches are those of a whole process."""
-    command = [sys.executable, "-c", f"{CHANGE}{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.mark.slow
 def test_switches_of_one_process_reach_another() -> None:
-    tell = "print(json.dumps(read_flags()))"
-    usual, theirs = process(f"{tell}{TURNED}{tell}")
+    command = [sys.executable, "-c", PROCESS.format(turned=indent(TURNED, "    "))]
+    usual, theirs, unmoved, reached = json.loads(subprocess.check_output(command, cwd=ROOT))
     assert {name: theirs[name] for name in CHANGED} == CHANGED
     assert all(usual[name] != value for name, value in CHANGED.items()), "each was turned"
-    unheard = "set_flags({'torch.backends.unheard_of': True})"
-    assert process(f"{unheard}\n{tell}\nset_flags({theirs!r})\n{tell}") == [usual, theirs]
+    assert (unmoved, reached) == (usual, theirs)
 
 
 def test_reading_changes_nothing() -> None:

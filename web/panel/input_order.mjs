@@ -18,7 +18,8 @@ const ORDER = [
   'step_cache',
   'loop',
   'attention',
-  'tries'
+  'tries',
+  'shares'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */

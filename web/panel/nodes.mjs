@@ -31,7 +31,7 @@ const ASK_AFTER_MS = 250
 const HEIGHT = 76
 const MARGINS = 20 // of a widget, above and below together
 const PLANS_HEIGHT = 88 // four lines: the plan, its memory, two devices
-const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that nothing moves when they come
+const SAMPLERS_HEIGHT = 148 // room for all that a run says in seven lines, so that nothing moves or is cut when it comes
 const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
@@ -174,6 +174,7 @@ function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
   addBox(node, 'parallel_dit_plan', box, PLANS_HEIGHT)
   orderInputs(node)
+  for (const widget of node.widgets ?? []) widget.advanced = widget.options?.advanced // what the classic renderer asks
   showTextsOf(node, (text) => setText(box, text))
   let timer = 0
   let asked = 0
@@ -196,6 +197,7 @@ function addPlan(node, { store, t }) {
     const before = node[event]
     node[event] = function (...all) {
       before?.apply(this, all)
+      if (event === 'onConfigure') showChosen(node)
       changed()
     }
   }
@@ -270,6 +272,16 @@ function memoryLines(memory, t) {
   const { device, host, total } = memory
   const line = t(memory.weights_alone ? 'node.weights' : 'node.memory', { device: bytes(device), total: bytes(total) })
   return [host ? `${line} ${t('node.host', { host: bytes(host) })}` : line]
+}
+
+/* A workflow that sets an advanced input shows it, so that nothing that was chosen is out of sight. */
+function showChosen(node) {
+  const about = node.constructor.nodeData?.input?.optional ?? {}
+  const chosen = (widget) => {
+    const { advanced, default: usual } = about[widget.name]?.[1] ?? {}
+    return advanced === true && usual !== undefined && widget.value !== usual
+  }
+  if ((node.widgets ?? []).some(chosen)) node.showAdvanced = true
 }
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */

@@ -6,6 +6,7 @@ import { h, setText } from './dom.mjs'
 import { copyPicture, download } from './exports.mjs'
 import { relativeError, seconds, times } from './figures.mjs'
 import { describeWork, sameWork } from './report.mjs'
+import { quoteText } from './told.mjs'
 import { COLOURS, drawRows, rowsHeight } from './timeline_rows.mjs'
 
 const [WIDTH, HEIGHT, EDGE] = [1200, 675, 40]
@@ -16,9 +17,9 @@ const PICTURE = 330
 
 /**
  * Show the card of `report` with what can be done with it; resolves when it is drawn. `speedup`: { factor, one_s } over
- * one device where the server compared; else the `benchmark` of the same work says it.
+ * one device where the server compared, and its `quote`; else the `benchmark` of the same work says it.
  */
-export async function openShareCard({ report, benchmark, speedup, graph, t, name }) {
+export async function openShareCard({ report, benchmark, speedup, quote, graph, t, name }) {
   const canvas = h('canvas', { class: 'pdit-share-picture', role: 'img', 'data-testid': 'pdit-share-canvas' })
   const told = h('p', { class: 'pdit-quiet', role: 'status', 'data-testid': 'pdit-share-told' })
   const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', text: t(`share.${key}`), onclick })
@@ -40,7 +41,7 @@ export async function openShareCard({ report, benchmark, speedup, graph, t, name
   dialog.addEventListener('keydown', (event) => event.stopPropagation()) // keys of the canvas below
   document.body.append(dialog)
   dialog.showModal()
-  const facts = factsOf({ report, benchmark, speedup, t })
+  const facts = factsOf({ report, benchmark, speedup, quote, t })
   draw(canvas, report, facts, undefined, t)
   const picture = await graph.pictureOf?.(report)
   draw(canvas, report, facts, picture, t)
@@ -50,7 +51,7 @@ export async function openShareCard({ report, benchmark, speedup, graph, t, name
 }
 
 /** What the card says of a run: { hero, lines, gained }, all of it measured; `gained`: no slower than one device. */
-export function factsOf({ report, benchmark, speedup, t }) {
+export function factsOf({ report, benchmark, speedup, quote, t }) {
   const { headline, plan } = report
   const alike = benchmark && (benchmark === report || sameWork(report, benchmark)) ? benchmark : report
   const rows = alike.speedups ?? []
@@ -68,15 +69,20 @@ export function factsOf({ report, benchmark, speedup, t }) {
   const told = elsewhere ? 'measured' : 'instead'
   return {
     gained: !known || factor >= 1,
-    hero: known ? t(factor < 1 ? 'share.slower' : 'share.speedup', { factor: times(factor) }) : step || t('title'),
+    hero: known ? heroOf(factor, t) : step || t('title'),
     lines: [
       compared ? t(`share.${told}`, { time: seconds(step_s), one: seconds(one_s) }) : known ? step : '',
       elsewhere ? here : '',
       devicesOf(report, t),
       describeWork(report, t),
-      exactness(report, row, t)
+      quoteText(quote, t) || exactness(report, row, t)
     ].filter(Boolean)
   }
+}
+
+/* A loss is told the way round in which it is a gain: of one device. */
+function heroOf(factor, t) {
+  return factor < 1 ? t('share.slower', { factor: times(1 / factor) }) : t('share.speedup', { factor: times(factor) })
 }
 
 function devicesOf(report, t) {

@@ -9,7 +9,7 @@ import { drawMesh, meshKeys, ranksOf } from './mesh.mjs'
 import { readReport } from './report.mjs'
 import { COLOURS, PARTS } from './timeline_rows.mjs'
 import { heroNote, heroText, lacksOneDevice, liveShare, liveText, planName, runName } from './told.mjs'
-import { suggestedName, suggestionText, verdictText } from './told.mjs'
+import { quoteText, suggestedName, suggestionText, verdictText } from './told.mjs'
 
 /** Put the panel into `element`. `actions.run(name)` does a button's work, `actions.measure(entry)` and
     `actions.apply(entry)` those of a run; `actions.first` is the checklist's. Returns what takes it away. */
@@ -249,10 +249,10 @@ export function makeHero(t, actions, small = false) {
   const [measure, apply] = [button('measure'), button('apply')]
   setText(measure, t('hero.measure'))
   setAttribute(measure, 'title', t('hero.measureTip'))
-  const [figure, note, verdict] = ['hero', 'note', 'verdict'].map((name) =>
+  const [figure, quote, note, verdict] = ['hero', 'quote', 'note', 'verdict'].map((name) =>
     h('div', { class: `pdit-${name}`, 'data-testid': `pdit-${name}` })
   )
-  const root = h('div', { class: 'pdit-figures' }, figure, ...(small ? [] : [note]), verdict)
+  const root = h('div', { class: 'pdit-figures' }, figure, quote, ...(small ? [] : [note]), verdict)
   let shown
   measure.addEventListener('click', () => actions.measure(shown))
   apply.addEventListener('click', () => actions.apply(shown))
@@ -264,6 +264,8 @@ export function makeHero(t, actions, small = false) {
     setText(figure, text)
     setAttribute(figure, 'title', text ? heroNote(summary, t) : null)
     figure.hidden = text === ''
+    setText(quote, quoteText(summary?.quote, t))
+    quote.hidden = quote.textContent === ''
     setText(note, text ? heroNote(summary, t) : lacks ? t('hero.none') : '')
     note.hidden = note.textContent === ''
     const found = suggestionText(summary, t)

@@ -9,7 +9,7 @@ import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
 import { describeRun, readReport, sameWork } from './report.mjs'
 import { headline } from './sidebar.mjs'
-import { heroText, planName, runName, suggestionText, verdictText } from './told.mjs'
+import { heroText, planName, quoteText, runName, suggestionText, verdictText } from './told.mjs'
 import { inWords } from './words.mjs'
 
 const ZOOM = 1.6
@@ -455,10 +455,11 @@ class TimelineView {
 
   async _png() {
     const { report, t, figures } = this
+    const quote = quoteText(this._entry?.summary?.quote, t)
     const parts = figures.map((figure) => [figure.firstChild.textContent, figure.querySelector('canvas')])
     const picture = pngOf({
       title: t('timelineTitle'),
-      lines: [describeRun(report, t), headline(report, t), t('timeline.order')],
+      lines: [describeRun(report, t), headline(report, t), quote, t('timeline.order')].filter(Boolean),
       legend: Object.entries(COLOURS).map(([name, colour]) => [t(`charts.${name}`), colour]),
       parts: [['', this.rows], ...parts],
       background: themeColour(this.root, '--comfy-menu-bg', '#222'),
@@ -469,9 +470,9 @@ class TimelineView {
 
   async _share() {
     if (!this._hasReport()) return
-    const entry = this.store.state?.reports?.find((each) => String(each.number) === this.chosen)
     const { openShareCard } = await import('./share_card.mjs')
-    await openShareCard({ ...this, speedup: entry?.summary?.speedup, name: this._name })
+    const { speedup, quote } = this._entry?.summary ?? {}
+    await openShareCard({ ...this, speedup, quote, name: this._name })
   }
 
   _json() {

@@ -2,7 +2,7 @@
 
    Owns the words and what is made prominent. Which runs compare is the server's to say; nothing is computed here. */
 
-import { percent, ratio, roughly, seconds } from './figures.mjs'
+import { percent, ratio, relativeError, roughly, seconds } from './figures.mjs'
 
 const SAME = 1.02 // less than this is no difference
 
@@ -32,6 +32,17 @@ export function heroNote(summary, t) {
   if (!found) return ''
   if (found.kind === 'benchmark') return t('hero.overBenchmark', { number: found.number })
   return t(summary.ranks === 1 ? 'hero.overPlan' : 'hero.overRun', { number: found.number })
+}
+
+/** What a person quotes: `2 devices: 1.83×; difference as between two exact kernels of one device (6.1e-3, bfloat16)`;
+    '' without a run on one device. */
+export function quoteText(quote, t) {
+  const { devices, factor, exact, error, dtype } = quote ?? {}
+  if (!(devices > 1) || !Number.isFinite(factor) || !(factor > 0)) return ''
+  const speed = t('quote.speed', { devices, factor: factor.toFixed(2) })
+  if (exact === 'proven' && Number.isFinite(error))
+    return t('quote.proven', { speed, error: relativeError(error), dtype })
+  return exact === 'whole' ? t('quote.whole', { speed }) : speed
 }
 
 /** Whether the run could be held against one device if that were measured. */

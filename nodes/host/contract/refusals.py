@@ -7,8 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....parallel_runtime.models.hosted.calls import CannotTravelError
+from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE, why_not_skipped
 from ..model.block_hooks import is_rebuilt
+from ..model.stock_functions import is_skip, named_override, skipped
 from .comfyui import comfy, is_absent
+from .known_nodes import INSTEAD, instead_of
 from .writers import (
     GraphNode,
     Written,
@@ -23,7 +26,6 @@ from .writers import (
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 COMPILES = ("it compiles the transformer in this process", "set compiled=blocks in SP Config")
-INSTEAD = "use Load Diffusion Model for this graph"
 # Stock nodes whose functions replace blocks at some steps of a run; the second's, for the negative conditioning alone.
 SKIP_LAYERS, SKIP_LAYERS_OF_NEGATIVE = "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple"
 LAYERS = {"double_layers": "double_block", "single_layers": "single_block"}
@@ -33,9 +35,8 @@ WITH_OUR_WEIGHTS = {
     for name, what in (("QwenFunControlNet", "own first layers"), ("ControlLora", "own weights"))
     if not is_absent(kind := getattr(comfy.controlnet, name))
 }
-ATTENTION_OVERRIDES = ("optimized_attention_override",)
 # Under which of ComfyUI's `transformer_options` there is what would run inside the blocks: without them, nothing.
-INSIDE_BLOCKS = frozenset(("patches", "patches_replace", *ATTENTION_OVERRIDES))
+INSIDE_BLOCKS = frozenset(("patches", "patches_replace", OVERRIDE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ class Refusal:
     def __str__(self) -> str:
         """The sentence that a user reads."""
         reason = f"{_named(self.nodes)}: {self.what}, which a parallel MODEL cannot take"
-        return f"{reason}; remove that node, or {self.instead}"
+        known = instead_of(node.class_type for node in self.nodes) if self.instead == INSTEAD else self.instead
+        return f"{reason}; remove that node, or {known}"
 
     @property
     def holds(self) -> bool:
@@ -90,14 +92,20 @@ def refuse_in(source: str, what: str, instead: str = INSTEAD) -> ValueError:
 def block_patches(options: Mapping[str, dict]) -> list[tuple[str, object]]:
     """What in ComfyUI's `transformer_options` would run inside the blocks, with its name; empty when nothing would.
 
-    Patches that ranks rebuild are left out.
+    Patches that ranks rebuild, and stock's functions that they have themselves, are left out.
     """
     patches = options.get("patches", {})
     found = [(name, patch) for name, several in patches.items() for patch in several if not is_rebuilt(patch)]
     for name, replaced in options.get("patches_replace", {}).items():
         where = "" if name == "dit" else f"{name} of "
-        found += [(f"{where}{kind} {index}", patch) for (kind, index, *_), patch in replaced.items()]
-    return found + [(name, options[name]) for name in ATTENTION_OVERRIDES if options.get(name) is not None]
+        here = name == "dit"
+        found += [
+            (f"{where}{kind} {index}", patch)
+            for (kind, index, *_), patch in replaced.items()
+            if not (here and is_skip(patch))
+        ]
+    override = options.get(OVERRIDE)
+    return found if override is None or named_override(override) else [*found, (OVERRIDE, override)]
 
 
 def check_transformer_options(options: Mapping[str, dict], written: Written | None = None) -> None:
@@ -118,21 +126,34 @@ def _patches(names: Sequence[str]) -> str:
     return f"it patches the model's blocks ({', '.join(names)})"
 
 
-def check_skipped_layers(written: Written, sigmas: Sequence[float], *, guided: bool) -> None:
-    """Raise `ValueError` for a Skip Layer Guidance in a MODEL that replaces blocks at some of these steps.
+def check_skipping(kind: type, options: Mapping[str, dict], written: Written | None) -> None:
+    """Raise `ValueError` where a call has blocks skipped and ranks cannot do so in a transformer of this class."""
+    if (blocks := skipped(options)) and why_not_skipped(kind):
+        (first, *_) = options["patches_replace"]["dit"].values()
+        raise refuse_value(first, _skips([f"{block} {number}" for block, number in blocks], kind), written=written)
+
+
+def check_skipped_layers(kind: type, written: Written, sigmas: Sequence[float], *, guided: bool) -> None:
+    """Raise `ValueError` for Skip Layer Guidance at some of these steps, where ranks cannot skip blocks of this class.
 
     `guided`: the negative conditioning is computed. Stock's nodes keep strength, range and layers in the variables
-    around their function. What cannot be foreseen is refused when it comes, by `check_transformer_options`.
+    around their function. What cannot be foreseen is refused when it comes, by `check_skipping`.
     """
+    if not why_not_skipped(kind):
+        return
     for value in written.values():
         name = defining_class(value)
         if name != SKIP_LAYERS and not (guided and name == SKIP_LAYERS_OF_NEGATIVE):
             continue
         given = around(value)
-        blocks = [f"{kind} {each}" for variable, kind in LAYERS.items() for each in given.get(variable, ())]
+        blocks = [f"{block} {each}" for variable, block in LAYERS.items() for each in given.get(variable, ())]
         first, last = given.get("sigma_start", float("inf")), given.get("sigma_end", 0.0)
         if blocks and given.get("scale", 1.0) > 0 and any(last <= sigma <= first for sigma in sigmas):
-            raise refuse_value(value, _patches(blocks), written=written)
+            raise refuse_value(value, _skips(blocks, kind), written=written)
+
+
+def _skips(names: Sequence[str], kind: type) -> str:
+    return f"it skips blocks of {kind.__name__} ({', '.join(names)}; {why_not_skipped(kind)})"
 
 
 def is_of_transformer(name: str) -> bool:

@@ -130,6 +130,12 @@ def writers_of(value: object, written: Written | None = None) -> list[GraphNode]
     return wrote or coded or _known_classes(value)
 
 
+def is_of_a_node(value: object) -> bool:
+    """Whether a function, or the class of an object, is the code of a pack of nodes."""
+    code = _code(value)
+    return any(_defines(kind, *code) for kind in comfy_nodes.NODE_CLASS_MAPPINGS.values())
+
+
 def nodes_of(*class_types: str) -> list[GraphNode]:
     """The nodes before of these classes; the classes alone where there are none, which ComfyUI has."""
     found = [node for node in nodes_before() if node.class_type in class_types]
@@ -149,6 +155,12 @@ def nodes_like(word: str) -> list[GraphNode]:
 def changers_of_models() -> list[GraphNode]:
     """The nodes before, not of this pack, that take a MODEL and hand one on."""
     return _between("MODEL", "MODEL")
+
+
+def loader_of_model() -> GraphNode | None:
+    """The nearest node before that makes a MODEL of something else; None outside of a prompt."""
+    made = (node for node in nodes_before() if "MODEL" in _outputs(node) and "MODEL" not in _taken(node))
+    return next(made, None)
 
 
 def appliers_of_controlnets() -> list[GraphNode]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
 from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
+from ..contract.known_nodes import ANY_SMALL, small_file
 from ..contract.refusals import (
     COMPILED,
     COMPILES,
@@ -17,7 +18,7 @@ from ..contract.refusals import (
     refuse_value,
 )
 from ..contract.version import refuse_off
-from ..contract.writers import nodes_like, values_in
+from ..contract.writers import loader_of_model, nodes_like, values_in
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
@@ -40,12 +41,13 @@ def parallelized(
     worker_loop: bool = True,
     attention: str = "",
     tries: bool = False,
+    shares: tuple[int, ...] | None = (),
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `worker_loop`,
-    `attention` and `tries` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along.
-    Raises `ValueError` for a MODEL that cannot be taken.
+    `attention`, `tries` and `shares` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come
+    along. Raises `ValueError` for a MODEL that cannot be taken.
     """
     refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
@@ -62,6 +64,7 @@ def parallelized(
         worker_loop=worker_loop,
         attention=attention,
         tries=tries,
+        shares=shares,
         read=read,
     )
     _refuse_what_stays_behind(model)
@@ -91,9 +94,11 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
     """The path of the file, the options it was loaded with, and what reads the file as that loader does."""
     recipe = vars(model).get("cached_patcher_init")
     if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
+        loader = loader_of_model()
+        file = ANY_SMALL if loader is None else small_file(loader.settings)
         raise ValueError(
-            f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, its file is unknown; "
-            "use Parallel Model Loader on the .safetensors file"
+            f"{loader or NODE}: it reads the MODEL otherwise than Load Diffusion Model and Load Checkpoint do, which "
+            f"the workers cannot; remove that node, and use Parallel Model Loader with {file}"
         )
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments

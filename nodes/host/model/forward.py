@@ -14,15 +14,17 @@ import torch
 from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
 from ....parallel_runtime.models.hosted.other_calls import method_call
+from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.specs import BETWEEN
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT
 from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
-from ..contract.refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
+from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
 from ..sampling.run_context import RUN_KEY, RunContext, place_of, run_inside
 from .block_hooks import records
 from .pooled_model import PooledModel
 from .source import refuse_unplanned
+from .stock_functions import sent
 from .valueless import without_values
 
 AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
@@ -91,23 +93,27 @@ class RemoteForward(_Remote):
         run = self._run(options)
         if not INSIDE_BLOCKS.isdisjoint(options):
             check_transformer_options(options, written=run.written)
+            check_skipping(type(self.transformer), options, run.written)
+            told = {**options, **dict(sent(options))}
+            told.pop(OVERRIDE, None)
+            kwargs = {**kwargs, "transformer_options": told}
         for name, node in WRITTEN.items():
             if options.get(name) is not None:
                 raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if options.get("patches") and (patches := records(options, self.transformer, x)):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
-            sent = {delta.key.partition("/")[0] for delta in run.deltas.deltas if delta.kind == HOOK_WEIGHT}
+            there = {delta.key.partition("/")[0] for delta in run.deltas.deltas if delta.kind == HOOK_WEIGHT}
             for patch in patches:
-                if str(patch["module"]) not in sent:
+                if str(patch["module"]) not in there:
                     raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")
-            kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
+            kwargs["transformer_options"] = {**kwargs["transformer_options"], OPTION: patches}
         try:
             call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
         except CannotTravelError as error:
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
-        sent = self._send(call, run, place=place_of(options))
-        outs = [part.to(each.device, non_blocking=True) for part, each in zip(sent, xs, strict=True)]
+        parts = self._send(call, run, place=place_of(options))
+        outs = [part.to(each.device, non_blocking=True) for part, each in zip(parts, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
 
     def _refuse_missing(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401

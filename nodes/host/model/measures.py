@@ -1,9 +1,13 @@
 """What a user should know of devices that differ, and of kernels that a plan leaves out. Owns the limits for that."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.shares import shares_by_speed
 from ....parallel_runtime.wire.replies import MeasureReply
+from .pools import POOLS
 
 SLOWER = 0.10  # a step takes as long as its slowest rank
 LESS_MEMORY = 0.25  # every rank keeps the same, whatever its device has room for
@@ -31,7 +35,8 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
     if slowest.gflops < (1 - SLOWER) * fastest.gflops:
         warnings.append(
             f"{slow} is {1 - slowest.gflops / fastest.gflops:.0%} slower than {quick}, and "
-            "the others wait for it; leave it out of devices in SP Config, or let it do less of other things"
+            "the others wait for it where shares are equal; leave it out of devices in SP Config, or let it do less of "
+            "other things"
         )
     (roomiest, empty), (fullest, full) = (choose(gpus, key=lambda gpu: gpu[0].free_bytes) for choose in (max, min))
     if fullest.free_bytes < (1 - LESS_MEMORY) * roomiest.free_bytes:
@@ -40,6 +45,17 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
             f"{roomiest.free_bytes / 1e9:.1f} GB; every rank needs as much as another"
         )
     return warnings
+
+
+def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], None]) -> tuple[int, ...]:
+    """How much each device computes by its measured speed; () where they are of one kind, as ranks on the CPU are.
+
+    The first run measures, which starts the workers; what it found is kept for them. Raises `PoolError`.
+    """
+    if len(devices) < 2 or any(device.kind == "cpu" for device in devices):
+        return ()
+    found = POOLS.measured(devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
+    return shares_by_speed([each.name for each in found], [each.gflops for each in found])
 
 
 def widened(formats: Sequence[str]) -> list[str]:

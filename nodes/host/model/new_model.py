@@ -81,6 +81,7 @@ def remote_patcher(
     worker_loop: bool = True,
     attention: str = "",
     tries: bool = False,
+    shares: tuple[int, ...] | None = (),
     read: Reader = read_hosted,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
@@ -88,7 +89,8 @@ def remote_patcher(
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
     the first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the
     workers where they can. `attention`: the kernel of a package, where one was asked for. `tries`: plans that auto
-    predicts to be near are tried before a run of many steps.
+    predicts to be near are tried before a run of many steps. `shares`: how much each device computes, () for equal
+    ones, None as they are measured.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
@@ -126,7 +128,7 @@ def remote_patcher(
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
     patcher.step_cache, patcher.worker_loop, patcher.attention = step_cache, worker_loop, attention
-    patcher.tries = tries
+    patcher.tries, patcher.shares = tries, shares
     if chooser.advises:
         Thread(target=_counted_or_none, args=(source,), daemon=True).start()
         patcher.advise = partial(_advised, chooser=chooser, source=source)
@@ -203,11 +205,12 @@ def with_context(
     check_controlnets(guider.conds)
     _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
-    decision, trier = with_tries(patcher, work, patcher.decision_for(work))
+    decision, trier = with_tries(patcher, work, patcher.decision_for(work), patcher.shares_of_run())
     run = patcher.new_run(decision)
     run.trier = trier
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
-    check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
+    kind = type(patcher.model.diffusion_model)
+    check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
         sampler = to_workers(sampler, run) if patcher.worker_loop else sampler

@@ -33,8 +33,10 @@ from ..contract.writers import Written, executing_node, nodes_of, values_in
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
-from .measures import unequal
+from .changed_modules import refuse_changed
+from .measures import measured_shares, unequal
 from .stand_in import RemoteModel
+from .stock_functions import registered_name
 from .weight_deltas import delta_set
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.attention = ""  # a kernel of a package, by its name
         self.worker_loop = True  # samplers run their loop there where they can
         self.tries = False  # whether plans are tried before a run
+        self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
@@ -78,7 +81,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         copy.attention = self.attention
-        copy.worker_loop, copy.tries = self.worker_loop, self.tries
+        copy.worker_loop, copy.tries, copy.shares = self.worker_loop, self.tries, self.shares
         copy.refused, copy._written = self.refused, self.written()
         return copy
 
@@ -96,6 +99,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def decision_for(self, work: Work | None) -> Decision:
         """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
         return self.decision if self.choose_again is None or work is None else self.choose_again(work)
+
+    def shares_of_run(self) -> tuple[int, ...]:
+        """How much each device computes in a run that begins; () for equal ones. May start the workers to measure."""
+        if self.shares is None:
+            return measured_shares(self.model.pooled.devices, check_cancelled)
+        return self.shares
 
     def advice(self, settings: Mapping[str, object]) -> dict | None:
         """The plan that the planner would rather have for a run with KSampler's inputs; None where it has none."""
@@ -272,8 +281,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         raise self._refuse(f"it injects modules into the model ({key})")
 
     def set_model_optimized_attention(self, optimized_attention: object, *more: object, **named: object) -> None:
-        """Refused: another attention function would run inside the blocks. ComfyUI has this since 0.33."""
-        raise self._refuse("it replaces the model's attention function")
+        """As ComfyUI's since 0.33 for a function that ComfyUI registers, as ranks have it too; refused for others."""
+        if not registered_name(optimized_attention):
+            raise self._refuse("it replaces the model's attention function")
+        super().set_model_optimized_attention(optimized_attention, *more, **named)
 
     def set_model_patch(self, patch: object, name: str, *more: object, **named: object) -> None:
         """Refused when the patch would run inside the blocks."""
@@ -370,6 +381,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             if refusal.holds:
                 raise ValueError(str(refusal))
         check_transformer_options(self.model_options["transformer_options"], written=self.written())
+        refuse_changed(self.model.diffusion_model, deep=True)
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""

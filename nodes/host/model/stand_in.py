@@ -22,6 +22,7 @@ from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
 from ..proof.proving import Prover
 from ..sampling.run_context import RunContext, run_inside
+from .changed_modules import note_as_made
 from .forward import RemoteForward, RemoteMethod
 from .meta import META
 from .pooled_model import PooledModel
@@ -106,6 +107,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     for name in METHODS:
         if hasattr(type(transformer), name):
             setattr(transformer, name, RemoteMethod(transformer, pooled, name))
+    note_as_made(transformer)
     return model
 
 

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from ....parallel_runtime.report.compare import Facts, facts_of, quicker, speedup, summary
+from ....parallel_runtime.report.compare import Facts, facts_of, quicker, quoted, speedup, summary
 from ..contract.comfyui import PromptServer
 from ..contract.version import off
 from ..contract.writers import executing
@@ -84,7 +84,9 @@ def _brief(entry: Mapping, known: list[Facts]) -> dict:
     told = dict(entry["summary"])
     if entry["kind"] != "benchmark" and entry["facts"]:
         (run,) = entry["facts"]
-        found = {"speedup": speedup(run, known), "suggestion": quicker(run, known) or entry.get("advice")}
+        gained = speedup(run, known)
+        found = {"speedup": gained, "suggestion": quicker(run, known) or entry.get("advice")}
+        found["quote"] = quoted(entry["report"], gained)
         told |= {name: value for name, value in found.items() if value is not None}
         told["comparable"] = True
     return brief | {"summary": told}

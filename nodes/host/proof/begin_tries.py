@@ -22,20 +22,24 @@ from .trying import Trier, store
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def with_tries(patcher: RemotePatcher, work: Work | None, decision: Decision) -> tuple[Decision, "Trier | None"]:
+def with_tries(
+    patcher: RemotePatcher, work: Work | None, decision: Decision, shares: tuple[int, ...] = ()
+) -> tuple[Decision, "Trier | None"]:
     """The plan that a run of `work` begins under, where `decision` is the prediction, and what tries others before its
     first step, or only hears of its end. None where nothing is tried or kept: a plan that was not predicted, or
-    `tries` off."""
+    `tries` off. `shares` of the devices are those of all these plans."""
+    table = [replace(row, plan=row.plan.with_shares(shares)) for row in decision.table]
+    decision = replace(decision, plan=decision.plan.with_shares(shares))
     if not patcher.tries or patcher.choose_again is None or work is None or not decision.automatic:
         return decision, None
-    usable = {row.plan for row in decision.table if row.fits and _shares(patcher, row.plan)}
+    usable = {row.plan for row in table if row.fits and _shares(patcher, row.plan)}
     key, prover = key_of(patcher, work), patcher.model.prover
     kept = store().load(key)
     if kept is not None and kept.plan not in usable:
         kept = None
     if kept is None:
         on_cpu = patcher.model.pooled.devices[0].kind == "cpu"
-        table = [row for row in decision.table if row.plan in usable]
+        table = [row for row in table if row.plan in usable]
         compiled = patcher.compiled
         plans = worth_trying(table, decision.plan, steps=work.steps, asynchronous=not on_cpu, compiled=compiled)
         return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover) if plans else None

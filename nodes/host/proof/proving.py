@@ -136,7 +136,7 @@ class Prover:
             pack=f"{parallel_runtime.VERSION} {_pack_source()}",
             model_class=f"{kind.__module__}.{kind.__qualname__}",
             source=self._source,
-            plan=ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe(),
+            plan=_told(plan),
             kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
             weights=" ".join(filter(None, (spec.kept, f"{spec.dtype} of {', '.join(self._formats)}"))),
             arguments=arguments,
@@ -144,7 +144,7 @@ class Prover:
 
     def _proof(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
         arguments = arguments_of(call)
-        kind = (run.plan.ring, run.plan.ulysses, run.plan.weights, arguments)
+        kind = (_told(run.plan), arguments)
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         proof = self._known.get(kind) or self._known.get((kind, sizes))
         if proof is None:
@@ -221,6 +221,13 @@ class Prover:
         """The dtypes of the file's weights, and the formats that ComfyUI packs weights into."""
         found = {str(each.dtype).removeprefix("torch.") for each in self.recognised.weights.values()}
         return sorted(found | formats_of(self.recognised.weights))
+
+
+def _told(plan: ParallelPlan) -> str:
+    """What of a plan cuts tokens, and how weights lie, as a proof is kept by."""
+    shares = plan.shares[: plan.parts] if plan.batch_groups == 1 else plan.shares
+    cut = ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe()
+    return f"{cut},shares={':'.join(map(str, shares))}" if shares else cut
 
 
 def _is_judged(proof: Proof) -> bool:

@@ -332,9 +332,11 @@ class RunContext:
 def place_of(transformer_options: Mapping[str, Any]) -> str | None:
     """What tells a call from the others of its step: the conditionings in it, which have new names in every run.
 
-    None where that does not tell: all windows of a long video have the same conditionings.
+    None where that does not tell: all windows of a long video have the same conditionings, and so has a call that skips
+    blocks.
     """
-    names = None if transformer_options.get("context_window") is not None else transformer_options.get("uuids")
+    untold = transformer_options.get("context_window") is not None or transformer_options.get("patches_replace")
+    names = None if untold else transformer_options.get("uuids")
     return " ".join(map(str, names)) if names else None
 
 

@@ -34,6 +34,7 @@ class AttentionSwitch:
     def __init__(self, stock: Callable[..., Tensor], container: type | None = None) -> None:
         self.kernel = StockAttention(stock, container)
         self.call: TokenCall | None = None
+        self.handed_on = False  # whether all calls go to a function that looks at them (finding.py)
         self.site = ""  # of a block, the module that runs; "": none that its spec names (sites.py)
 
     def __call__(
@@ -109,7 +110,8 @@ class AttentionSwitch:
         """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""
 
         def choose(*args: Any, **options: Any) -> Callable[..., Tensor]:  # noqa: ANN401
-            return stock(*args, **options) if self.call is None or self.call.attention is None else self
+            inside = self.handed_on or (self.call is not None and self.call.attention is not None)
+            return self if inside else stock(*args, **options)
 
         return choose
 

@@ -1,9 +1,10 @@
 """One call of a shared model: which rank has which tokens of its streams.
 
-Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
-ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without
-tokens; nor is one that its spec says every rank has. Every rank computes all of it, and as keys it counts once, on the
-first rank. Keys that a class kept of a call before are on every rank, and none sends them.
+Streams are cut into runs whose lengths differ by at most one, or are in proportion to the ranks' shares, each of at
+least one token. Of two streams one has its longer runs on the first ranks, the other on the last. A stream of fewer
+tokens than ranks is not cut: ComfyUI's modules stand no tensor without tokens; nor is one that its spec says every rank
+has. Every rank computes all of it, and as keys it counts once, on the first rank. Keys that a class kept of a call
+before are on every rank, and none sends them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +54,8 @@ class TokenCall:
             self.uncut.add(stream)
             lengths = (total,) * self.parts
         else:
-            lengths = split_lengths(total, self.parts)
-            lengths = lengths if len(self.streams) % 2 else lengths[::-1]
+            from_last = len(self.streams) % 2 == 0
+            lengths = split_lengths(total, self.parts, self.group.shares, from_last=from_last, least=min(total, 1))
         self.streams[stream] = lengths
         return lengths
 

@@ -367,9 +367,11 @@ WHERE_THERE = (
     "comfy.samplers._calc_cond_batch_outer",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
+    "comfy.ldm.modules.attention.REGISTERED_ATTENTION_FUNCTIONS",
     "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
+    "comfy.model_patcher.ModelPatcher.set_model_optimized_attention",
     "comfy.supported_models_base.BASE.process_unet_state_dict",
     "comfyui_version.__version__",
 )

@@ -34,9 +34,13 @@ from .hook_points import find_hook_points
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
 from .stage import refuse_stages
 
+QUESTIONS = ("start", "contract", "open", "describe", "count", "calls", "outputs", "run")
+
 
 class Reference:
     """The answers. One file at a time, built anew for each dtype that it is to compute in."""
+
+    questions: tuple[str, ...] = QUESTIONS
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -236,14 +240,11 @@ def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
 
 
-QUESTIONS = ("start", "contract", "open", "describe", "count", "calls", "outputs", "run")
-
-
 def answer(reference: Reference, line: str) -> dict[str, Any]:
     """The answer to one question; what a user can get wrong is an answer too."""
     question = json.loads(line)
     try:
-        if question["do"] not in QUESTIONS:
+        if question["do"] not in reference.questions:
             raise RuntimeError(f"nobody answers {question['do']!r}")
         found: dict[str, Any] = getattr(reference, question["do"])(**question["with"])
         return {"answer": found}
@@ -253,11 +254,10 @@ def answer(reference: Reference, line: str) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def main() -> None:
+def serve(reference: Reference) -> None:
     """Answer until the other side goes. What ComfyUI prints goes to standard error."""
     answers = io.TextIOWrapper(os.fdopen(os.dup(sys.stdout.fileno()), "wb"), encoding="utf-8", line_buffering=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    reference = Reference()
     for line in sys.stdin:
         try:
             said = answer(reference, line)
@@ -268,4 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(Reference())

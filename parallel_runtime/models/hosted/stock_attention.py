@@ -15,6 +15,7 @@ from ...parallel.attention import QKV
 from ...parallel.kernels import ATTENDED
 from ...parallel.named_kernels import attend_heads, may_attend
 from .sdpa import backend_of, failed, in_stocks_order, is_moved
+from .stock_functions import overriding
 
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
 # ComfyUI's functions that compute each head without the others, to the last bit. Others were not looked at.
@@ -48,12 +49,13 @@ class StockAttention:
         as stock frees it, so such a call that raises is not repeated.
         """
         tensors = [self.peek(each) for each in (q, k, v)]
+        by = overriding(options)
         kind = (
-            *((each.dtype, each.device.type, each.ndim, each.shape[-1]) for each in tensors),
+            *(by, *((each.dtype, each.device.type, each.ndim, each.shape[-1]) for each in tensors)),
             *(heads, skip_reshape and tensors[1].shape[1], mask is None),
         )
         known = self._ran.get(kind)
-        name = self._name(tensors, heads, mask, skip_reshape) if known is None else known
+        name = by or self._name(tensors, heads, mask, skip_reshape) if known is None else known
         if known is not None or not is_moved():
             tensors.clear()
         try:
@@ -73,7 +75,7 @@ class StockAttention:
                 given = map(self.container, tensors) if owned else tensors
                 out = self.stock(*given, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
             self._ran.clear()
-            name = self._name(tensors, heads, mask, skip_reshape)
+            name = by or self._name(tensors, heads, mask, skip_reshape)
         self._ran[kind] = name
         ATTENDED.add(name)
         return out
@@ -112,8 +114,7 @@ class StockAttention:
         """Whether the function that will attend computes a head alike whatever other heads it is given."""
         preferred = options.get("preferred_attention")  # of a layer whose file names a function of its own
         function = getattr(preferred, "function", None) or self.stock
-        overridden = "optimized_attention_override" in (options.get("transformer_options") or {})
-        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overridden
+        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overriding(options)
 
     def peek(self, given: Any, title: str = "attention") -> Tensor:  # noqa: ANN401  a tensor, or a container of one
         """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own.

@@ -6,6 +6,7 @@ Knows no ComfyUI and no torch.
 from collections.abc import Mapping
 
 from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
+from .found import found_plan
 from .spec import ShardingSpec
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
@@ -34,7 +35,8 @@ BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for 
 
 
 def spec_of(model_class: type, specs: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
-    """The spec of a class, or of the class that it derives from if it changes none of its methods.
+    """The spec of a class, or of the class that it derives from if it changes none of its methods; where people wrote
+    none, and no reason is known, the one that was found and kept (found.py).
 
     Raises ValueError for a class without a spec, with the reason if it is known, and for one that changes what the
     spec was made for.
@@ -54,6 +56,8 @@ def spec_of(model_class: type, specs: Mapping[str, ShardingSpec] = SPECS) -> Sha
             reason, instead = WITHOUT[_path(base)]
             raise ValueError(f"{model_class.__name__} has no plan to share its tokens: {reason}; {instead}")
         own |= {name for name, value in vars(base).items() if callable(value) and not name.startswith("__")}
+    if specs is SPECS and (found := found_plan(model_class)) is not None:
+        return found
     raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {NEEDS_NONE}")
 
 

@@ -3,9 +3,8 @@
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
 the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py),
-what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
-before (staleness.py), VAEs (vaes.py), where a run stays for a while
-(holding.py). Linked into a test host's custom_nodes, never part of the pack.
+what encoders would give (conditions.py, sounds.py), VAEs (vaes.py), where a run stays for a while (holding.py). Linked
+into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -22,6 +21,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
 from . import starting  # noqa: F401  how ranks start, in a test host
+from .changing import ChangeModules
 from .choosing import LikeKnownGpus
 from .conditions import (
     EmptySplatLatent,
@@ -39,13 +39,11 @@ from .controls import RandomInpaintingControlNet, RandomModelPatch
 from .holding import HoldSteps
 from .looking import LookAtSteps, ReportLooks, SampleByPack
 from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
-from .refused import PatchInside, RefusedInputs, RefusedLater
-from .rounding import SetGuidance, StockAttention
+from .refused import LoadAsGGUF, PatchInside, RefusedInputs, RefusedLater
+from .rounding import StockAttention
 from .sounds import RandomSound, RandomSoundVAE
-from .staleness import UseOldKeys
 from .taking_turns import SampleInTurn
 from .vaes import CompareImages, RandomLatent, SmallVAE, TileHere
-from .without_exchange import AttendInHalves
 
 Calls = io.Custom("MODEL_CALLS")
 CATEGORY = "tests"
@@ -184,25 +182,6 @@ class SkipEverySecondCall(io.ComfyNode):
         return io.NodeOutput(model)
 
 
-class AddGlobalNoise(io.ComfyNode):
-    """Adds a little noise to each step's result, drawn from the generator that the whole process shares."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Model.Input("model")], [io.Model.Output()]
-        return io.Schema(node_id="AddGlobalNoise", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        def add_noise(args: dict[str, Any]) -> torch.Tensor:
-            return args["denoised"] + 0.05 * torch.randn(args["denoised"].shape)
-
-        add_noise.parallel_dit_any_order = True
-        model = model.clone()
-        model.set_model_sampler_post_cfg_function(add_noise)
-        return io.NodeOutput(model)
-
-
 class MakeList(io.ComfyNode):
     """A ComfyUI list of what is connected or written, in order; of nothing, an empty one."""
 
@@ -235,13 +214,14 @@ class ProbeNodes(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, ReportModelBytes, TinyStyle, SetAttentionMask, SkipEverySecondCall]
-        nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel]
-        nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
+        nodes += [MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel]
+        nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
         nodes += [LookAtSteps, ReportLooks, SampleByPack]
-        nodes += [TextOfTokens, RandomInpaintingControlNet, HoldSteps, UseOldKeys, ObjectInConditioning]
+        nodes += [TextOfTokens, RandomInpaintingControlNet, HoldSteps, ObjectInConditioning]
         nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
-        return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
+        nodes += [ChangeModules, LoadAsGGUF]
+        return [*nodes, SampleInTurn, StockAttention, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

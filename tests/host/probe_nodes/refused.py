@@ -9,6 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import comfy.clip_vision
+import comfy.sd
+import comfy.utils
+import folder_paths
 import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io
@@ -150,6 +153,20 @@ class RefusedLater(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, way: str) -> io.NodeOutput:
         return io.NodeOutput(WAYS[way](model))
+
+
+class LoadAsGGUF(io.ComfyNode):
+    """Makes a MODEL of tensors that it read itself, as loaders of GGUF files do: ComfyUI does not know of what file."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.String.Input("unet_name"), io.String.Input("published")]
+        return io.Schema(node_id="LoadAsGGUF", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
+
+    @classmethod
+    def execute(cls, unet_name: str, published: str) -> io.NodeOutput:
+        path = folder_paths.get_full_path("diffusion_models", unet_name)
+        return io.NodeOutput(comfy.sd.load_diffusion_model_state_dict(comfy.utils.load_torch_file(path)))
 
 
 class PatchInside(io.ComfyNode):

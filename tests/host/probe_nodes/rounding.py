@@ -1,14 +1,10 @@
-"""What moves stock ComfyUI's own picture in half precision, and values that no widget lets through.
-
-Owns: a choice of ComfyUI's own exact attention kernels and of its threads, and a guidance of any value.
-"""
+"""What moves stock ComfyUI's own picture in half precision: its own exact attention kernels, and its threads."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import comfy.ldm.modules.attention as attention
-import node_helpers
 import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io
@@ -43,16 +39,3 @@ class StockAttention(io.ComfyNode):
         model.model_options["transformer_options"]["optimized_attention_override"] = attend
         model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "stock_attention", on_threads)
         return io.NodeOutput(model)
-
-
-class SetGuidance(io.ComfyNode):
-    """A guidance as custom nodes set it, of any value: "nan" too."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Conditioning.Input("conditioning"), io.String.Input("value")], [io.Conditioning.Output()]
-        return io.Schema(node_id="SetGuidance", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, conditioning: list[Any], value: str) -> io.NodeOutput:
-        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, {"guidance": float(value)}))

@@ -1,0 +1,119 @@
+"""What nodes change on a MODEL's transformer by hand: its class, methods, modules and hooks.
+
+The transformer here computes nothing, so such a change would do nothing, or compute with weights that are not here.
+What the transformer is made of is noted once, when it is made. It is looked at before a run, with all that is inside of
+it, and before each call, from the outside: many packs change a method for the time of a call. Owns that. Does not own
+which node a piece of code belongs to (writers.py).
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..contract.refusals import refuse_by
+from ..contract.writers import changers_of_models, executing_node, is_of_a_node, writers_of
+
+log = logging.getLogger(__name__)
+ROOT = "diffusion_model"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A module as it was made: its class, the methods that it has itself, its modules and the numbers of its hooks."""
+
+    kind: type
+    methods: dict[str, object]
+    children: dict[str, nn.Module | None]
+    hooks: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """`what` a node did to `module`, in words that go on about the node; `value` is its code."""
+
+    what: str
+    value: object
+    module: nn.Module
+    made: _Made
+
+    def take_back(self) -> None:
+        """Have the module as it was made."""
+        self.module.__class__ = self.made.kind
+        for name in set(_methods(self.module)) - set(self.made.methods):
+            del vars(self.module)[name]
+        vars(self.module).update(self.made.methods)
+        vars(self.module)["_modules"].update(self.made.children)
+        for hooks in HOOKS:
+            for number in set(vars(self.module)[hooks]) - self.made.hooks:
+                del vars(self.module)[hooks][number]
+
+
+class AsMade:
+    """What a transformer and the modules in it were made as. Refers to no module that has it as an attribute."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        self._made = {path: _look_at(module) for path, module in transformer.named_modules()}
+
+    def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
+        """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
+        modules = transformer.named_modules() if deep else [("", transformer)]
+        for path, module in modules:
+            if (made := self._made.get(path)) is not None:
+                yield from _changes(path, module, made)
+
+
+def note_as_made(transformer: nn.Module) -> None:
+    """Have each call of the transformer look at it first."""
+    transformer.register_forward_pre_hook(_before_call)
+    transformer.as_made = AsMade(transformer)
+
+
+def _before_call(transformer: nn.Module, _: object) -> None:
+    refuse_changed(transformer, deep=False)
+
+
+def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
+    """Raise `ValueError` for a change of a node that is in the graph. What another graph left behind is taken back."""
+    as_made: Any = transformer.as_made
+    for change in list(as_made.changes(transformer, deep=deep)):
+        nodes = writers_of(change.value)
+        if not nodes and not is_of_a_node(change.value):
+            nodes = changers_of_models()
+        if nodes or executing_node() is None:
+            raise refuse_by(nodes, change.what)
+        change.take_back()
+        log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
+
+
+def _look_at(module: nn.Module) -> _Made:
+    hooks = frozenset(number for name in HOOKS for number in vars(module)[name])
+    return _Made(kind=type(module), methods=_methods(module), children=dict(vars(module)["_modules"]), hooks=hooks)
+
+
+def _methods(module: nn.Module) -> dict[str, object]:
+    """What a module has itself in the place of a method of its class."""
+    kind = type(module)
+    return {name: value for name, value in vars(module).items() if callable(value) and hasattr(kind, name)}
+
+
+def _changes(path: str, module: nn.Module, made: _Made) -> Iterator[Change]:
+    place = ".".join(filter(None, [ROOT, path]))
+
+    def change(what: str, value: object) -> Change:
+        return Change(what=what, value=value, module=module, made=made)
+
+    if type(module) is not made.kind:
+        yield change(f"it replaces the class of {place}", type(module))
+    for name, value in _methods(module).items():
+        if made.methods.get(name) is not value:
+            yield change(f"it replaces {place}.{name}", value)
+    for name, child in vars(module)["_modules"].items():
+        if name in made.children and made.children[name] is not child:
+            yield change(f"it replaces {place}.{name}", child)
+    for hooks in HOOKS:
+        for number in set(vars(module)[hooks]) - made.hooks:
+            yield change(f"it hooks {place}", vars(module)[hooks][number])

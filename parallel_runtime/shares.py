@@ -1,0 +1,43 @@
+"""How much each device computes beside the others, as a user writes it and as it is measured. Plain Python.
+
+Owns the words, and that small differences are none. What a plan does with shares is plan.py's.
+"""
+
+import math
+from collections.abc import Sequence
+
+from .plan import MOST_SHARE
+
+MEASURED, EQUAL = "measured", "equal"
+ALIKE = 1.1  # devices whose speeds differ by less are equal
+TENTHS = 10  # measured speeds are told apart in tenths of the quickest: another measurement seldom moves a split
+
+
+def parse_shares(text: str, num_devices: int) -> tuple[int, ...] | None:
+    """One share a device, of the largest in thousandths; () for `equal` and None for `measured`. 0: it is left out.
+
+    Raises `ValueError` for what is no number, negative, of more or fewer devices than there are, or adds up to 0.
+    """
+    word = text.strip().lower()
+    if word in (EQUAL, MEASURED, ""):
+        return () if word == EQUAL else None
+    remedy = f"use {EQUAL}, {MEASURED}, or a number for each device, as 2, 1"
+    try:
+        numbers = [float(part) for part in text.replace(":", ",").split(",")]
+    except ValueError:
+        raise ValueError(f"shares={text!r} is no list of numbers; {remedy}") from None
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise ValueError(f"shares={text!r} has a number that is below 0 or no number; {remedy}")
+    if len(numbers) != num_devices:
+        raise ValueError(f"shares={text!r} names {len(numbers)} device(s), {num_devices} are there; {remedy}")
+    if sum(numbers) == 0:
+        raise ValueError(f"shares={text!r} add up to 0, so no device would compute; {remedy}")
+    return tuple(round(MOST_SHARE * number / max(numbers)) for number in numbers)
+
+
+def shares_by_speed(names: Sequence[str], speeds: Sequence[float]) -> tuple[int, ...]:
+    """The shares of devices that were measured, in tenths of the quickest; () where they are of one name, or alike."""
+    if len(set(names)) < 2 or min(speeds, default=0.0) <= 0 or max(speeds) <= ALIKE * min(speeds):
+        return ()
+    found = tuple(max(1, round(TENTHS * speed / max(speeds))) for speed in speeds)
+    return found if len(set(found)) > 1 else ()

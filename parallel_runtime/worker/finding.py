@@ -1,0 +1,151 @@
+"""Finds and proves the plan of a file's class: `python -m parallel_runtime.worker.finding` is that process.
+
+It answers as models/hosted/reference.py does, and one question more. Of each list of blocks the first and the last
+stay, and the file's own weights are views of the file, so a model of any size takes the memory of two blocks a list.
+Owns which calls are looked at and which are proven. Does not own what is found of them (models/finder).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.finder import NotFoundError, Seen, look, plans
+from ..models.hosted.build import build
+from ..models.hosted.finding import attention_to
+from ..models.hosted.random_calls import Size, call_of, find_widths, flat, latent_shapes
+from ..models.hosted.reference import QUESTIONS, Reference, serve
+from ..models.specs.found import key_of
+from ..models.specs.written import to_data
+from ..proof import CONTROL, TOLERANCES
+from .forked_ranks import RanksDisagreeError, errors_of
+
+log = logging.getLogger(__name__)
+RANKS = (2, 3)
+LOOKED_AT = (Size(width=320, height=192, text_tokens=11, batch=1, seed=1), 13)  # and the text's other length
+PROVEN = (Size(width=192, height=256, text_tokens=19, batch=2, seed=2), 7)
+TOLERANCE = TOLERANCES["float32"]
+Calls = list[Callable[[], torch.Tensor]]
+
+
+class Finding(Reference):
+    """The answers."""
+
+    questions = (*QUESTIONS, "find")
+
+    def find(self, path: str) -> dict[str, Any]:
+        """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, two sizes and two texts.
+
+        `refused`: why there is none, naming the module. Raises `ValueError` for a file that is none of ComfyUI's, and
+        for a model that no random call can be made of.
+        """
+        torch.set_num_threads(1)  # ranks are forked
+        self.path, began = path, time.perf_counter()
+        model, looked_at, proven = self._calls()
+        kind, key = type(model), key_of(type(model))
+        told: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}", "source": key.source if key else ""}
+        told |= {"tried": [], "refused": ""}
+        try:
+            with torch.inference_mode():
+                seen = [look(model, call, attention_to) for call in looked_at]
+                told |= self._first_proven(model, seen, proven, told["tried"])
+        except NotFoundError as error:
+            told["refused"] = str(error)
+        if not told["refused"] and "plan" not in told:
+            told["refused"] = f"no plan was equal to one process; the last: {told['tried'][-1]}"
+        return told | {"seconds": time.perf_counter() - began}
+
+    def _first_proven(self, model: nn.Module, seen: list[Seen], calls: Calls, tried: list[str]) -> dict[str, Any]:
+        wanted = [call() for call in calls]
+        if not all(want.isfinite().all() and want.any() for want in wanted):
+            raise NotFoundError(f"{type(model).__name__} computes nothing finite in float32, so no proof can see it")
+        for candidate in plans(seen):
+            try:
+                found = [errors_of(model, candidate.spec, calls, wanted, ranks) for ranks in RANKS]
+            except RanksDisagreeError as raised:
+                tried.append(f"{candidate.cuts}: {' '.join(str(raised).split())[:300]}")
+                continue
+            error = max(each for errors, _ in found for each in errors)
+            control = min(least for _, least in found)
+            if not error <= TOLERANCE:
+                tried.append(f"{candidate.cuts}: relative error {error:.1e}, at most {TOLERANCE:.1e}")
+                continue
+            if control <= CONTROL * TOLERANCE:
+                raise NotFoundError(
+                    f"{type(model).__name__}: its output does not depend on its attention, so a proof has nothing to "
+                    f"see: without exchange the error is {control:.1e}"
+                )
+            proof = {"cuts": candidate.cuts, "error": error, "control": control}
+            return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
+        return {}
+
+    def _calls(self) -> tuple[nn.Module, Calls, Calls]:
+        """The file's model with two blocks in each list, calls to look at and calls to prove.
+
+        With all of its blocks where a class does not run without some.
+        """
+        for short in (True, False):
+            recognised = self._recognise()
+            built = build(self.path, recognised, torch.float32)
+            built.round_here()
+            if short:
+                shorten(built.module)
+            try:
+                looked_at, proven = (calls_of(built.whole, *sizes) for sizes in (LOOKED_AT, PROVEN))
+                with torch.inference_mode():
+                    looked_at[0]()
+            except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
+                if not short:
+                    raise ValueError(str(error)) from error
+                log.info("with two blocks a list the model does not run: %s", error)
+                continue
+            return built.module, looked_at, proven
+        raise RuntimeError("a model either runs or says why not")
+
+
+def rests_on(seen: Sequence[Seen]) -> list[str]:
+    """What was seen of each list of blocks, a line each."""
+    lines = []
+    for path, each in seen[0].lists.items():
+        blocks, tokens = each.blocks, ", ".join(f"{flow.name} {flow.tokens}" for flow in each.flows)
+        shared = "" if path in seen[0].large else "; few tokens, so every rank computes all of them"
+        lines.append(f"{path}: {len(blocks.paths)} blocks, tokens handed on: {tokens}{shared}")
+    return lines + [f"{path} is computed whole: {why}" for path, why in seen[0].reasons.items()]
+
+
+def shorten(model: nn.Module) -> None:
+    """Leave the first and the last of each list of modules of one class, which are not in another such list."""
+    done: list[str] = []
+    for path, module in list(model.named_modules()):
+        alike = isinstance(module, nn.ModuleList) and len({type(each) for each in module}) == 1
+        if alike and len(module) > 2 and not any(path.startswith(f"{each}.") for each in done):
+            del module[1:-1]
+            done.append(path)
+
+
+def calls_of(whole: Any, size: Size, other_text: int) -> Calls:  # noqa: ANN401  a comfy.model_base.BaseModel
+    """Two calls of one size, with texts of two lengths, as the two sides of cfg have them."""
+    device = torch.device("cpu")
+    shapes, widths = latent_shapes(whole, size), find_widths(whole, size, device)
+    sizes = (size, Size(**{**vars(size), "text_tokens": other_text, "seed": size.seed + 10}))
+    return [partial(_flat, call_of(whole, each, shapes, widths, device), whole, size.batch) for each in sizes]
+
+
+def _flat(call: Callable[..., Any], whole: Any, rows: int) -> torch.Tensor:  # noqa: ANN401
+    forget: Callable[[], None] | None = getattr(whole.diffusion_model, "clear_kv_cache", None)
+    if forget is not None:
+        forget()
+    return flat(call(), rows)
+
+
+def main() -> None:
+    """Answer until the other side goes."""
+    serve(Finding())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Ranks forked from a process that has a model: each computes the same calls by a plan, over gloo, on the CPU.
+
+Owns their processes: one that fails or is silent ends all. Only for a process whose torch has one thread. What travels
+back is JSON.
+"""
+
+import json
+import os
+import selectors
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..models.hosted.hooks import SharedModel
+from ..models.specs.spec import ShardingSpec
+from ..parallel.attention import SequenceParallelAttention
+from ..parallel.collectives import Axis
+from ..proof import relative_error
+from .own_tokens import OwnTokens
+
+LONGEST_S = 300.0  # that ranks may take for all calls
+
+
+class RanksDisagreeError(ValueError):
+    """The calls cannot be computed by the plan; the text is what the first rank raised."""
+
+
+def errors_of(
+    model: torch.nn.Module,
+    spec: ShardingSpec,
+    calls: Sequence[Callable[[], torch.Tensor]],
+    wanted: Sequence[torch.Tensor],
+    ranks: int,
+) -> tuple[list[float], float]:
+    """Relative error of each call over so many ranks, the largest of any rank, and the least of the first call when
+    ranks exchange nothing. Raises RanksDisagreeError for what raises in a rank."""
+    children: dict[int, int] = {}
+    said: dict[int, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="parallel-dit-") as folder, selectors.DefaultSelector() as waiting:
+        try:
+            for rank in range(ranks):
+                mine, its = os.pipe()
+                child = os.fork()
+                if child == 0:
+                    os.close(mine)
+                    os._exit(_rank(its, rank, ranks, Path(folder) / "store", model, spec, calls, wanted))
+                os.close(its)
+                children[rank] = child
+                waiting.register(os.fdopen(mine, "r", encoding="utf-8"), selectors.EVENT_READ, rank)
+            while len(said) < ranks:
+                ready = waiting.select(LONGEST_S)
+                if not ready:
+                    raise RanksDisagreeError(f"{ranks} ranks were silent for {LONGEST_S:.0f} s")
+                for key, _ in ready:
+                    line = key.fileobj.read()  # type: ignore[union-attr]
+                    waiting.unregister(key.fileobj)
+                    said[key.data] = json.loads(line) if line else {"raised": f"rank {key.data} ended"}
+                    if "raised" in said[key.data]:
+                        raise RanksDisagreeError(str(said[key.data]["raised"]))
+        finally:
+            for child in children.values():
+                os.kill(child, signal.SIGKILL)  # one that has ended is not reaped yet
+                os.waitpid(child, 0)
+    rows = [said[rank] for rank in range(ranks)]
+    return [max(each) for each in zip(*(row["errors"] for row in rows), strict=True)], max(
+        row["control"] for row in rows
+    )
+
+
+def _rank(
+    answers: int,
+    rank: int,
+    ranks: int,
+    store: Path,
+    model: torch.nn.Module,
+    spec: ShardingSpec,
+    calls: Sequence[Callable[[], torch.Tensor]],
+    wanted: Sequence[torch.Tensor],
+) -> int:
+    """One rank: compute, answer, end."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(store), ranks),
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=LONGEST_S),
+        )
+        axis = Axis("ulysses", ranks, rank, dist.group.WORLD)
+        with torch.inference_mode():
+            shared = SharedModel(model, spec, SequenceParallelAttention(ulysses=axis, chunks=lambda _: 1))
+            errors = [relative_error(call(), want) for call, want in zip(calls, wanted, strict=True)]
+            shared.group = OwnTokens(ulysses=axis, chunks=lambda _: 1)
+            said: dict[str, Any] = {"errors": errors, "control": relative_error(calls[0](), wanted[0])}
+    except Exception as error:  # noqa: BLE001  told to the process that asked
+        said = {"raised": f"{type(error).__name__}: {error}"}
+    with os.fdopen(answers, "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(said))
+    return 0

@@ -1,0 +1,88 @@
+"""A node that changes the modules of a MODEL by hand, in the ways of packs that cache steps or bring adapters.
+
+Owns: what such packs do to the transformer, for the time of a call or for good. Nothing of it is wrong in stock: each
+way computes what the model does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+
+
+def same_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for the transformer's own `forward_orig`, as the pack's copy of it would."""
+    return type(self).forward_orig(self, *args, **kwargs)
+
+
+def same_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for its `forward`."""
+    return type(self).forward(self, *args, **kwargs)
+
+
+def for_a_call(model: Any, **changed: Callable[[Any], Any]) -> None:
+    """Have attributes of the transformer replaced while ComfyUI calls the model, as TeaCache and WaveSpeed do."""
+    transformer = model.get_model_object("diffusion_model")
+    values = {name: make(transformer) for name, make in changed.items()}
+
+    def wrapper(function: Any, given: dict[str, Any]) -> Any:
+        with patch.multiple(transformer, **values):
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(wrapper)
+
+
+def method_for_good(model: Any) -> None:
+    """As PuLID for Flux does."""
+    transformer = model.model.diffusion_model
+    transformer.forward_orig = MethodType(same_method, transformer)
+
+
+def hook_a_block(model: Any) -> None:
+    """As Spectrum does to read what a block makes."""
+    model.model.diffusion_model.single_blocks[0].register_forward_hook(lambda module, args, out: None)
+
+
+class OtherClass:
+    """What a pack's own class of the transformer has more."""
+
+
+def other_class(model: Any) -> None:
+    """As RES4LYF does where a model is patched for its styles."""
+    transformer = model.model.diffusion_model
+    kind = type(transformer)
+    transformer.__class__ = type("OtherFlux", (OtherClass, kind), {"__module__": __name__})
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "method for a call": lambda model: for_a_call(model, forward_orig=lambda it: MethodType(same_method, it)),
+    "forward for a call": lambda model: for_a_call(model, forward=lambda it: MethodType(same_forward, it)),
+    "blocks for a call": lambda model: for_a_call(
+        model, single_blocks=lambda it: torch.nn.ModuleList(list(it.single_blocks))
+    ),
+    "method for good": method_for_good,
+    "hook": hook_a_block,
+    "class": other_class,
+}
+
+
+class ChangeModules(io.ComfyNode):
+    """Changes modules in one of WAYS."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(WAYS))]
+        return io.Schema(node_id="ChangeModules", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
+
+    @classmethod
+    def execute(cls, model: Any, way: str) -> io.NodeOutput:
+        model = model.clone()
+        WAYS[way](model)
+        return io.NodeOutput(model)

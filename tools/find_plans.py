@@ -1,0 +1,346 @@
+"""Finds the plan of every class of tests/models as if nobody had written one: `python -m tools.find_plans [CLASS ...]`.
+
+For each class: all its cases are looked at, and the first plan is taken that is equal to one process over 2 and over 3
+ranks in every case. Then ten other calls of each case (other numbers, timesteps, texts and sizes) must be equal too.
+`--wrong N`: so many found plans with one word made wrong; what the proof says of them, and of those that it does not
+refuse, whether other calls are equal. `--update` writes docs/found_plans.md. Exit code 1 where a proven plan is wrong.
+
+Owns the comparison. Does not own finding (parallel_runtime/models/finder), cases, nor how ranks meet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from models.gloo_group import GlooGroup, OwnTokensOnly
+from models.other_calls import other_calls
+from models.ranks import Ranks, RanksFailedError
+from models.tiny import call, difference
+from tools.plan_lines import plan_lines
+from tools.tables import markdown
+
+ROOT = Path(__file__).parent.parent
+PAGE, DATA = ROOT / "docs" / "found_plans.md", ROOT / "tools" / "found_plans.json"
+RANKS = (2, 3)
+ERROR, CONTROL, OTHERS = 1e-5, 1e-3, 10
+NO_EFFECT = "its output does not depend on its attention, so a proof has nothing to see"
+
+
+@dataclass
+class Row:
+    """What was found of one class. `tried`: plans that the proof refused before it, and why."""
+
+    path: str
+    cuts: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    error: float = 0.0
+    control: float = 0.0
+    seconds: float = 0.0
+    others: int = 0
+    resized: int = 0
+    wrong: int = 0
+    tried: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # calls that told nothing
+
+
+def say(*lines: str) -> None:
+    """Print."""
+    print(*lines, sep="\n", flush=True)  # noqa: T201
+
+
+def looked(_: GlooGroup, names: list[str]) -> dict[str, Any]:
+    """The plans that explain a class's cases, and the cases that could not be explained."""
+    from models.cases import CASES
+    from parallel_runtime.models.finder import NotFoundError, look, plans
+    from parallel_runtime.models.hosted.finding import attention_to
+    from parallel_runtime.models.specs.written import to_data
+
+    began = time.perf_counter()
+    seen, skipped = [], []
+    for name in names:
+        model, inputs = CASES[name]()
+        try:
+            seen.append(look(model, partial(call, model, inputs), attention_to))
+        except NotFoundError as error:
+            skipped.append(f"{name}: {error}")
+    try:
+        found = [(each.cuts, to_data(each.spec)) for each in plans(seen)] if seen else []
+    except NotFoundError as error:
+        found, skipped = [], [*skipped, str(error)]
+    return {"plans": found, "skipped": skipped, "seconds": time.perf_counter() - began}
+
+
+def compared(group: GlooGroup, name: str, data: dict[str, Any], others: int) -> dict[str, Any]:
+    """One case shared by the ranks beside one process: errors of its own call and of other calls."""
+    from models.cases import CASES
+    from parallel_runtime.models.hosted.hooks import SharedModel
+    from parallel_runtime.models.specs.written import from_data
+
+    model, inputs = CASES[name]()
+    wanted = [(False, inputs, call(model, inputs))]
+    for resized, given in other_calls(inputs, others, partial(call, model)):
+        wanted.append((resized, given, call(model, given)))
+    shared = SharedModel(model, from_data(data), group)
+    errors = [difference(call(model, given), want) for _, given, want in wanted]
+    shared.group = OwnTokensOnly()
+    control = difference(call(model, inputs), wanted[0][2])
+    return {"errors": errors, "control": control, "resized": sum(each[0] for each in wanted)}
+
+
+def refused(ranks: Ranks, names: list[str], data: dict[str, Any], row: Row | None = None) -> str:
+    """Why the proof refuses a plan; "" for one that is equal in all cases."""
+    control = 0.0
+    for number in RANKS:
+        for name in names:
+            try:
+                rows = ranks.run(compared, name, data, 0, ranks=number)
+            except RanksFailedError as error:
+                return f"{name}, {number} ranks: {str(error).strip().splitlines()[-1][:200]}"
+            worst = max(each["errors"][0] for each in rows)
+            control = max(control, *(each["control"] for each in rows))
+            if not worst <= ERROR:
+                return f"{name}, {number} ranks: error {worst:.1e}"
+            if row is not None:
+                row.error, row.control = max(row.error, worst), control
+    return "" if control > CONTROL else NO_EFFECT
+
+
+def other_errors(ranks: Ranks, names: list[str], data: dict[str, Any], count: int) -> tuple[list[float], int]:
+    """Errors of other calls over 2 ranks, infinite for a call that fails, and how many of them had other sizes."""
+    errors, resized = list[float](), 0
+    each = -(-count // len(names))
+    for name in names:
+        try:
+            rows = ranks.run(compared, name, data, each, ranks=2)
+        except RanksFailedError as error:
+            say(f"    {name}: {str(error).strip().splitlines()[-1][:200]}")
+            return [*errors, float("inf")], resized
+        errors += [max(pair) for pair in zip(*(row["errors"][1:] for row in rows), strict=True)]
+        resized += rows[0]["resized"]
+    return errors, resized
+
+
+def find(ranks: Ranks, path: str, names: list[str]) -> Row:
+    """The plan of one class, proven, and tried on other calls."""
+    row = Row(path)
+    began = time.perf_counter()
+    try:
+        (said,) = ranks.run(looked, names, ranks=1)
+    except RanksFailedError as error:
+        row.reason = f"looking failed: {str(error).strip().splitlines()[-1][:200]}"
+        return row
+    row.skipped = said["skipped"]
+    for cuts, data in said["plans"]:
+        why = refused(ranks, names, data, row)
+        if not why:
+            row.cuts, row.plan = cuts, data
+            break
+        row.tried.append(f"{cuts}: {why}")
+    row.seconds = time.perf_counter() - began
+    if not row.plan:
+        row.reason = " ".join((row.skipped or row.tried or ["no list of blocks attends"])[-1].split())
+        return row
+    errors, row.resized = other_errors(ranks, names, row.plan, OTHERS)
+    row.others, row.wrong = len(errors), sum(not each <= ERROR for each in errors)
+    return row
+
+
+def wrong_words(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The plan with one word made wrong, in each way that there is; with what was changed."""
+    for table_name in ("attention", "cut", "gather"):
+        for path, words in data[table_name].items():
+            keys = list(words) if isinstance(words, dict) else [None]
+            for key in keys:
+                word = words if key is None else words[key]
+                for other in _others_than(word, may_lack=key is not None and table_name == "cut"):
+                    changed = json.loads(json.dumps(data))
+                    if key is None:
+                        changed[table_name][path] = other
+                    elif other is None:
+                        del changed[table_name][path][key]
+                    else:
+                        changed[table_name][path][key] = other
+                    yield f"{table_name}[{path}]{f'[{key}]' if key else ''}: {word} becomes {other}", changed
+
+
+def _others_than(word: Any, *, may_lack: bool) -> Iterator[Any]:  # noqa: ANN401
+    if may_lack:
+        yield None
+    if isinstance(word, list):
+        yield word[::-1]
+        return
+    base, at, dim = word.partition("@")
+    if "+" in base and ":" not in base:
+        yield "+".join(base.split("+")[::-1]) + at + dim
+    if at:
+        yield base
+    elif word not in ("local",) and "within" not in word and "|" not in word:
+        yield f"{word}@2" if ":" not in word else word.partition(":")[2]
+    if word == "local":
+        yield "img"
+
+
+def try_wrong(ranks: Ranks, rows: list[Row], cases: dict[str, list[str]], count: int) -> dict[str, Any]:
+    """So many found plans with one wrong word: how many the proof refuses, and what the others compute."""
+    every = [(row, what, data) for row in rows if row.plan for what, data in wrong_words(row.plan)]
+    random.Random(0).shuffle(every)  # noqa: S311  a choice, no secret
+    found: dict[str, Any] = {"tried": 0, "refused": 0, "equal": [], "wrong": []}
+    for row, what, data in every[:count]:
+        names, label = cases[row.path], f"{row.path.rpartition('.')[2]} {what}"
+        why = refused(ranks, names, data)
+        found["tried"] += 1
+        if why:
+            found["refused"] += 1
+            continue
+        errors, _ = other_errors(ranks, names, data, OTHERS)
+        found["equal" if all(each <= ERROR for each in errors) else "wrong"].append(label)
+        say(f"  not refused: {label}: other calls {'equal' if label in found['equal'] else 'WRONG'}")
+    return found
+
+
+def as_written(row: Row) -> str:
+    """How a found plan is to the one that people wrote, streams by any names."""
+    from parallel_runtime.models.specs import SPECS
+    from parallel_runtime.models.specs.written import to_data
+
+    if row.path not in SPECS or not row.plan:
+        return ""
+    written = replace(SPECS[row.path], keeps=None)
+    tables = [to_data(replace(written, gather=table)) for table in written.gathers]
+    return "the same" if any(_alike(row.plan, each) for each in tables) else "another"
+
+
+def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401
+    """Whether two plans have the same words for the same arguments, once streams are renamed one by one."""
+    names: dict[str, str] = {}
+    for key in ("attention", "cut", "gather"):
+        mine, its = (dict(_words(plan[key])) for plan in (one, other))
+        if mine.keys() != its.keys():
+            return False
+        for at, word in mine.items():
+            here, there = (re.split(r"([a-z][a-z0-9_]*)", text) for text in (word, its[at]))
+            if len(here) != len(there) or any(names.setdefault(a, b) != b for a, b in zip(here, there, strict=True)):
+                return False
+    return len(set(names.values())) == len(names)
+
+
+def _words(table: Any, at: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    if isinstance(table, str):
+        yield at, table
+    else:
+        for key, each in table.items() if isinstance(table, dict) else enumerate(table):
+            yield from _words(each, f"{at}/{key}")
+
+
+def page(rows: list[Row], wrong: dict[str, Any]) -> str:
+    """The page of what was found."""
+    from parallel_runtime.models.specs import SPECS
+
+    def plan_of(row: Row) -> str:
+        return f"{plan_lines(row.path)} lines" if row.path in SPECS else "none"
+
+    known = [row for row in rows if row.path in SPECS]
+    equal = [row for row in known if row.plan and not row.wrong]
+    lines = [
+        "# Plans that are found",
+        "",
+        "For each class of [models.md](models.md) the plan that `find-plan` finds when the one that people wrote is",
+        "hidden from it, by looking at the class's calls. `python -m tools.find_plans --update` writes this page.",
+        "",
+        f"**{len(equal)} of {len(known)} classes** get a plan that is equal to one process in all cases of",
+        f"`tests/models`, over 2 and 3 ranks (relative error at most {ERROR:.0e}). Each was then tried on other calls:",
+        'other numbers, timesteps, texts and sizes. "Cut once" is as by hand; "in each list" and "in each block" put',
+        'tokens together more often, which sends more. Found plans are not for PipeFusion. "The same": each argument',
+        f"has the word that people gave it, as in {sum(as_written(row) == 'the same' for row in rows)} of them.",
+        "",
+        markdown(
+            (
+                "class",
+                "written",
+                "found",
+                "as written",
+                "error",
+                "control",
+                "other calls",
+                "of other sizes",
+                "wrong",
+                "seconds",
+            ),
+            [
+                (
+                    f"`{row.path.removeprefix('comfy.ldm.')}`",
+                    plan_of(row),
+                    row.cuts or f"none: {row.reason.replace('|', 'or')}",
+                    as_written(row),
+                    *((f"{row.error:.1e}", f"{row.control:.1e}") if row.plan else ("", "")),
+                    *((str(row.others), str(row.resized), str(row.wrong)) if row.plan else ("", "", "")),
+                    f"{row.seconds:.0f}",
+                )
+                for row in rows
+            ],
+        ),
+    ]
+    if wrong:
+        lines += [
+            "",
+            "## One word made wrong",
+            "",
+            f"Of {wrong['tried']} found plans with one word made wrong the proof refused {wrong['refused']}. "
+            f"{len(wrong['equal'])} of the others computed the same in other calls too, {len(wrong['wrong'])} did not.",
+            *([""] if wrong["equal"] or wrong["wrong"] else []),
+            *(f"- equal: {each}" for each in wrong["equal"]),
+            *(f"- wrong: {each}" for each in wrong["wrong"]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", help="parts of the dotted paths of classes (default: all)")
+    parser.add_argument("--wrong", type=int, default=0, help="so many found plans with one word made wrong")
+    parser.add_argument("--update", action="store_true", help="write docs/found_plans.md")
+    arguments = parser.parse_args()
+    from host.fetch import comfyui_path
+    from models.cases import CASES
+    from tools.known import cases
+
+    names: dict[str, list[str]] = defaultdict(list)
+    for known in cases().values():
+        if known.name in CASES:
+            names[known.path].append(known.name)
+    wanted = [path for path in names if not arguments.classes or any(each in path for each in arguments.classes)]
+    kept: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {"rows": [], "wrong": {}}
+    rows = {each["path"]: Row(**each) for each in kept["rows"]}
+    with closing(Ranks(comfyui_path())) as ranks:
+        for path in wanted:
+            rows[path] = row = find(ranks, path, names[path])
+            others = f"{row.others} other calls ({row.resized} of other sizes), {row.wrong} wrong"
+            say(f"{path}: {f'{row.cuts}, {row.error:.1e}, {others}' if row.plan else 'none: ' + row.reason}")
+            for each in row.tried:
+                say(f"    {each}")
+        if arguments.wrong:
+            kept["wrong"] = try_wrong(ranks, [rows[path] for path in wanted], names, arguments.wrong)
+            say(json.dumps(kept["wrong"], indent=1))
+    if arguments.update:
+        ordered = [rows[path] for path in sorted(rows)]
+        DATA.write_text(json.dumps({"rows": [asdict(row) for row in ordered], "wrong": kept["wrong"]}, indent=1) + "\n")
+        PAGE.write_text(page(ordered, kept["wrong"]))
+    return 1 if any(rows[path].wrong for path in wanted) or kept["wrong"].get("wrong") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

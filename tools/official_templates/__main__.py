@@ -89,9 +89,7 @@ class Session:
     def server(self) -> ComfyServer:
         """The server, started when it is first asked for."""
         if self._server is None:
-            started = ComfyServer(
-                models=self._models, packs=(STAND_INS,), ends_with_parent=True, environment=ONE_THREAD
-            )
+            started = ComfyServer(models=self._models, packs=(STAND_INS,), environment=ONE_THREAD)
             self._server = self._stack.enter_context(started)
         return self._server
 

@@ -49,7 +49,7 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     expect(canvas).to_have_attribute("data-drawn", "2x3")
     rows = lengths_by_row(picture_of(canvas))
     assert len(rows) == 2
-    assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
+    assert all(row["compute"] > 5 and row["communication"] > 5 for row in rows), rows
     gained = expect_gain_once_measured(comfy)
     comfy.no_toasts()
     comfy.shot("run")

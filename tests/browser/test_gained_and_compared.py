@@ -155,6 +155,7 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
     for pool, now, texts, live in states:
         made_up.tell(pools=[pool], run=now, reports=reports)
         expect(rows).to_have_text(texts)
+        expect(sidebar).to_contain_text("0.50 s a step")  # of the report, which comes after the state
         expect(sidebar.get_by_test_id("pdit-live")).to_contain_text(live)
         shares = [rank.get("shares") for rank in pool["ranks"]]
         percents = [each and {part: f"{100 * share:.0f} %" for part, share in each.items()} for each in shares]
@@ -168,6 +169,18 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
         )
     assert places[1] == places[0]
     assert places[2] == places[0]
+
+
+# What a canvas shows once its place has its size: the same in ten frames, one after the other.
+AT_REST = """async (canvas) => {
+  let [shown, frames] = ['', 0]
+  while (frames < 10) {
+    await new Promise(requestAnimationFrame)
+    const now = canvas.toDataURL()
+    frames = now === shown ? frames + 1 : 0
+    shown = now
+  }
+  return shown }"""
 
 
 def a_timeline(made_up: MadeUp, steps: int = 4, **changes: Any) -> Locator:
@@ -194,7 +207,7 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
     rows.click(position=second)
     expect(page.get_by_test_id("pdit-details")).to_have_text(part)
     expect(field).to_have_value("2")
-    whole = rows.evaluate("(canvas) => canvas.toDataURL()")
+    whole = rows.evaluate(AT_REST)
     page.mouse.wheel(0, 10)
     expect(field).to_have_value("2")
     assert rows.evaluate("(canvas) => canvas.toDataURL()") == whole, "the wheel alone scrolls"
@@ -221,7 +234,7 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -
     timeline = made_up.comfy.open_timeline()
     canvas = page.get_by_test_id("pdit-rows")
     expect(canvas).to_have_attribute("data-drawn", "2x4")
-    whole = canvas.evaluate("(canvas) => canvas.toDataURL()")
+    whole = canvas.evaluate(AT_REST)
     timeline.get_by_title("The next step").click()
     expect(timeline.get_by_label("Step to look at, 0 for all")).to_have_value("1")
     assert canvas.evaluate("(canvas) => canvas.toDataURL()") != whole

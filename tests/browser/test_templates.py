@@ -22,6 +22,7 @@ from tools.templates import TEMPLATES
 
 from .comfy_page import EXAMPLE, ComfyPage
 from .conftest import Tabs
+from .made_up import MadeUp
 from .test_a_run import PICTURE
 
 LOAD = "async (path) => app.loadGraphData(await (await fetch(path)).json())"
@@ -126,7 +127,8 @@ COVERED = """() => {
   return nodes.flatMap((a, at) => nodes.slice(at + 1).filter((b) => over(a, b)).map((b) => [a.title, b.title])) }"""
 
 
-def test_the_first_runs_button_opens_the_first_template_whose_nodes_cover_nothing(comfy: ComfyPage) -> None:
+def test_the_first_runs_button_opens_the_first_template_whose_nodes_cover_nothing(told_comfy: MadeUp) -> None:
+    comfy = told_comfy.comfy  # of a server that has run nothing: after a run nobody needs files
     comfy.setting("ParallelDiT.FirstRun.Over", False)
     first = comfy.open_sidebar().get_by_test_id("pdit-first")
     words = first.locator("[data-step=files] > span").nth(1).bounding_box()

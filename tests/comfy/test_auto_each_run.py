@@ -33,8 +33,10 @@ def stock_graph(tiny: TinyModels, *, cfg: float = 1.0, **settings: Any) -> Workf
 
 
 def measured(graph: Workflow, **plan: Any) -> Workflow:
-    """The graph with our sampler and a planner that knows its devices, saving the latent."""
-    return known(to_latent(parallel(graph, sampler="ParallelFluxSampler", **plan)))
+    """The graph with our sampler and a planner that knows its devices, saving the latent. What tries found, the user's
+    file keeps for other runs: here it has no say.
+    """
+    return known(to_latent(parallel(graph, sampler="ParallelFluxSampler", **{"tries": "off"} | plan)))
 
 
 def report_of(result: PromptResult, node: str = "sampler") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from comfy.test_auto_each_run import stock_graph
 
 from families.hosted import VISIBLE, between
 from host import workflows
@@ -29,7 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def skipping(tiny: TinyModels, kind: str) -> Workflow:
-    graph = workflows.with_cfg(workflows.text_to_image(tiny, width=64, height=96, steps=3), 2.0, negative="a dog")
+    graph = stock_graph(tiny, width=64, height=96, steps=3, cfg=2.0)
     return between(graph, "skip", kind, **SKIPPING[kind])
 
 

@@ -23,7 +23,7 @@ def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_nex
 ) -> None:
     (cache_folder() / "servers" / "parallel-dit" / "plans.json").unlink(missing_ok=True)  # of earlier sessions
     graph = stock_graph(tiny_models, seed=520, steps=20, width=64, height=80)
-    asked = measured(graph)
+    asked = measured(graph, tries="auto")
     asked["known"]["inputs"]["latency_s"] = 0.001  # so that plans of two ranks are predicted to be near
     first = client.queue(asked)
     told = [text for node, text in first.texts if node == "sampler"]
@@ -36,7 +36,7 @@ def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_nex
     assert ran["degrees"][found["kept"]] == 2
     assert re.fullmatch(re.escape(lines[-1]) + r" \([3-9] copies of the first step in [0-9.]+ s\)", ran["reasons"][-1])
 
-    again = measured(graph, loop="host")
+    again = measured(graph, loop="host", tries="auto")
     again["known"]["inputs"]["latency_s"] = 0.001
     again["sampler"]["inputs"]["steps"] = 3  # too few to try anything, also where the run before was slow meanwhile
     second = client.queue(again)

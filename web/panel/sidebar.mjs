@@ -294,6 +294,7 @@ async function updateRun(view, store, t) {
   if (view.shown === wanted) return
   view.shown = wanted
   if (entry === undefined) return setText(line, t('panel.noRun'))
+  setText(line, '…')
   try {
     const report = readReport(await store.report(entry.number))
     if (view.shown === wanted) setText(line, headline(report, t))

@@ -49,8 +49,8 @@ account, and add `--header "Authorization: Bearer TOKEN"` to the line.
 - *sharded*: each card holds half of it, and gets each block from the other card just before it computes it.
 - *offloaded*: the weights are in host memory, which must hold the file. This is the slowest.
 
-SP Config in `auto` mode chooses the first of them that fits in 95 % of an empty card, of a video with 9 frames; for a
-longer one set `weights` of SP Config as this table says. "GiB a card" is what the planner counts for the three, on
+SP Config in `auto` mode chooses the first of them that fits in 95 % of an empty card, of a video with 81 frames; for
+a much longer one set `weights` yourself. "GiB a card" is what the planner counts for the three, on
 two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or
 half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
 `python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours, in the pack's folder with

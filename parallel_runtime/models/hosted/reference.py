@@ -31,7 +31,7 @@ from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
-from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
+from .random_calls import USUAL_FRAMES, Recorded, Size, flat, latent_shapes, make_calls
 from .stage import refuse_stages
 
 QUESTIONS = ("start", "contract", "open", "describe", "count", "calls", "outputs", "run")
@@ -139,7 +139,7 @@ class Reference:
             self.dtype, self._built = computed_in, None
             self._build(computed_in)
             counted = count_model(self._opened.whole, self.device, frames=frames)
-        shapes = latent_shapes(built.whole, Size(**size))
+        shapes = latent_shapes(built.whole, Size(**size), usual_frames=USUAL_FRAMES)
         return counted | {
             "model": type(built.whole).__name__,
             "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],

@@ -97,16 +97,6 @@ def test_without_exchange_it_does_not(pool: Pool, model: Model, plan: ParallelPl
     assert model.error(pool, plan, control=True) > 1e-2
 
 
-def test_a_machine_without_comfyui_is_named(
-    two: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, (machine,) = two
-    monkeypatch.setattr(machine, "versions", replace(machine.versions, comfyui=""))
-    pool.close()
-    with pytest.raises(ValueError, match=r"^machine host-2 .* has no ComfyUI, .*; start `join` there with --comfyui"):
-        model.error(pool, ParallelPlan(ring=2))
-
-
 def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, model: Model) -> None:
     run = make_run(batch=2, texts=(7, 3))
     expected, previews = host_loop(asking(pool, model.spec, ParallelPlan()), run)
@@ -184,6 +174,16 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
     ):
         pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=kill)
     assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+
+
+def test_a_machine_without_comfyui_is_named(
+    two: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, (machine,) = two
+    monkeypatch.setattr(machine, "versions", replace(machine.versions, comfyui=""))
+    pool.close()  # the last test of these machines: to start them again takes seconds
+    with pytest.raises(ValueError, match=r"^machine host-2 .* has no ComfyUI, .*; start `join` there with --comfyui"):
+        model.error(pool, ParallelPlan(ring=2))
 
 
 def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(

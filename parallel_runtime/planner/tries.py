@@ -12,6 +12,7 @@ process groups and is not counted. Two are, but for a plan that the first counte
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from ..plan import AXES, WEIGHTS, ParallelPlan
 from .choose import Prediction
@@ -46,10 +47,10 @@ def worth_trying(
     Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
     promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
     """
-    rows = {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
+    rows = _exact(table)
     if steps < MIN_STEPS or taken not in rows:
         return ()
-    set_up_s = (GROUPS_S if asynchronous else 0.0) + (COMPILE_S if compiled else 0.0)
+    set_up_s = _set_up_s(asynchronous=asynchronous, compiled=compiled)
     first_s = rows[taken].cost.step_s
 
     def tried_s(row: Prediction) -> float:
@@ -65,6 +66,33 @@ def worth_trying(
     return (taken, *(row.plan for row in others))
 
 
+def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
+    """All exact plans that fit and may be as quick as `taken`, which comes first, by their predictions; () where it is
+    not among them. What they take is not weighed: somebody asked for them (`tune`)."""
+    rows = _exact(table)
+    if taken not in rows:
+        return ()
+    limit_s = UNCERTAIN * rows[taken].cost.step_s
+    others = sorted((row for row in rows.values() if row.plan != taken), key=lambda row: row.cost.step_s)
+    return (taken, *(row.plan for row in others if row.cost.step_s < limit_s))
+
+
+def tried_in_s(
+    table: Iterable[Prediction], plans: Iterable[ParallelPlan], *, asynchronous: bool, compiled: bool = False
+) -> list[float]:
+    """Seconds in which each of these plans is predicted to have been tried, those before it included."""
+    rows, set_up_s = _exact(table), _set_up_s(asynchronous=asynchronous, compiled=compiled)
+    return list(accumulate((NOT_COUNTED + COUNTED) * rows[plan].cost.step_s + set_up_s for plan in plans))
+
+
+def _exact(table: Iterable[Prediction]) -> dict[ParallelPlan, Prediction]:
+    return {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
+
+
+def _set_up_s(*, asynchronous: bool, compiled: bool) -> float:
+    return (GROUPS_S if asynchronous else 0.0) + (COMPILE_S if compiled else 0.0)
+
+
 @dataclass
 class Tries:
     """The tries of one run, under way: `due` says which plan is to compute the next copy, `note` takes its seconds.
@@ -75,6 +103,7 @@ class Tries:
     plans: tuple[ParallelPlan, ...]
     warm: frozenset[ParallelPlan] = frozenset()
     copies: int = 0
+    given_up: bool = False
     failed: dict[ParallelPlan, str] = field(default_factory=dict)
     _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
     _started: set[ParallelPlan] = field(default_factory=set)
@@ -85,14 +114,19 @@ class Tries:
     @property
     def due(self) -> ParallelPlan | None:
         """The plan of the next copy; None when all is known."""
-        left = [plan for plan in self.plans if plan not in self.failed]
-        for plan in left:
-            if plan not in self._counted:
+        if self.given_up:
+            return None
+        for plan in self.plans:
+            if plan not in self.failed and plan not in self._counted:
                 return plan
-        first_s = {plan: self._counted[plan][0] for plan in left}
-        near = [plan for plan in left if first_s[plan] <= FAR_BEHIND * min(first_s.values())]
-        again = [plan for plan in near if len(self._counted[plan]) < COUNTED]
-        return again[0] if again and len(near) > 1 else None
+        again = self._half_counted()
+        return again[0] if again else None
+
+    def _half_counted(self) -> list[ParallelPlan]:
+        """Plans that are near the quickest and were not counted as often as that asks."""
+        first_s = {plan: found[0] for plan, found in self._counted.items()}
+        close = [plan for plan in first_s if first_s[plan] <= FAR_BEHIND * min(first_s.values())]
+        return [plan for plan in close if len(self._counted[plan]) < COUNTED] if len(close) > 1 else []
 
     def note(self, plan: ParallelPlan, seconds: float) -> None:
         """A copy under `plan` took so long."""
@@ -106,6 +140,17 @@ class Tries:
         """The plan cannot be kept."""
         self.failed[plan] = why
         self._counted.pop(plan, None)
+
+    def give_up(self) -> None:
+        """No time is left: what is half measured counts for nothing, and nothing does where it may be the quickest."""
+        if self.due is None:
+            return
+        half, seconds = self._half_counted(), self.seconds
+        if len(seconds) - len(half) < 2 or min(seconds, key=lambda plan: seconds[plan]) in half:
+            half = list(seconds)
+        for plan in half:
+            del self._counted[plan]
+        self.given_up = True
 
     @property
     def seconds(self) -> dict[ParallelPlan, float]:

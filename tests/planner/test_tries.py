@@ -15,7 +15,17 @@ from parallel_runtime.planner.choose import Prediction
 from parallel_runtime.planner.cost import Cost
 from parallel_runtime.planner.kept_plans import KEPT, KeptPlans, TriesKey
 from parallel_runtime.planner.memory import Memory
-from parallel_runtime.planner.tries import CHANGE, KeptPlan, Tries, changed_text, in_words, kept_of, worth_trying
+from parallel_runtime.planner.tries import (
+    CHANGE,
+    KeptPlan,
+    Tries,
+    changed_text,
+    in_words,
+    kept_of,
+    near,
+    tried_in_s,
+    worth_trying,
+)
 
 ULYSSES, RING, CFG, SINGLE = (ParallelPlan(**degrees) for degrees in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {}))
 STAGES = ParallelPlan(pipefusion=2)
@@ -69,6 +79,33 @@ def test_setting_a_plan_up_counts_and_what_does_not_fit_is_not_tried() -> None:
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True) == (ULYSSES, RING)
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True, compiled=True) == ()
     assert worth_trying(table(fits=False, ulysses=1.0, ring=1.0), ULYSSES, steps=20, asynchronous=False) == ()
+
+
+def test_all_near_plans_are_tuned_whatever_that_takes_the_most_promising_first() -> None:
+    rows = table(ulysses=1.0, ring=1.2, cfg=1.1, single=1.3, stages=0.5)
+    plans = near(rows, ULYSSES)
+    assert plans == (ULYSSES, CFG, RING)
+    assert tried_in_s(rows, plans, asynchronous=False) == pytest.approx([3.0, 6.3, 9.9])
+    assert tried_in_s(rows, plans, asynchronous=True, compiled=True) == pytest.approx([64.0, 128.3, 192.9])
+    assert near(rows, STAGES) == () == near(table(fits=False, ulysses=1.0), ULYSSES)
+
+
+@pytest.mark.parametrize(
+    ("copies", "kept"),
+    [
+        (5, None),  # each was started
+        (6, None),  # ring, which may be the quickest, was counted once
+        (7, None),  # of two that are near one was counted twice
+        (8, RING),  # all that are near
+    ],
+)
+def test_what_is_half_measured_when_time_is_up_counts_for_nothing(copies: int, kept: object) -> None:
+    tries, seconds = Tries((ULYSSES, RING, CFG)), {ULYSSES: 1.0, RING: 0.95, CFG: 1.5}
+    while tries.copies < copies and (plan := tries.due) is not None:
+        tries.note(plan, seconds[plan])
+    tries.give_up()
+    found = kept_of(tries)
+    assert tries.due is None and (found.plan if found else None) == kept
 
 
 def run(tries: Tries, seconds: dict[ParallelPlan, float], noise: tuple[float, ...] = (1.0,)) -> Tries:

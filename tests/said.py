@@ -36,6 +36,7 @@ FILES = (
         "nodes/host/proof/proving.py",
     ),
     *("nodes/host/sampling/stock.py", "nodes/host/proof/tuning.py", "nodes/host/proof/begin_tries.py"),
+    "nodes/host/sampling/corrected_shares.py",
     *("nodes/host/panel/tuning.py", "nodes/host/proof/trying.py", "parallel_runtime/planner/tries.py"),
     "parallel_runtime/models/hosted/contract_check.py",
     *("parallel_runtime/models/hosted/build.py", "parallel_runtime/models/hosted/stage.py"),

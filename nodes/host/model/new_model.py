@@ -19,6 +19,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.counting import Counted, Counts, usual_work_of
+from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
@@ -208,6 +209,7 @@ def with_context(
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     of = Tunable.of(patcher, patcher.shares_of_run())
     decision, trier = with_tries(of, work, patcher.decision_for(work))
+    decision = patcher.model.corrected.told(decision) if patcher.shares is None else decision
     run = patcher.new_run(decision)
     patcher.model.last_run = LastRun(of=of, work=work, sizes=_sizes_of_run(patcher, noise))
     run.trier = trier
@@ -220,6 +222,8 @@ def with_context(
         samples = executor(noise, latent, sampler, sigmas, *more, **named)
     if trier is not None:
         trier.after(run)
+    if patcher.shares is None and of.shares:
+        patcher.model.corrected.after(run, of.shares, whole_bytes(patcher.model.pooled.devices))
     return samples
 
 

@@ -14,9 +14,10 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.planner.choose import Prediction
+from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
-from ....parallel_runtime.planner.machine import device_set
+from ....parallel_runtime.planner.machine import device_set, whole_bytes
+from ....parallel_runtime.planner.memory import fits_by_shares
 from ....parallel_runtime.planner.tries import MIN_STEPS, in_words, worth_trying
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import WeightDeltas
@@ -73,8 +74,14 @@ class Tunable:
 
     def table(self, decision: Decision) -> list[Prediction]:
         """The plans of a decision that fit, and that the model can have, with the shares of its devices."""
-        rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in decision.table if row.fits]
+        rows = [row for row in decision.table if row.fits and (not self.shares or self.has_room(row))]
+        rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in rows]
         return [row for row in rows if self._takes(row.plan)]
+
+    def has_room(self, row: Prediction) -> bool:
+        """Whether each device has what its share of a plan takes, as planned with equal ones."""
+        room = [HEADROOM * each for each in whole_bytes(self.pooled.devices)]
+        return fits_by_shares(row.memory, row.plan.with_shares(self.shares), room)
 
     def _takes(self, plan: ParallelPlan) -> bool:
         try:
@@ -106,6 +113,7 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     """The plan that a run of `work` begins under, where `decision` is the prediction, and what tries others before its
     first step, or only hears of its end. None where nothing is tried or kept: a plan that was not predicted, or
     `tries` off."""
+    of, decision = _with_room(of, decision)
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))
     if not of.tries or of.choose_again is None or work is None or not decision.automatic:
         return decision, None
@@ -124,6 +132,15 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     reason = f"measured on these devices: {kept.text}"
     decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover, kept=kept)
+
+
+def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
+    """With equal shares, and a reason, where a rank would have no room for what it is to compute by `of.shares`."""
+    row = next((each for each in decision.table if each.plan == decision.plan), None)
+    if not of.shares or row is None or not row.fits or of.has_room(row):
+        return of, decision
+    text = f"shares {':'.join(map(str, of.shares))} leave a device no room for its share, so shares are equal"
+    return replace(of, shares=()), replace(decision, reasons=(*decision.reasons, text))
 
 
 def is_asynchronous(of: Tunable) -> bool:

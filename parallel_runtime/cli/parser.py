@@ -204,7 +204,7 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     """The size of a call."""
     parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
     parser.add_argument("--height", type=int, default=1024, help="pixels (default 1024)")
-    parser.add_argument("--frames", type=int, help="frames of a video (default: a few)")
+    parser.add_argument("--frames", type=int, help="frames of a video (default: 9, for `plan` and `tune` 81)")
     parser.add_argument("--text-tokens", type=int, default=512, help="tokens of the prompt (default 512)")
     parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
     parser.add_argument(

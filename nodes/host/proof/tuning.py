@@ -40,8 +40,9 @@ class TuningEndedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A kind of work, in pixels, frames of a video (None: a few) and tokens of the prompt, and for how many seconds
-    plans may be tried. `guided`: a cfg scale above 1. Raises `ValueError` for a number that is out of range."""
+    """A kind of work, in pixels, frames of a video (None: as many as usual) and tokens of the prompt, and for how many
+    seconds plans may be tried. `guided`: a cfg scale above 1. Raises `ValueError` for a number that is out of range.
+    """
 
     width: int = 1024
     height: int = 1024

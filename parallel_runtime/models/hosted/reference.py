@@ -32,7 +32,16 @@ from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
-from .random_calls import Recorded, Size, find_widths, flat, latent_shapes, make_calls, uncomputed_call
+from .random_calls import (
+    USUAL_FRAMES,
+    Recorded,
+    Size,
+    find_widths,
+    flat,
+    latent_shapes,
+    make_calls,
+    uncomputed_call,
+)
 from .stage import refuse_stages
 
 QUESTIONS = ("start", "contract", "open", "describe", "count", "made", "calls", "outputs", "run")
@@ -134,7 +143,7 @@ class Reference:
         frames = size.get("frames")
         recognised, built, counted = self._valueless(path, dtype, partial(count_model, frames=frames))
         kind = type(built.module)
-        shapes = latent_shapes(built.whole, Size(**size))
+        shapes = latent_shapes(built.whole, Size(**size), usual_frames=USUAL_FRAMES)
         return counted | {
             "model": type(built.whole).__name__,
             "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],
@@ -149,9 +158,10 @@ class Reference:
         answer, with `numbers` as `count` has them. Raises `ValueError` as `count`."""
         asked = Size(**size)
         _, built, widths = self._valueless(path, dtype, lambda model, device: find_widths(model, asked, device))
-        call = uncomputed_call(built.whole, asked, widths)
+        shapes = latent_shapes(built.whole, asked, usual_frames=USUAL_FRAMES)
+        call = uncomputed_call(built.whole, asked, shapes, widths)
         _save(call.tensors, file)
-        numbers = sum(math.prod(shape) for shape in latent_shapes(built.whole, asked)) // asked.batch
+        numbers = sum(math.prod(shape) for shape in shapes) // asked.batch
         return {"options": call.options, "out_shape": list(call.out_shape), "numbers": numbers}
 
     def _valueless(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from ..parallel_runtime.errors import PoolError
 from ..parallel_runtime.models.hosted.reference import serve
 from .host.contract.without_server import begin
 
@@ -26,8 +27,8 @@ class WithoutServer:
 
     def tune(self, path: str, config: Mapping[str, Any], dtype: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Try plans of a file on such work, under SP Config's inputs: what `tuning.tune` answers. Raises `ValueError`
-        for inputs, a file or a work that cannot be used."""
-        tuning, asked_for = _module("host.proof.tuning"), None
+        for inputs, a file or a work that cannot be used, and where the workers fail under the plan that would run."""
+        tuning = _module("host.proof.tuning")
         asked_for = tuning.Asked(**asked)
         choice = _module("choice").choice_of(**config)
         self.tell("reading the model's file")
@@ -47,6 +48,8 @@ class WithoutServer:
         try:
             patcher.load()
             return tuning.tune(of, asked_for, say=self.tell) | {"warnings": list(choice.selection.warnings)}
+        except PoolError as error:
+            raise ValueError(str(error)) from error
         finally:
             _module("host.model.pools").POOLS.close_all()
 

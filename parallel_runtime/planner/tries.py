@@ -6,7 +6,8 @@ measured again. Pure: seconds are given, nothing is run (nodes/host/proof/trying
 (kept_plans.py does).
 
 A try is a copy of the run's first step, of which nothing is used but the seconds. The first copy under a plan makes its
-process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind.
+process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind. The plan
+that is predicted best stays unless each copy of another was quicker: other work on the machine slows single copies.
 """
 
 import math
@@ -27,6 +28,7 @@ UNCERTAIN = 1.25
 RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
+FAR_BEHIND_ONCE = 1.5  # the same of the plan that is predicted best
 HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
 COMPILE_S = 60.0  # to make graphs of a plan's blocks
@@ -40,15 +42,22 @@ def in_words(plan: ParallelPlan) -> str:
 
 
 def worth_trying(
-    table: Iterable[Prediction], taken: ParallelPlan, *, steps: int, asynchronous: bool, compiled: bool = False
+    table: Iterable[Prediction],
+    taken: ParallelPlan,
+    *,
+    steps: int,
+    asynchronous: bool,
+    compiled: bool = False,
+    idle: bool = False,
 ) -> tuple[ParallelPlan, ...]:
     """The plans to try for a run of so many steps, `taken` first, which is the one predicted best; () for no tries.
 
     Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
     promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
+    `idle`: they are tried after the run, however short that is.
     """
     rows = _exact(table)
-    if steps < MIN_STEPS or taken not in rows:
+    if (steps < MIN_STEPS and not idle) or taken not in rows:
         return ()
     set_up_s = _set_up_s(asynchronous=asynchronous, compiled=compiled)
     first_s = rows[taken].cost.step_s
@@ -125,7 +134,10 @@ class Tries:
     def _half_counted(self) -> list[ParallelPlan]:
         """Plans that are near the quickest and were not counted as often as that asks."""
         first_s = {plan: found[0] for plan, found in self._counted.items()}
-        close = [plan for plan in first_s if first_s[plan] <= FAR_BEHIND * min(first_s.values())]
+        best_s = min(first_s.values(), default=0.0)
+        # One slow copy is no reason against the plan that is predicted best: something else may have run.
+        limits = {plan: FAR_BEHIND_ONCE if plan == self.plans[0] else FAR_BEHIND for plan in first_s}
+        close = [plan for plan in first_s if first_s[plan] <= limits[plan] * best_s]
         return [plan for plan in close if len(self._counted[plan]) < COUNTED] if len(close) > 1 else []
 
     def note(self, plan: ParallelPlan, seconds: float) -> None:
@@ -158,13 +170,19 @@ class Tries:
         return {plan: min(found) for plan, found in self._counted.items()}
 
     def best(self, before: ParallelPlan | None = None) -> ParallelPlan | None:
-        """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed."""
+        """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed.
+
+        Without one, that of the run without tries, unless each copy of another was quicker than each of its.
+        """
         seconds = self.seconds
         if not seconds:
             return None
         quickest = min(seconds, key=lambda plan: seconds[plan])
         if before in seconds and seconds[before] <= CHANGE * seconds[quickest]:
             return before
+        first = self.plans[0]
+        if before is None and first in seconds and max(self._counted[quickest]) >= seconds[first]:
+            return first
         return quickest
 
 

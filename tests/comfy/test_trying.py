@@ -6,10 +6,13 @@ Owns: what `Trier` does with what happens in a try. Does not own the rules (plan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -198,6 +201,66 @@ def test_runs_that_come_to_be_slower_have_plans_tried_again(case, module_of_pack
 
 
 @pytest.fixture
+def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
+    """A short run that has ended, and what tries its plans: each step looks `busy` once, which says of each look
+    whether a prompt runs."""
+    idle_tries = module_of_pack("nodes.host.proof.idle_tries")
+    planner_memory = module_of_pack("parallel_runtime.planner.memory").Memory
+    monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
+    monkeypatch.setattr(idle_tries, "comfy", MagicMock())
+
+    def make(takes: dict[str, Any], busy: Iterator[bool], *, free: int = 10**9, holds: bool = True) -> Any:
+        found, told = case(takes), []
+        found.run.step_seconds.clear()
+        model = found.run.model
+        model.devices, model.holds, model.started = (SimpleNamespace(kind="cuda"),), lambda _: holds, True
+        model.give_back, model.deltas = lambda _: told.append("given back"), None
+        model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
+        tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
+        memory = planner_memory(weights=10**9, activations=10**8, buffers=0, runtime=0)
+        trier = found.trier
+        of_short = idle_tries.IdleTrier(trier=trier, memory={found.plans.uly2: memory}, later=tries.offer)
+        found.run.trier = of_short
+        found.step()
+        assert names(found) == ["uly2"] and found.store.load(found.key) is None  # nothing in the run
+        found.asked.clear()
+        found.run.trier = of_short
+        of_short.after(found.run)
+        while tries._thread is not None:
+            time.sleep(0.001)
+        return found, told
+
+    return make
+
+
+def test_a_short_runs_plans_are_tried_on_its_first_step_once_no_prompt_runs(idle) -> None:
+    found, told = idle(SECONDS, iter([True, True, False]))
+    assert found.store.load(found.key).plan == found.plans.ring2 and set(names(found)) == {"uly2", "ring2", "cfg2"}
+    assert found.run.plan == found.plans.uly2 and not found.told and told == ["given back"]
+
+
+def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:
+    found, _ = idle(SECONDS, iter([False, False, False, True]))  # it ends the first time, in the second copy
+    assert found.store.load(found.key).plan == found.plans.ring2 and names(found).count("uly2") > 2
+    found.store.path.unlink()
+    found, told = idle(SECONDS, (looks % 2 == 1 for looks in itertools.count()))
+    found.run.trier.after(found.run)  # nor after another run of such work
+    assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
+
+
+def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:
+    lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
+    found, _ = idle({**SECONDS, "cfg2-ring1-uly1": lost}, iter([]))
+    kept = found.store.load(found.key)
+    assert (kept.plan, list(kept.failed)) == (found.plans.ring2, [found.plans.cfg2])
+
+
+def test_without_room_or_weights_nothing_is_tried(idle) -> None:
+    assert not idle(SECONDS, iter([]), free=10**8)[0].asked
+    assert not idle(SECONDS, iter([]), holds=False)[0].asked
+
+
+@pytest.fixture
 def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
     """What tuning answers, and the case, where steps take so long and are predicted to take `predicted`."""
     tuning = module_of_pack("nodes.host.proof.tuning")
@@ -268,3 +331,36 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(t
     with pytest.raises(CancelledError):
         tuned(SECONDS, NEAR, stop)
     assert found.store.load(found.key) is None
+
+
+def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(module_of_pack, monkeypatch, case) -> None:
+    panel = module_of_pack("nodes.host.panel.tuning")
+    queue = SimpleNamespace(currently_running={})
+    monkeypatch.setattr(panel, "PromptServer", SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue)))
+    monkeypatch.setattr(panel, "comfy", MagicMock())
+    of = SimpleNamespace(pooled=MagicMock(), why_not="")
+    monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={}))
+    button, happens = panel.TuneButton(), [lambda: None]
+
+    def tune(of: object, asked: object, *, say: Callable, check: Callable) -> dict[str, Any]:
+        say("trying ring 2")
+        assert button.state() == {"state": "running", "doing": "trying ring 2", "of": {}}
+        happens[0]()
+        check()
+        return {"line": "kept ring 2", "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
+
+    def lost() -> None:
+        raise case({}).errors.PoolError("rank 1 was lost\nmore")
+
+    monkeypatch.setattr(panel, "tune", tune)
+    for each, said in (
+        (lambda: None, "kept ring 2"),
+        (button.stop, "stopped; nothing is kept"),
+        (lambda: queue.currently_running.update(a=1), "ended, as a prompt began; nothing is kept"),
+        (lost, "rank 1 was lost"),
+    ):
+        happens[0] = each
+        button.work(panel.Asked())()
+        assert said in (button.told.get("line"), button.told.get("message"))
+        queue.currently_running.clear()
+    assert of.pooled.give_back.call_count == 4

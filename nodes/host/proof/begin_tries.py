@@ -24,6 +24,7 @@ from ....parallel_runtime.weight_delta import WeightDeltas
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
 from ..model.source import refuse_unplanned
+from .idle_tries import IDLE, IdleTrier
 from .proving import Prover
 from .trying import Trier, store
 
@@ -109,29 +110,31 @@ class LastRun:
         return found | dict(self.sizes)
 
 
-def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Decision, "Trier | None"]:
+def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Decision, "Trier | IdleTrier | None"]:
     """The plan that a run of `work` begins under, where `decision` is the prediction, and what tries others before its
-    first step, or only hears of its end. None where nothing is tried or kept: a plan that was not predicted, or
-    `tries` off."""
+    first step, after a run that is too short for that, or only hears of its end. None where nothing is tried or kept: a
+    plan that was not predicted, or `tries` off."""
     of, decision = _with_room(of, decision)
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))
     if not of.tries or of.choose_again is None or work is None or not decision.automatic:
         return decision, None
-    table = of.table(decision)
-    usable, key, prover = {row.plan for row in table}, key_of(of, work), of.prover
+    table, short = of.table(decision), work.steps < MIN_STEPS
+    usable, key = {row.plan for row in table}, key_of(of, work)
     kept = store().load(key)
-    if kept is not None and kept.plan not in usable:
-        kept = None
-    if kept is None:
-        plans = worth_trying(
-            table, decision.plan, steps=work.steps, asynchronous=is_asynchronous(of), compiled=of.compiled
-        )
-        return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover) if plans else None
-    again = kept.again and work.steps >= MIN_STEPS
-    plans = tuple(plan for plan in kept.plans if plan in usable) if again else ()
-    reason = f"measured on these devices: {kept.text}"
-    decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
-    return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover, kept=kept)
+    if kept is None or kept.plan not in usable:
+        kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
+        plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
+    else:
+        plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
+        reason = f"measured on these devices: {kept.text}"
+        decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
+    if kept is None and not plans:
+        return decision, None
+    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept)
+    if not short or not plans:
+        return decision, trier
+    memory = {row.plan: row.memory for row in table if row.plan in plans}
+    return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer)
 
 
 def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:

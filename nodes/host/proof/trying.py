@@ -145,6 +145,7 @@ class _Copies:
             if until_s is not None and time.perf_counter() > until_s:
                 tries.give_up()
                 return
+            self._check()
             self._run.listener.trying(f"trying {in_words(plan)} on a copy of the first step")
             try:
                 if self._keeps and plan != self._before:  # a copy that keeps, before those that find it

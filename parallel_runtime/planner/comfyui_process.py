@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,11 @@ class ComfyUIProcess:
         self._errors.close()
         self._folder.cleanup()
 
-    def ask(self, what: str, **with_: object) -> dict[str, Any]:
-        """The answer to a question. Raises `ValueError` for what it refuses, and when it ends instead."""
+    def ask(self, what: str, told: Callable[[str], None] = lambda _: None, /, **with_: object) -> dict[str, Any]:
+        """The answer to a question; `told` hears what goes on meanwhile, where the program says so.
+
+        Raises `ValueError` for what it refuses, and when it ends instead.
+        """
         process = self._process
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the process has no pipes")
@@ -110,6 +113,9 @@ class ComfyUIProcess:
             process.stdin.write(json.dumps({"do": what, "with": with_}) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
+            while line.startswith('{"told":'):
+                told(json.loads(line)["told"])
+                line = process.stdout.readline()
         except BrokenPipeError:
             pass
         if not line:

@@ -154,6 +154,20 @@ def call_of(
     return call
 
 
+def uncomputed_call(
+    model: Any,  # noqa: ANN401
+    size: Size,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Mapping[str, int | None],
+) -> HostedCall:
+    """A call as a step makes it, of all rows of `size`, which nothing computes: the weights may be on the meta device.
+
+    Raises `ValueError` for a model that cannot be called so.
+    """
+    args, kwargs = _Run(model, size, shapes, widths, CPU).arguments()
+    return forward_call(model.diffusion_model, model.latent_format.latent_channels, args, kwargs)
+
+
 class _CalledWith(Exception):  # noqa: N818  nothing went wrong
     """Carries the arguments of a call out of it."""
 

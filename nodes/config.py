@@ -283,6 +283,6 @@ def _plans_input() -> io.Input:
         default=PLANS[0],
         optional=True,
         advanced=True,
-        tooltip="How an image may be shared. written: by plans that people wrote. found: for a model without one, the "
-        "first load looks for a plan, up to 30 s, and proves it.",
+        tooltip="How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a "
+        "plan, up to 30 s, and proves it. written: they do not.",
     )

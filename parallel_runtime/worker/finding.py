@@ -57,7 +57,7 @@ class Finding(Reference):
             told["refused"] = str(error)
         except (RanksLostError, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001  any code of ComfyUI's, with numbers that it was not made for
+        except Exception as error:
             raise ValueError(f"looking at {kind.__name__} ended with {_said(error)}") from error
         if not told["refused"] and "plan" not in told:
             last = told["tried"][-1] if told["tried"] else "none explains its calls"
@@ -103,7 +103,7 @@ class Finding(Reference):
                 looked_at, proven = (calls_of(built.whole, *sizes) for sizes in (LOOKED_AT, PROVEN))
                 with torch.inference_mode():
                     looked_at[0]()
-            except Exception as error:  # noqa: BLE001  any code of ComfyUI's
+            except Exception as error:
                 if not short:
                     raise ValueError(f"no call of {type(built.module).__name__} can be made: {_said(error)}") from error
                 log.info("with two blocks a list the model does not run: %s", error)

@@ -43,7 +43,10 @@ def errors_of(
     ranks: int,
 ) -> tuple[list[float], float]:
     """Relative error of each call over so many ranks, the largest of any rank, and the least of the first call when
-    ranks exchange nothing. Raises RanksDisagreeError for what raises in a rank, RanksLostError for a rank that ended."""
+    ranks exchange nothing.
+
+    Raises RanksDisagreeError for what raises in a rank, RanksLostError for a rank that ended or is silent.
+    """
     children: dict[int, int] = {}
     said: dict[int, Any] = {}
     with tempfile.TemporaryDirectory(prefix="parallel-dit-") as folder, selectors.DefaultSelector() as waiting:

@@ -16,7 +16,7 @@ from host.client import PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, latent_of
 from parallel_runtime.proof import relative_error
 
-from .conftest import MIXING, NEW, Drifted
+from .conftest import NEW, Drifted
 from .graphs import node
 from .test_self_proof import ours, report_of
 from .variants import BY_NAME

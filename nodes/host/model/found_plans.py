@@ -16,6 +16,7 @@ from ....parallel_runtime.models.specs.found import (
     FoundKey,
     give_found,
     kept_plans,
+    key_in,
     key_of,
     none_found,
     of_report,
@@ -61,19 +62,20 @@ class Looking:
         if key is None:
             return source
         found = kept_plans().load(key)
-        if found is not None and (misfit := _given(transformer, found)):
+        if found is not None and found.spec is not None and (misfit := _given(transformer, found)):
             log.warning("the plan that is kept for %s is not used, it is found anew: %s", key.model_class, misfit)
             found = None
         if found is None:
             found = self.unkept.get(key) or (self._looked(source, key) if look else UNSEEN)
         unshared = _given(transformer, found)
-        text = "" if unshared else to_text(found.spec)
-        return replace(source, spec=replace(source.spec, found=text), unshared=unshared, found=found)
+        if unshared:
+            return replace(source, unshared=unshared)
+        spec = replace(source.spec, found=to_text(found.spec))
+        return replace(source, spec=spec, unshared="", found_by=found.told)
 
     def _looked(self, source: HostedSource, key: FoundKey) -> Found:
         node, name = NodeText(), key.model_class.rpartition(".")[2]
         log.info("nobody wrote a plan for %s: looking at its calls for up to %g s", name, LIMIT_S)
-
         next_s = 0
 
         def tick(since_s: float) -> None:
@@ -89,12 +91,15 @@ class Looking:
         except ValueError as error:
             why = redact_paths(str(error).partition("\n")[0])
             if isinstance(error, NoAnswerError):
-                command = f"python -m parallel_runtime find-plan {os.path.basename(source.spec.path)}"
-                why += f"; `{command}` in the pack's folder looks without a limit, and the next load uses what it finds"
+                file = os.path.basename(source.spec.path)
+                why += f"; `python -m parallel_runtime find-plan {file}` in the pack's folder looks without a limit, "
+                why += "and the next load uses what it finds"
             found = self.unkept[key] = none_found(why)
         else:
-            found = of_report(report)
-            if not report["kept"]:
+            found, same = of_report(report), key == key_in(report)
+            if not same:
+                found = none_found(f"a process of its own takes the file for {report['class']}")
+            if not same or not report["kept"]:
                 self.unkept[key] = found
         log.info("%s: %s", name, found.why or f"found, proven: {found.told}")
         return found

@@ -117,6 +117,7 @@ def remote_patcher(
         rounding_attention=source.rounding_attention,
         widened_formats=source.widened_formats,
         keeps_state=source.keeps_state,
+        found_by=source.found_by,
     )
 
     def make() -> RemotePatcher:

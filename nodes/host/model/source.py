@@ -20,7 +20,6 @@ from ....parallel_runtime.models.hosted.hook_points import find_hook_points
 from ....parallel_runtime.models.hosted.kept_state import keeps_of
 from ....parallel_runtime.models.hosted.stage import refuse_stages
 from ....parallel_runtime.models.specs import SPECS, ShardingSpec, find_spec, not_sampled, spec_of, why_without
-from ....parallel_runtime.models.specs.found import Found
 from ....parallel_runtime.models.specs.whole import find_whole
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.torch_flags import read_flags
@@ -39,7 +38,7 @@ ROUNDING = ("sage", "attention3", "int8")
 class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
-    `found`: what looking for a plan of its class gave, None where nobody looked (found_plans.py).
+    `found_by` as in `PooledModel`.
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
     `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state` and
     `rounding_attention` and `widened_formats` as in `PooledModel`.
@@ -55,7 +54,7 @@ class HostedSource:
     num_heads: int
     rounding_attention: str
     widened_formats: tuple[str, ...]
-    found: Found | None = None
+    found_by: str = ""
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:

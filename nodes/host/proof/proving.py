@@ -24,7 +24,6 @@ from ....parallel_runtime.models.hosted.build import Recognised
 from ....parallel_runtime.models.hosted.calls import from_tree
 from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ....parallel_runtime.models.specs import find_spec, spec_of
-from ....parallel_runtime.models.specs.found import found_of
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
 from ....parallel_runtime.pool.calls import ModelCall, RunResult
@@ -92,7 +91,7 @@ class Prover:
             proof = STAGED
         else:
             proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
-        fails = (REFUSED, NOT_PROVEN) if self.pooled.spec.found else (REFUSED,)  # a found plan counts once it is proven
+        fails = (REFUSED, NOT_PROVEN) if self.pooled.found_by else (REFUSED,)  # a found plan counts once it is proven
         if proof.verdict in fails and not run.decision.automatic:
             raise ValueError(self._refusal(run.plan, proof))
         if proof.verdict in fails:
@@ -124,8 +123,7 @@ class Prover:
         counts = [f"{verdicts.count(each)} {each}" for each in (PROVEN, NOT_PROVEN, REFUSED) if each in verdicts]
         known = f"kinds of calls so far: {', '.join(counts)}" if counts else "nothing is known yet"
         told = f"{plan.name} is proven with this ComfyUI before its first step, once for each kind of call; {known}"
-        found = found_of(self.transformer) if self.pooled.spec.found else None
-        return told if found is None else f"found, proven: {found.told}; {told}"
+        return f"found, proven: {self.pooled.found_by}; {told}" if self.pooled.found_by else told
 
     @property
     def _store(self) -> ProofStore:

@@ -34,6 +34,20 @@ KEPT = 100  # entries; the oldest go first
 
 
 @dataclass(frozen=True, kw_only=True)
+class FoundKey:
+    """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention."""
+
+    model_class: str
+    source: str
+    comfyui: str
+
+    @property
+    def digest(self) -> str:
+        """What the key is found by."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """What looking at a class gave: a plan, or None and why there is none. `told`: what the plan was proven by."""
 
@@ -45,6 +59,11 @@ class Found:
 def none_found(why: str) -> Found:
     """That there is none."""
     return Found(why=f"no plan was found: {why}")
+
+
+def key_in(report: Mapping[str, Any]) -> FoundKey:
+    """What it holds for."""
+    return FoundKey(model_class=report["class"], source=report["source"], comfyui=report["comfyui"])
 
 
 def of_report(report: Mapping[str, Any]) -> Found:
@@ -81,20 +100,6 @@ def of_text(text: str) -> Found:
         return Found(spec=from_data(json.loads(text)))
     except RecursionError as error:
         raise ValueError("it is no plan: it is too deep; find it again") from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundKey:
-    """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention."""
-
-    model_class: str
-    source: str
-    comfyui: str
-
-    @property
-    def digest(self) -> str:
-        """What the key is found by."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

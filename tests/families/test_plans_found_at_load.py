@@ -93,7 +93,7 @@ def test_a_kept_plan_that_computes_something_else_is_refused_by_its_proof(
     assert f"ulysses=2,weights=sharded is refused for {NEW} of ComfyUI" in by_hand.error_message
     report = report_of(client.queue(automatic(stock, weights="sharded")))
     assert report["plan"]["name"] == "cfg2-ring1-uly1-sharded"
-    assert f"the proof of uly2 failed for {NEW}" in report["warnings"][0]
+    assert f"the proof of uly2-sharded failed for {NEW}" in report["warnings"][0]
     right = latent_of(client, stock)
     assert relative_error(latent_of(client, automatic(stock, weights="sharded")), right) <= TOLERANCE
     drifted.plans_file.write_text(before)

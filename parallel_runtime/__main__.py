@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | plan | verify | find-plan | join`: parses, calls, prints, makes an exit code.
+"""`python -m parallel_runtime doctor | plan | verify | find-plan | tune | join`: parses, calls, prints, exits.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -83,13 +83,26 @@ def _find_plan(arguments: argparse.Namespace, progress: Progress) -> int:
     return EXIT_NO if _tell(find_plan.run, find_plan.describe, arguments, progress)["refused"] else EXIT_OK
 
 
+def _tune(arguments: argparse.Namespace, progress: Progress) -> int:
+    from .cli import tune
+
+    return EXIT_OK if _tell(tune.run, tune.describe, arguments, progress)["kept"] else EXIT_NO
+
+
 def _join(arguments: argparse.Namespace, _: Progress) -> int:
     from .cli import join
 
     join.run(arguments)
 
 
-COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "find-plan": _find_plan, "join": _join}
+COMMANDS = {
+    "doctor": _doctor,
+    "plan": _plan,
+    "verify": _verify,
+    "find-plan": _find_plan,
+    "tune": _tune,
+    "join": _join,
+}
 
 
 def _json(report: dict) -> str:

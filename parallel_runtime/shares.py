@@ -10,6 +10,7 @@ from .plan import MOST_SHARE
 
 MEASURED, EQUAL = "measured", "equal"
 ALIKE = 1.1  # devices whose speeds differ by less are equal
+CHANGE = 1.1  # times quicker: below it a split that was measured in a run stays
 TENTHS = 10  # measured speeds are told apart in tenths of the quickest: another measurement seldom moves a split
 
 
@@ -41,3 +42,17 @@ def shares_by_speed(names: Sequence[str], speeds: Sequence[float]) -> tuple[int,
         return ()
     found = tuple(max(1, round(TENTHS * speed / max(speeds))) for speed in speeds)
     return found if len(set(found)) > 1 else ()
+
+
+def corrected_shares(shares: Sequence[int], compute_s: Sequence[float]) -> tuple[int, ...]:
+    """The shares of ranks that computed for so many seconds under `shares`, in tenths of the quickest.
+
+    `shares` as they were, unless the slowest rank is to take `CHANGE` times less: a rank computes whole heads, rows and
+    images, so small differences are no other split.
+    """
+    if min(compute_s) <= 0:
+        return tuple(shares)
+    speeds = [share / seconds for share, seconds in zip(shares, compute_s, strict=True)]
+    found = tuple(max(1, round(TENTHS * speed / max(speeds))) for speed in speeds)
+    slowest_s = max(share / sum(found) * sum(shares) / speed for share, speed in zip(found, speeds, strict=True))
+    return found if CHANGE * slowest_s < max(compute_s) else tuple(shares)

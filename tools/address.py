@@ -22,15 +22,17 @@ FOLDER = "`ComfyUI/custom_nodes/parallel-dit`"
 INSTALL = {
     "README.md": (
         "1. `git clone {address} ComfyUI/custom_nodes/parallel-dit`",
-        f"1. Copy this folder to {FOLDER}. Its public address is not known yet.",
+        "1. Get this folder (**Code → Download ZIP** on its page, or `git clone` with the page's address) "
+        f"and put it at {FOLDER}.",
     ),
     "README.zh.md": (
         "1. `git clone {address} ComfyUI/custom_nodes/parallel-dit`",
-        f"1. 将本文件夹复制到 {FOLDER}。它的公开地址尚未确定。",
+        f"1. 获取本文件夹（在它的页面上选 **Code → Download ZIP**，或用该页面的地址执行 `git clone`），放到 {FOLDER}。",
     ),
     "README.ja.md": (
         "1. `git clone {address} ComfyUI/custom_nodes/parallel-dit`",
-        f"1. このフォルダを {FOLDER} にコピーします。公開アドレスはまだ決まっていません。",
+        "1. このフォルダを入手し（ページの **Code → Download ZIP**、"
+        f"またはそのページのアドレスで `git clone`）、{FOLDER} に置きます。",
     ),
 }
 

@@ -36,10 +36,12 @@ SECTION = re.compile(r"^## [^\n]*?\((`[^\n]*`)\)\n(.*?)(?=^## |\Z)", re.MULTILIN
 HEAD = """# Get the files of a model
 
 ComfyUI's page offers to download what a template lacks. A browser saves that on its own computer. On a rented machine,
-use the lines below instead: go to ComfyUI's folder there and paste them. `wget -c` continues a download that broke off.
+use the lines below instead: go to ComfyUI's folder there and paste them, then press R on the page. `wget -c` continues
+a download that broke off.
 
 Sizes are in GB (10^9 bytes), as published in November 2026; "about" where no list with the bytes was seen. A file may
-need an account and an agreement on its page: then `wget` ends with 401 or 403.
+need an account and an agreement on its page: then `wget` ends with 401 or 403. Agree there, make a token of your
+account, and add `--header "Authorization: Bearer TOKEN"` to the line.
 
 **How two cards hold the weights** is predicted. It has not been seen on two GPUs.
 
@@ -47,10 +49,12 @@ need an account and an agreement on its page: then `wget` ends with 401 or 403.
 - *sharded*: each card holds half of it, and gets each block from the other card just before it computes it.
 - *offloaded*: the weights are in host memory, which must hold the file. This is the slowest.
 
-SP Config in `auto` mode chooses the first of them that fits. "GiB a card" is what the planner counts for the three, on
+SP Config in `auto` mode chooses the first of them that fits in 95 % of an empty card, of a video with 81 frames; for
+a much longer one set `weights` yourself. "GiB a card" is what the planner counts for the three, on
 two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or
 half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
-`python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours.
+`python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours, in the pack's folder with
+ComfyUI's Python.
 The text encoder and the VAE are ComfyUI's: it loads each of them when it is needed, on the first card.
 
 """

@@ -33,9 +33,10 @@ RUNS = {
 # The first of them again, with the names that these had before.
 RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
-# Prompt and negative prompt on a rank each: what two ranks gain most by. `cfg` is the degree and the scale.
-WINS = {"steps": 20, "ulysses": 1, "cfg": 2}
+# Prompt and negative prompt of four pictures on a rank each: what two ranks gain most by. `cfg` is degree and scale.
+WINS = {"steps": 20, "ulysses": 1, "cfg": 2, "batch_size": 4}
 MEASURED = re.compile("faster|slower|As fast as one device")
+MEASURE = "Measure against one device"
 SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2")
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
@@ -114,8 +115,11 @@ def measured(comfy: ComfyPage, *, seed: int) -> None:
     comfy.run()
     comfy.load_example(**WINS, seed=seed)
     comfy.run()
-    comfy.sidebar.get_by_role("button", name="Measure against one device").click()
-    expect(comfy.sidebar.get_by_test_id("pdit-hero")).to_contain_text(MEASURED)
+    measure, figure = comfy.sidebar.get_by_role("button", name=MEASURE), comfy.sidebar.get_by_test_id("pdit-hero")
+    expect(measure.or_(figure.filter(has_text=MEASURED))).to_be_visible()
+    if measure.count():  # else an earlier picture's run on one rank counts for this one, too
+        measure.click()
+    expect(figure).to_contain_text(MEASURED)
 
 
 def seen(page: Page) -> Image.Image:

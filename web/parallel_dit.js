@@ -35,15 +35,15 @@ function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
   app.extensionManager.toast.add({ severity, summary, detail, ...more })
 }
 
-async function run(name) {
+async function run(name, values) {
   if (name === 'timeline') return app.extensionManager.command.execute('Workspace.ToggleBottomPanelTab.' + TIMELINE)
   const sampling = store.state?.pools.some((pool) => pool.sampling)
-  if (sampling && name !== 'doctor') {
+  if (sampling && !['doctor', 'tune', 'stop_tuning'].includes(name)) {
     const message = t('panel.confirm')
     if (!(await app.extensionManager.dialog.confirm({ title: t(`panel.${name}`), message }))) return
   }
   try {
-    await store.act(name)
+    await store.act(name, values)
   } catch (error) {
     toast('warn', String(error.message ?? error), t('node.refused'))
   }

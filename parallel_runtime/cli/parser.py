@@ -26,6 +26,11 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "find-plan": (
         (f"{IMAGE} --comfyui ../..", "how could ranks share the tokens of a model that the pack has no plan for?"),
     ),
+    "tune": (
+        (IMAGE, "measure the plans that are predicted to be near, and keep the quickest for ComfyUI's next run"),
+        (f"{IMAGE} --width 1536 --cfg 4 --seconds 120", "for wider images with a negative prompt, in two minutes"),
+        (f"{VIDEO} --frames 33 --devices cuda:0,cuda:1 --comfyui ../..", "a video model on two GPUs"),
+    ),
     "join": (
         ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
         ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
@@ -39,6 +44,7 @@ HELP = {
     "plan": "which plan is best for a model and an image, how long it takes, and why; starts nothing",
     "verify": "does a plan compute what one process of unmodified diffusers or ComfyUI computes?",
     "find-plan": "find by looking at its calls how ranks can share the tokens of a model, and prove it",
+    "tune": "try plans of a model on these devices and keep the quickest for such work; calibrate first",
     "join": "offer this machine's devices to a ComfyUI on another machine",
 }
 
@@ -70,6 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_plan(made["plan"])
     _add_verify(made["verify"])
     _add_find_plan(made["find-plan"])
+    _add_tune(made["tune"])
     _add_join(made.pop("join"))
     for each in made.values():
         each.add_argument("--json", action="store_true", help="print the whole report as JSON, for programs")
@@ -157,6 +164,29 @@ def _add_find_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
 
 
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .safetensors file of a diffusion model")
+    parser.add_argument(
+        "--devices", default="all", help="as in SP Config: all, a count, cuda:0,cuda:1 or cpu:2 (default: all)"
+    )
+    _add_size(parser)
+    parser.add_argument("--cfg", type=float, default=1.0, help="cfg scale; above 1 every step runs the model twice")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="for copies of a step, once the model is loaded (default 60)"
+    )
+    parser.add_argument("--dtype", default="default", help="as weight_dtype of the loader (default: the file's)")
+    parser.add_argument(
+        "--weights", default="replicated", help="as in SP Config: replicated (default), sharded, offloaded"
+    )
+    parser.add_argument(
+        "--comfyui-options",
+        metavar="TEXT",
+        default="",
+        help="what you start ComfyUI with, as in --comfyui-options='--fast --fp16-unet': what is kept holds for the "
+        "options that change how it computes",
+    )
+
+
 def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="HOST:PORT", help="where that ComfyUI's SP Config lets machines join")
     parser.add_argument(
@@ -174,7 +204,7 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     """The size of a call."""
     parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
     parser.add_argument("--height", type=int, default=1024, help="pixels (default 1024)")
-    parser.add_argument("--frames", type=int, help="frames of a video (default: a few)")
+    parser.add_argument("--frames", type=int, help="frames of a video (default: 9, for `plan` and `tune` 81)")
     parser.add_argument("--text-tokens", type=int, default=512, help="tokens of the prompt (default 512)")
     parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
     parser.add_argument(

@@ -128,9 +128,12 @@ class ComfyUIProcess:
         self._errors.close()
         self._folder.cleanup()
 
-    def ask(self, what: str, **with_: object) -> dict[str, Any]:
-        """The answer to a question. Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or
-        has no more time, and whatever `tick` raises."""
+    def ask(self, what: str, told: Callable[[str], None] = lambda _: None, /, **with_: object) -> dict[str, Any]:
+        """The answer to a question; `told` hears what goes on meanwhile, where the program says so.
+
+        Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or has no more time, and whatever
+        `tick` raises.
+        """
         process = self._process
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("the process has no pipes")
@@ -140,6 +143,9 @@ class ComfyUIProcess:
             process.stdin.flush()
             self._wait(process.stdout.fileno())
             line = process.stdout.readline()
+            while line.startswith('{"told":'):
+                told(json.loads(line)["told"])
+                line = process.stdout.readline()
         except BrokenPipeError:
             pass
         except BaseException:  # nobody waits for the answer any more

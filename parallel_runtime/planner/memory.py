@@ -4,7 +4,7 @@ Owns the formulas, and where a class that keeps something from call to call has 
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -42,6 +42,15 @@ class Memory:
     def total(self) -> int:
         """All on the device."""
         return self.weights + self.activations + self.buffers + self.runtime
+
+
+def fits_by_shares(memory: Memory, plan: ParallelPlan, free: Sequence[float]) -> bool:
+    """Whether each rank has room for its share, `free` bytes on each: `memory` is a rank's where all are equal. What it
+    computes with is in proportion to its share; weights lie as they were loaded."""
+    shares = plan.shares or (1,) * plan.ranks
+    least, moved = memory.weights + memory.runtime, memory.activations + memory.buffers
+    needs = [least + moved * share * len(shares) / sum(shares) for share in shares]
+    return all(need <= room for need, room in zip(needs, free, strict=False))
 
 
 def memory_of(

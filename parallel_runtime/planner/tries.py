@@ -6,12 +6,14 @@ measured again. Pure: seconds are given, nothing is run (nodes/host/proof/trying
 (kept_plans.py does).
 
 A try is a copy of the run's first step, of which nothing is used but the seconds. The first copy under a plan makes its
-process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind.
+process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind. The plan
+that is predicted best stays unless each copy of another was quicker: other work on the machine slows single copies.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from ..plan import AXES, WEIGHTS, ParallelPlan
 from .choose import Prediction
@@ -26,6 +28,7 @@ UNCERTAIN = 1.25
 RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
+FAR_BEHIND_ONCE = 1.5  # the same of the plan that is predicted best
 HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
 COMPILE_S = 60.0  # to make graphs of a plan's blocks
@@ -39,17 +42,24 @@ def in_words(plan: ParallelPlan) -> str:
 
 
 def worth_trying(
-    table: Iterable[Prediction], taken: ParallelPlan, *, steps: int, asynchronous: bool, compiled: bool = False
+    table: Iterable[Prediction],
+    taken: ParallelPlan,
+    *,
+    steps: int,
+    asynchronous: bool,
+    compiled: bool = False,
+    idle: bool = False,
 ) -> tuple[ParallelPlan, ...]:
     """The plans to try for a run of so many steps, `taken` first, which is the one predicted best; () for no tries.
 
     Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
     promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
+    `idle`: they are tried after the run, however short that is.
     """
-    rows = {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
-    if steps < MIN_STEPS or taken not in rows:
+    rows = _exact(table)
+    if (steps < MIN_STEPS and not idle) or taken not in rows:
         return ()
-    set_up_s = (GROUPS_S if asynchronous else 0.0) + (COMPILE_S if compiled else 0.0)
+    set_up_s = _set_up_s(asynchronous=asynchronous, compiled=compiled)
     first_s = rows[taken].cost.step_s
 
     def tried_s(row: Prediction) -> float:
@@ -65,6 +75,33 @@ def worth_trying(
     return (taken, *(row.plan for row in others))
 
 
+def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
+    """All exact plans that fit and may be as quick as `taken`, which comes first, by their predictions; () where it is
+    not among them. What they take is not weighed: somebody asked for them (`tune`)."""
+    rows = _exact(table)
+    if taken not in rows:
+        return ()
+    limit_s = UNCERTAIN * rows[taken].cost.step_s
+    others = sorted((row for row in rows.values() if row.plan != taken), key=lambda row: row.cost.step_s)
+    return (taken, *(row.plan for row in others if row.cost.step_s < limit_s))
+
+
+def tried_in_s(
+    table: Iterable[Prediction], plans: Iterable[ParallelPlan], *, asynchronous: bool, compiled: bool = False
+) -> list[float]:
+    """Seconds in which each of these plans is predicted to have been tried, those before it included."""
+    rows, set_up_s = _exact(table), _set_up_s(asynchronous=asynchronous, compiled=compiled)
+    return list(accumulate((NOT_COUNTED + COUNTED) * rows[plan].cost.step_s + set_up_s for plan in plans))
+
+
+def _exact(table: Iterable[Prediction]) -> dict[ParallelPlan, Prediction]:
+    return {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
+
+
+def _set_up_s(*, asynchronous: bool, compiled: bool) -> float:
+    return (GROUPS_S if asynchronous else 0.0) + (COMPILE_S if compiled else 0.0)
+
+
 @dataclass
 class Tries:
     """The tries of one run, under way: `due` says which plan is to compute the next copy, `note` takes its seconds.
@@ -75,6 +112,7 @@ class Tries:
     plans: tuple[ParallelPlan, ...]
     warm: frozenset[ParallelPlan] = frozenset()
     copies: int = 0
+    given_up: bool = False
     failed: dict[ParallelPlan, str] = field(default_factory=dict)
     _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
     _started: set[ParallelPlan] = field(default_factory=set)
@@ -85,14 +123,22 @@ class Tries:
     @property
     def due(self) -> ParallelPlan | None:
         """The plan of the next copy; None when all is known."""
-        left = [plan for plan in self.plans if plan not in self.failed]
-        for plan in left:
-            if plan not in self._counted:
+        if self.given_up:
+            return None
+        for plan in self.plans:
+            if plan not in self.failed and plan not in self._counted:
                 return plan
-        first_s = {plan: self._counted[plan][0] for plan in left}
-        near = [plan for plan in left if first_s[plan] <= FAR_BEHIND * min(first_s.values())]
-        again = [plan for plan in near if len(self._counted[plan]) < COUNTED]
-        return again[0] if again and len(near) > 1 else None
+        again = self._half_counted()
+        return again[0] if again else None
+
+    def _half_counted(self) -> list[ParallelPlan]:
+        """Plans that are near the quickest and were not counted as often as that asks."""
+        first_s = {plan: found[0] for plan, found in self._counted.items()}
+        best_s = min(first_s.values(), default=0.0)
+        # One slow copy is no reason against the plan that is predicted best: something else may have run.
+        limits = {plan: FAR_BEHIND_ONCE if plan == self.plans[0] else FAR_BEHIND for plan in first_s}
+        close = [plan for plan in first_s if first_s[plan] <= limits[plan] * best_s]
+        return [plan for plan in close if len(self._counted[plan]) < COUNTED] if len(close) > 1 else []
 
     def note(self, plan: ParallelPlan, seconds: float) -> None:
         """A copy under `plan` took so long."""
@@ -107,19 +153,36 @@ class Tries:
         self.failed[plan] = why
         self._counted.pop(plan, None)
 
+    def give_up(self) -> None:
+        """No time is left: what is half measured counts for nothing, and nothing does where it may be the quickest."""
+        if self.due is None:
+            return
+        half, seconds = self._half_counted(), self.seconds
+        if len(seconds) - len(half) < 2 or min(seconds, key=lambda plan: seconds[plan]) in half:
+            half = list(seconds)
+        for plan in half:
+            del self._counted[plan]
+        self.given_up = True
+
     @property
     def seconds(self) -> dict[ParallelPlan, float]:
         """What a step took under each plan that was counted and has not failed: the least, as others run beside it."""
         return {plan: min(found) for plan, found in self._counted.items()}
 
     def best(self, before: ParallelPlan | None = None) -> ParallelPlan | None:
-        """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed."""
+        """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed.
+
+        Without one, that of the run without tries, unless each copy of another was quicker than each of its.
+        """
         seconds = self.seconds
         if not seconds:
             return None
         quickest = min(seconds, key=lambda plan: seconds[plan])
         if before in seconds and seconds[before] <= CHANGE * seconds[quickest]:
             return before
+        first = self.plans[0]
+        if before is None and first in seconds and max(self._counted[quickest]) >= seconds[first]:
+            return first
         return quickest
 
 

@@ -9,7 +9,7 @@ goes with its last view.
 
 Segment 0 of a generation starts with the control page, which ranks and parent read and write without a message::
 
-    byte 0       64           128          64 * (1 + rank)            64 * 33        4096
+    byte 0       64           128          64 * (1 + rank)            64 * 9         4096
          +--------+------------+------------+----+--------------------+--------+----+---
          | cancel | signs of 0 | signs of 1 | .. | signs of `rank`    | credit | .. | tensors
          |  u64   |   3 u64    |   3 u64    |    |       3 u64        |  u64   |    |

@@ -76,6 +76,18 @@ SHOWN = [
         ["ComfyUI 0.99.0 is newer than 0.33.0", "the loop is off"],
     ),
     ({"comfyui": {"version": None, "notes": "none"}}, ["No workers yet"]),
+    (
+        {"tune": {"state": "running", "doing": "trying ring 2", "of": {"model": "flux.safetensors", "why_not": ""}}},
+        ["The quickest plan for flux.safetensors, measured", "trying ring 2 …", "Stop"],
+    ),
+    (
+        {"tune": {"state": "failed", "message": "stopped; nothing is kept", "of": {"why_not": "mode is manual"}}},
+        ["mode is manual", "stopped; nothing is kept"],
+    ),
+    (
+        {"tune": {"state": "done", "line": "kept ring 2", "work": "20 tokens", "copies": 4, "took_s": 2, "of": None}},
+        ["kept ring 2 (20 tokens; 4 copies of a step, 2.0"],
+    ),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (
@@ -101,6 +113,25 @@ def test_every_state_is_shown_plainly(made_up: MadeUp) -> None:
         for text in texts:
             expect(sidebar).to_contain_text(text)
         expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN"))
+
+
+def test_the_work_to_tune_for_is_that_of_the_last_run_until_a_user_writes_another(made_up: MadeUp) -> None:
+    page, asked = made_up.comfy.page, []
+    page.route(re.compile("/parallel_dit/tune"), lambda route: (asked.append(route.request.url), route.abort()))
+    of = {"model": "wan.safetensors", "why_not": "", "width": 832, "height": 480, "frames": 21, "text_tokens": 512}
+    of |= {"guided": True, "batch": 1}
+    section = made_up.comfy.open_sidebar().get_by_test_id("pdit-tune")
+    made_up.tell(tune={"state": "never", "of": of})
+    section.locator("summary").click()
+    section.get_by_label("Frames").fill("33")
+    made_up.tell(tune={"state": "never", "of": of}, revised=1)
+    section.get_by_role("button", name="Tune").click()
+    expect(section.get_by_label("Frames")).to_have_value("33")
+    (url,) = asked
+    values = "width=832&height=480&frames=33&text_tokens=512&batch=1&seconds=60&guided=true"
+    assert url.endswith(f"/parallel_dit/tune?{values}")
+    made_up.tell(tune={"state": "never", "of": of | {"why_not": "SP Config's mode is manual"}})
+    expect(section.get_by_role("button", name="Tune")).to_be_disabled()
 
 
 def test_a_failure_is_told_once_and_its_card_goes_with_it(made_up: MadeUp) -> None:

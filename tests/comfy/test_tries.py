@@ -7,6 +7,7 @@ Owns: the tries of a whole graph, whose two CPU ranks the planner takes for GPUs
 from __future__ import annotations
 
 import re
+import time
 
 from comfy.test_auto_each_run import measured, report_of, stock_graph
 
@@ -17,11 +18,13 @@ from host.tiny_models import TinyModels
 
 LINE = re.compile(r"tried (ring|ulysses) 2: [0-9.]+x(, one device: [0-9.]+x)?, kept (?P<kept>ulysses|ring) 2")
 
+KEPT = cache_folder() / "servers" / "parallel-dit" / "plans.json"
+
 
 def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_next(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    (cache_folder() / "servers" / "parallel-dit" / "plans.json").unlink(missing_ok=True)  # of earlier sessions
+    KEPT.unlink(missing_ok=True)  # of earlier sessions
     graph = stock_graph(tiny_models, seed=520, steps=20, width=64, height=80)
     asked = measured(graph, tries="auto")
     asked["known"]["inputs"]["latency_s"] = 0.001  # so that plans of two ranks are predicted to be near
@@ -44,3 +47,21 @@ def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_nex
     assert (ran["degrees"][found["kept"]], ran["reasons"][-1]) == (2, f"measured on these devices: {lines[-1]}")
     assert not any("trying" in text for _, text in second.texts)
     assert relative_error(saved_latent(client, first), latent_of(client, graph)) <= TOLERANCE
+
+
+def test_plans_of_a_run_that_is_too_short_are_tried_after_it_while_no_prompt_runs(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    KEPT.unlink(missing_ok=True)
+    graph = measured(stock_graph(tiny_models, seed=523, steps=10, width=64, height=96), tries="auto")
+    graph["known"]["inputs"]["latency_s"] = 0.001
+    first = client.queue(graph)
+    assert "measured" not in report_of(first)["plan"]["reasons"][-1]
+    assert not any("trying" in text for _, text in first.texts)
+    end_s = time.monotonic() + 300
+    while not KEPT.exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    graph["sampler"]["inputs"] |= {"seed": 524, "steps": 3}
+    said = report_of(client.queue(graph))["plan"]["reasons"][-1]
+    assert LINE.fullmatch(said.removeprefix("measured on these devices: ")), said

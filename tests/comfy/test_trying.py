@@ -6,10 +6,13 @@ Owns: what `Trier` does with what happens in a try. Does not own the rules (plan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -73,6 +76,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
                     run.note(proof(verdict=verdict, error=0.0, control=1.0, tolerance=1.0))
 
         prover = Prover()
+        prover.transformer = None
         run = new_run("/a.safetensors")
         model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
         decision = replace(run.decision, plan=ulysses, automatic=True)
@@ -90,7 +94,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
 
         return SimpleNamespace(
             run=run, trier=trier, step=step, asked=asked, told=told, retracted=retracted, key=key, errors=errors,
-            plans=SimpleNamespace(uly2=ulysses, ring2=ring, cfg2=cfg), store=trying.store(),
+            call=call, prover=prover, plans=SimpleNamespace(uly2=ulysses, ring2=ring, cfg2=cfg), store=trying.store(),
         )  # fmt: skip
 
     return make
@@ -150,6 +154,13 @@ def test_cancel_in_a_try_ends_the_run_and_keeps_nothing(case) -> None:
     assert found.store.load(found.key) is None and not found.told and found.run.plan == found.plans.uly2
 
 
+def test_with_no_time_left_no_copy_begins_and_nothing_is_kept(case) -> None:
+    found = case(SECONDS)
+    found.trier.budget_s = 0.0
+    found.step()
+    assert names(found) == ["uly2"] and found.store.load(found.key) is None and not found.told
+
+
 def test_of_a_part_of_a_step_plans_that_share_out_the_parts_are_not_tried(case) -> None:
     found = case(SECONDS, rows=2)
     found.step()
@@ -187,3 +198,169 @@ def test_runs_that_come_to_be_slower_have_plans_tried_again(case, module_of_pack
     found.step()
     assert found.told == ["changed from ulysses 2 to ring 2, measured again: 2.00x as fast"]
     assert not found.store.load(found.key).again
+
+
+@pytest.fixture
+def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
+    """A short run that has ended, and what tries its plans: each step looks `busy` once, which says of each look
+    whether a prompt runs."""
+    idle_tries = module_of_pack("nodes.host.proof.idle_tries")
+    planner_memory = module_of_pack("parallel_runtime.planner.memory").Memory
+    monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
+    monkeypatch.setattr(idle_tries, "comfy", MagicMock())
+
+    def make(takes: dict[str, Any], busy: Iterator[bool], *, free: int = 10**9, holds: bool = True) -> Any:
+        found, told = case(takes), []
+        found.run.step_seconds.clear()
+        model = found.run.model
+        model.devices, model.holds, model.started = (SimpleNamespace(kind="cuda"),), lambda _: holds, True
+        model.give_back, model.deltas = lambda _: told.append("given back"), None
+        model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
+        tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
+        memory = planner_memory(weights=10**9, activations=10**8, buffers=0, runtime=0)
+        trier = found.trier
+        of_short = idle_tries.IdleTrier(trier=trier, memory={found.plans.uly2: memory}, later=tries.offer)
+        found.run.trier = of_short
+        found.step()
+        assert names(found) == ["uly2"] and found.store.load(found.key) is None  # nothing in the run
+        found.asked.clear()
+        found.run.trier = of_short
+        of_short.after(found.run)
+        while tries._thread is not None:
+            time.sleep(0.001)
+        return found, told
+
+    return make
+
+
+def test_a_short_runs_plans_are_tried_on_its_first_step_once_no_prompt_runs(idle) -> None:
+    found, told = idle(SECONDS, iter([True, True, False]))
+    assert found.store.load(found.key).plan == found.plans.ring2 and set(names(found)) == {"uly2", "ring2", "cfg2"}
+    assert found.run.plan == found.plans.uly2 and not found.told and told == ["given back"]
+
+
+def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:
+    found, _ = idle(SECONDS, iter([False, False, False, True]))  # it ends the first time, in the second copy
+    assert found.store.load(found.key).plan == found.plans.ring2 and names(found).count("uly2") > 2
+    found.store.path.unlink()
+    found, told = idle(SECONDS, (looks % 2 == 1 for looks in itertools.count()))
+    found.run.trier.after(found.run)  # nor after another run of such work
+    assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
+
+
+def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:
+    lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
+    found, _ = idle({**SECONDS, "cfg2-ring1-uly1": lost}, iter([]))
+    kept = found.store.load(found.key)
+    assert (kept.plan, list(kept.failed)) == (found.plans.ring2, [found.plans.cfg2])
+
+
+def test_without_room_or_weights_nothing_is_tried(idle) -> None:
+    assert not idle(SECONDS, iter([]), free=10**8)[0].asked
+    assert not idle(SECONDS, iter([]), holds=False)[0].asked
+
+
+@pytest.fixture
+def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
+    """What tuning answers, and the case, where steps take so long and are predicted to take `predicted`."""
+    tuning = module_of_pack("nodes.host.proof.tuning")
+    planner = {
+        name: module_of_pack(f"parallel_runtime.planner.{name}") for name in ("choose", "cost", "memory", "work")
+    }
+
+    def run(
+        takes: dict[str, Any], predicted: dict[str, float], check: Callable[[], None] = lambda: None, **asked: Any
+    ) -> tuple[dict, SimpleNamespace]:
+        found, rows = case(takes), []
+        for name, step_s in predicted.items():
+            parts = {"compute_s": step_s, "communication_s": 0.0, "launch_s": 0.0, "warmup_step_s": step_s}
+            cost = planner["cost"].Cost(step_s=step_s, **parts)
+            memory = planner["memory"].Memory(**{each.name: 0 for each in fields(planner["memory"].Memory)})
+            plan = getattr(found.plans, name)
+            rows.append(planner["choose"].Prediction(plan=plan, cost=cost, memory=memory, run_s=step_s, fits=True))
+        decision = replace(found.run.decision, plan=rows[0].plan, table=tuple(rows))
+        work = planner["work"].Work(image_tokens=20, text_tokens=256)
+        monkeypatch.setattr(tuning, "made_up", lambda *_: (found.call, work))
+        monkeypatch.setattr(tuning, "key_of", lambda *_: found.key)
+        pooled = SimpleNamespace(**vars(found.run.model), devices=(SimpleNamespace(kind="cpu"),))
+        of = SimpleNamespace(
+            why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
+            table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
+        )  # fmt: skip
+        return tuning.tune(of, tuning.Asked(**asked), say=lambda _: None, check=check), found
+
+    return run
+
+
+NEAR = {"uly2": 1.0, "ring2": 1.1, "cfg2": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line", "kept", "tried"),
+    [
+        (60, "tried ulysses 2: 0.50x, cfg 2: 0.25x, kept ring 2", "ring=2", 3),
+        (7, "tried ulysses 2: 0.50x, kept ring 2; not tried for lack of time: cfg 2 (all are predicted to take 10 s)",
+         "ring=2", 2),
+        (1, "1 s is too little: to try ulysses 2 and ring 2 is predicted to take 6.3 s; nothing is kept", None, 0),
+    ],
+)  # fmt: skip
+def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kept: object, tried: int, tuned) -> None:
+    told, found = tuned(SECONDS, NEAR, seconds=seconds)
+    assert (told["line"], told["kept"]) == (line, kept)
+    assert len(set(names(found))) == tried and (found.store.load(found.key) is not None) == bool(kept)
+    assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
+
+
+def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(tuned, case) -> None:
+    lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
+    told, _ = tuned({**SECONDS, "ring2": lost}, NEAR)
+    assert told["line"] == "tried cfg 2: 0.50x, ring 2: out of memory, kept ulysses 2"
+    told, found = tuned(dict.fromkeys(SECONDS, lost), NEAR)
+    assert told["kept"] is None and told["line"].startswith("ulysses 2: out of memory; ")
+    told, _ = tuned(SECONDS, {"uly2": 1.0, "ring2": 2.0})
+    assert told["line"] == "nothing to try: no other exact plan is predicted to be near ulysses 2"
+
+    looks: list[int] = []
+
+    def stop() -> None:
+        looks.append(1)
+        if len(looks) > 5:
+            raise CancelledError
+
+    found.store.path.unlink(missing_ok=True)
+    with pytest.raises(CancelledError):
+        tuned(SECONDS, NEAR, stop)
+    assert found.store.load(found.key) is None
+
+
+def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(module_of_pack, monkeypatch, case) -> None:
+    panel = module_of_pack("nodes.host.panel.tuning")
+    queue = SimpleNamespace(currently_running={})
+    monkeypatch.setattr(panel, "PromptServer", SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue)))
+    monkeypatch.setattr(panel, "comfy", MagicMock())
+    of = SimpleNamespace(pooled=MagicMock(), why_not="")
+    monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={}))
+    button, happens = panel.TuneButton(), [lambda: None]
+
+    def tune(of: object, asked: object, *, say: Callable, check: Callable) -> dict[str, Any]:
+        say("trying ring 2")
+        assert button.state() == {"state": "running", "doing": "trying ring 2", "of": {}}
+        happens[0]()
+        check()
+        return {"line": "kept ring 2", "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
+
+    def lost() -> None:
+        raise case({}).errors.PoolError("rank 1 was lost\nmore")
+
+    monkeypatch.setattr(panel, "tune", tune)
+    for each, said in (
+        (lambda: None, "kept ring 2"),
+        (button.stop, "stopped; nothing is kept"),
+        (lambda: queue.currently_running.update(a=1), "ended, as a prompt began; nothing is kept"),
+        (lost, "rank 1 was lost"),
+    ):
+        happens[0] = each
+        button.work(panel.Asked())()
+        assert said in (button.told.get("line"), button.told.get("message"))
+        queue.currently_running.clear()
+    assert of.pooled.give_back.call_count == 4

@@ -39,7 +39,7 @@ from .variants import FILES
 WAN, KOALA, H3 = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3"))
 HEADS, HEAD_DIM, LAYERS = 5, 24, 3  # of this Wan
 WIDTH = HEADS * HEAD_DIM
-SIZE = {"width": 352, "height": 288}  # no size that is counted
+SIZE = {"width": 352, "height": 288, "frames": 9}  # no size that is counted
 TEXT = 20
 COUNTS = Counts()
 CPU = known_calibration("cpu")
@@ -65,6 +65,8 @@ def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path
     found = counted(folder, WAN, **SIZE)
     work, tokens = work_of(found), 3 * 22 * 18  # three latent frames, 44 x 36 in patches of two
     assert found.image_tokens == tokens
+    usual = {name: value for name, value in SIZE.items() if name != "frames"}
+    assert counted(folder, WAN, **usual).image_tokens == 21 * 22 * 18, "a video that people make has 81 frames"
     scores = LAYERS * HEADS * tokens**2
     assert found.model.count("attended.scores", work) == pytest.approx(scores, rel=1e-6)
     assert found.model.count("attended.attention_flops", work) == pytest.approx(4 * HEAD_DIM * scores, rel=1e-6)

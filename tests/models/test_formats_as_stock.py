@@ -59,6 +59,8 @@ def test_a_rank_uses_the_kernels_of_stock_and_moves_its_bytes(rows: dict[str, An
 def test_a_rank_that_chose_as_for_another_card_would_be_seen(rows: dict[str, Any]) -> None:
     """The control: a rank on a card without products beside stock on one that has them."""
     for kind, fast in PRODUCTS:
+        if kind in rows["absent"]:  # from this ComfyUI
+            continue
         old, new = (rows[f"{kind} | {card} | {fast}"] for card in ("8.6", "12.0"))
         swapped = new | {name: [new[name][0], old[name][1]] for name in ("kernels", "moved", "held", "layers")}
         assert alike(swapped) == (kind == "int8, rotated"), kind

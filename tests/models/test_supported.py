@@ -57,7 +57,7 @@ def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
     assert {each.name for each in cases().values()} == CASES.keys() | LACKING, remedy
     assert {(name, path) for name, path in said["cases"].items()} <= {(e.name, e.path) for e in cases().values()}
     assert came_with("0.20.1") == "0.20.1 or before"
-    assert came_with("0.30.0") == "after 0.20.1, by 0.30.0"
+    assert came_with("0.30.0") == "after 0.24.0, by 0.30.0"
 
 
 def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from host.client import ComfyClient, Workflow
@@ -15,6 +17,11 @@ def names(case: Case) -> str:
     return case.what
 
 
+def unnamed(line: str) -> str:
+    """A row without the name that a node is shown by, which differs between ComfyUIs."""
+    return re.sub(r"\| [^|]+ \(node ", "| (node ", line)
+
+
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_what_cannot_run_remotely_is_refused_by_name_before_a_step(
     case: Case, client: ComfyClient, tiny_models: TinyModels
@@ -25,7 +32,8 @@ def test_what_cannot_run_remotely_is_refused_by_name_before_a_step(
     said = message(client, case, tiny_models)
     assert [part for part in case.says if part not in said] == [], said
     assert any(remedy in said for remedy in ("remove", "use ", "set ")), "nothing says what to do"
-    assert row(case, said) in DOCUMENT.read_text(encoding="utf-8"), "make refusals writes the table"
+    rows = map(unnamed, DOCUMENT.read_text(encoding="utf-8").splitlines())
+    assert unnamed(row(case, said)) in rows, "make refusals writes the table"
 
 
 def stock(graph: Workflow) -> Workflow:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.plan import AXES, KEYS, MAX_RANKS, Layout, ParallelPlan, auto_plan, stages_error
-from parallel_runtime.shares import parse_shares, shares_by_speed
+from parallel_runtime.planner.memory import Memory, fits_by_shares
+from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_speed
 
 
 def test_a_plan_is_read_as_it_is_described() -> None:
@@ -233,3 +234,31 @@ def test_coordinates_count_the_last_axis_fastest_and_tell_all_ranks_apart(degree
     places = [tuple(plan.coordinates(rank).values()) for rank in range(plan.ranks)]
     assert places == list(itertools.product(*map(range, degrees)))
     assert list(plan.coordinates(0)) == list(AXES)
+
+
+@pytest.mark.parametrize(
+    ("shares", "speeds", "found"),
+    [
+        ((10, 10), (2.0, 1.0), (10, 5)),
+        ((10, 6), (1.0, 0.59), (10, 6)),  # less than 10 % quicker by another split
+        ((10, 6), (1.0, 0.3), (10, 3)),
+        ((10, 3), (1.0, 0.6), (10, 6)),
+        ((10, 10, 10), (1.0, 0.5, 0.02), (10, 5, 1)),  # never none: a device is left out by the user alone
+    ],
+)
+def test_shares_are_corrected_by_what_ranks_took_where_that_gains_a_tenth(
+    shares: tuple, speeds: tuple, found: tuple
+) -> None:
+    took_s = [share / speed for share, speed in zip(shares, speeds, strict=True)]
+    assert corrected_shares(shares, took_s) == found
+    again_s = [share / speed for share, speed in zip(found, speeds, strict=True)]
+    assert corrected_shares(found, again_s) == found
+    assert corrected_shares(shares, [0.0, *took_s[1:]]) == shares
+
+
+def test_each_rank_has_room_for_its_share_of_what_it_computes_with() -> None:
+    memory = Memory(weights=4, activations=6, buffers=2, runtime=2)
+    equal, unequal = ParallelPlan(ulysses=2), ParallelPlan(ulysses=2, shares=(3, 1))
+    assert fits_by_shares(memory, equal, [14, 14]) and not fits_by_shares(memory, equal, [14, 13])
+    assert fits_by_shares(memory, unequal, [18, 10]) and not fits_by_shares(memory, unequal, [17, 10])
+    assert not fits_by_shares(memory, unequal, [18, 9])

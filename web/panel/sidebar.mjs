@@ -8,10 +8,11 @@ import { makeMachines, updateMachines } from './machines.mjs'
 import { drawMesh, meshKeys, ranksOf } from './mesh.mjs'
 import { readReport } from './report.mjs'
 import { COLOURS, PARTS } from './timeline_rows.mjs'
+import { makeTune, updateTune } from './tune.mjs'
 import { heroNote, heroText, lacksOneDevice, liveShare, liveText, planName, runName } from './told.mjs'
 import { quoteText, suggestedName, suggestionText, verdictText } from './told.mjs'
 
-/** Put the panel into `element`. `actions.run(name)` does a button's work, `actions.measure(entry)` and
+/** Put the panel into `element`. `actions.run(name, values)` does a button's work, `actions.measure(entry)` and
     `actions.apply(entry)` those of a run; `actions.first` is the checklist's. Returns what takes it away. */
 export function mountSidebar(element, store, t, actions) {
   const part = (name, ...children) => h('section', { class: `pdit-${name}` }, ...children)
@@ -29,6 +30,7 @@ export function mountSidebar(element, store, t, actions) {
   const hero = makeHero(t, actions)
   const run = part('run', h('h3', { text: t('panel.lastRun') }), hero.root, h('p', { 'data-testid': 'pdit-headline' }))
   const doctor = makeDoctor(t)
+  const tune = makeTune(t, actions)
   const checklist = makeChecklist(t, actions.first)
   const root = h(
     'div',
@@ -40,10 +42,11 @@ export function mountSidebar(element, store, t, actions) {
     pools,
     machines,
     run,
+    tune,
     doctor
   )
   element.replaceChildren(root)
-  const view = { root, buttons, notes, nothing, pools, machines, run, hero, doctor, checklist, shown: null }
+  const view = { root, buttons, notes, nothing, pools, machines, run, hero, tune, doctor, checklist, shown: null }
   const end = store.subscribe(() => update(view, store, t))
   return () => {
     end()
@@ -94,6 +97,7 @@ function update(view, store, t) {
   updateMachines(view.machines, state, t)
   updateRun(view, store, t)
   updateChecklist(view.checklist, store, t)
+  updateTune(view.tune, state, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
 }
 

@@ -75,9 +75,10 @@ export class Store {
     return (this.state?.reports ?? []).findLast((entry) => kinds.includes(entry.kind) && wanted(entry))
   }
 
-  /** Do an action of routes.py. Rejects with the server's own words when it refuses. */
-  async act(name) {
-    this.take(await this._json(`/parallel_dit/${name}`, { method: 'POST' }))
+  /** Do an action of routes.py, `tune` with its values. Rejects with the server's own words when it refuses. */
+  async act(name, values) {
+    const query = values ? `?${new URLSearchParams(values)}` : ''
+    this.take(await this._json(`/parallel_dit/${name}${query}`, { method: 'POST' }))
   }
 
   /** What SP Config with these values would do. */

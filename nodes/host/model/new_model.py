@@ -19,6 +19,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.counting import Counted, Counts, usual_work_of
+from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
@@ -26,8 +27,9 @@ from ..contract.comfyui import WrapperExecutor, WrappersMP, comfy
 from ..contract.refusals import check_controlnets, check_skipped_layers
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
-from ..proof.begin_tries import with_tries
+from ..proof.begin_tries import LastRun, Tunable, with_tries
 from ..sampling.run_context import RUN_KEY, begun
+from ..sampling.stock import sizes_of
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
@@ -212,8 +214,11 @@ def with_context(
     check_controlnets(guider.conds)
     _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
-    decision, trier = with_tries(patcher, work, patcher.decision_for(work), patcher.shares_of_run())
+    of = Tunable.of(patcher, patcher.shares_of_run())
+    decision, trier = with_tries(of, work, patcher.decision_for(work))
+    decision = patcher.model.corrected.told(decision) if patcher.shares is None else decision
     run = patcher.new_run(decision)
+    patcher.model.last_run = LastRun(of=of, work=work, sizes=_sizes_of_run(patcher, noise))
     run.trier = trier
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     kind = type(patcher.model.diffusion_model)
@@ -224,7 +229,17 @@ def with_context(
         samples = executor(noise, latent, sampler, sigmas, *more, **named)
     if trier is not None:
         trier.after(run)
+    if patcher.shares is None and of.shares:
+        patcher.model.corrected.after(run, of.shares, whole_bytes(patcher.model.pooled.devices))
     return samples
+
+
+def _sizes_of_run(patcher: RemotePatcher, noise: torch.Tensor) -> dict[str, int]:
+    """The report's sizes of a run, with a video's frames as they are decoded."""
+    sizes = sizes_of(patcher, {"samples": noise})
+    if "frames" in sizes:
+        sizes["frames"] = (sizes["frames"] - 1) * patcher.model.latent_format.temporal_downscale_ratio + 1
+    return sizes
 
 
 def _is_guided(guider: object) -> bool:

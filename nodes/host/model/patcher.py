@@ -103,7 +103,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def shares_of_run(self) -> tuple[int, ...]:
         """How much each device computes in a run that begins; () for equal ones. May start the workers to measure."""
         if self.shares is None:
-            return measured_shares(self.model.pooled.devices, check_cancelled)
+            return self.model.corrected.now or measured_shares(self.model.pooled.devices, check_cancelled)
         return self.shares
 
     def advice(self, settings: Mapping[str, object]) -> dict | None:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
@@ -75,6 +75,11 @@ class PoolRegistry:
         if root is None:
             root = self._roots[weights] = make()
         return root
+
+    @property
+    def last_loaded(self) -> Any:  # noqa: ANN401  a RemotePatcher
+        """The root of the MODELs on the weights that were loaded last; None where nothing was, or it was released."""
+        return self._last_loaded
 
     def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
         """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room.

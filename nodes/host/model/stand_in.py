@@ -21,6 +21,7 @@ from ....parallel_runtime.stock_caches import kept_bytes
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
 from ..proof.proving import Prover
+from ..sampling.corrected_shares import CorrectedShares
 from ..sampling.run_context import RunContext, run_inside
 from .changed_modules import note_as_made
 from .forward import RemoteForward, RemoteMethod
@@ -33,11 +34,14 @@ class RemoteModel(Protocol):
     """One of ComfyUI's `BaseModel`s with every weight on the meta device.
 
     `diffusion_model.outside_runs` is the context of calls that come without a run. `prover` says whether plans compute
-    what one device does.
+    what one device does. `last_run` is what is known of the last sampling run that began, a `LastRun`; None before one.
+    `corrected`: the shares of its devices as runs corrected them.
     """
 
     pooled: PooledModel
     prover: Prover
+    last_run: object
+    corrected: CorrectedShares
     device: torch.device | None
     diffusion_model: torch.nn.Module
     model_loaded_weight_memory: int
@@ -67,6 +71,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     recognised, model = source.recognised, source.model
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled = pooled
+    model.last_run, model.corrected = None, CorrectedShares()
     # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
     transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
 

@@ -1,4 +1,4 @@
-"""What the panel's buttons do: release, restart, the doctor, no more machines. One at a time, in the background.
+"""What the panel's buttons do: release, restart, the doctor, tune, no more machines. One at a time, in the background.
 
 Owns the order of things. Cancelling the running prompt is ComfyUI's own, ending and starting workers the pools'.
 """
@@ -17,6 +17,7 @@ from ....parallel_runtime.pool.generations import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
 from ..model.pools import ALIVE, POOLS
 from ..model.source import this_comfyui
+from ..proof.tuning import Asked
 from .machines import MACHINES
 from .state import PanelState
 
@@ -34,7 +35,7 @@ class BusyError(RuntimeError):
 
 
 class Actions:
-    """The four, by name. Each returns as soon as it is under way; the board tells how it goes."""
+    """The five, by name. Each returns as soon as it is under way; the board tells how it goes."""
 
     def __init__(self, panel_state: PanelState) -> None:
         self._panel_state = panel_state
@@ -42,11 +43,20 @@ class Actions:
 
     def begin(self, name: str) -> None:
         """Start one of routes.py's `ACTIONS`. Raises `BusyError` while one is under way."""
+        threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
+        self._begin(name, self._doctor if name == "doctor" else lambda: asyncio.to_thread(threads[name]))
+
+    def tune(self, asked: Asked) -> None:
+        """Try plans of the loaded model. Raises `BusyError` while an action is under way, or a prompt."""
+        if PromptServer.instance.prompt_queue.currently_running:
+            raise BusyError("a prompt is under way; wait until it has ended")
+        tune = self._panel_state.tune
+        self._begin("tune", lambda: asyncio.to_thread(tune.work(asked)))
+
+    def _begin(self, name: str, work: Callable) -> None:
         if self._panel_state.action is not None:
             raise BusyError(f"{self._panel_state.action} is under way; wait until it has ended")
         self._panel_state.action = name
-        threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
-        work = self._doctor if name == "doctor" else lambda: asyncio.to_thread(threads[name])
         self._task = asyncio.get_running_loop().create_task(self._run(work))
 
     async def _run(self, work: Callable) -> None:

@@ -70,13 +70,13 @@ class _Requests:
             busy_s, waited_s = self._by_rank.get(rank, (0.0, 0.0))
             if reply.ran is None or (reply.ran.regions is None and not busy_s):
                 continue
-            more_s, waits_s = _busy(reply.ran)
+            more_s, waits_s = busy_and_waiting(reply.ran)
             if reply.ran.regions is None:  # a step whose parts were not timed is taken to be as those before
                 waits_s = waited_s / busy_s * more_s
             self._by_rank[rank] = busy_s + more_s, waited_s + min(more_s, waits_s)
 
 
-def _busy(ran: RankStep | RankRun) -> tuple[float, float]:
+def busy_and_waiting(ran: RankStep | RankRun) -> tuple[float, float]:
     """Seconds in which a rank was busy with a request and, of these, waited for others."""
     regions = ran.regions or {}
     if isinstance(ran, RankStep):

@@ -4,6 +4,8 @@
     GET  /parallel_dit/reports/{number}  one of the reports that the state lists
     GET  /parallel_dit/plan?...          what SP Config with these values would do, with a file too; nothing is started
     POST /parallel_dit/{action}          release, restart, doctor, stop_listening: no arguments; 202, or 409 in one
+    POST /parallel_dit/tune?width=...    try plans of the loaded model on such work; 202, 400 for a number, or 409
+    POST /parallel_dit/stop_tuning       end that; 202
 
 A page of another site gets 403, even where its name was made to resolve to this machine.
 """
@@ -18,6 +20,7 @@ from functools import wraps
 from aiohttp import web
 
 from ..contract.comfyui import PromptServer, args
+from ..proof.tuning import Asked
 from .actions import Actions, BusyError
 from .report_history import HISTORY
 from .state import PanelState
@@ -25,6 +28,7 @@ from .state import PanelState
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 PREFIX = "/parallel_dit"
 _HOST = re.compile(r"(\[[0-9a-f.]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+NUMBERS = ("width", "height", "frames", "text_tokens", "batch", "seconds")
 ACTIONS = ("release", "restart", "doctor", "stop_listening")
 
 
@@ -65,6 +69,8 @@ def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
             return web.json_response({"error": str(error)}, status=409)
         return web.json_response(panel_state.state(), status=202)
 
+    _add_tuning(panel_state, actions)
+
     async def watch(app: web.Application) -> None:
         app[WATCH] = server.loop.create_task(panel_state.watch())
 
@@ -72,6 +78,38 @@ def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
 
 
 WATCH: web.AppKey = web.AppKey("parallel_dit_watch")
+
+
+def _add_tuning(panel_state: PanelState, actions: Actions) -> None:
+    routes = PromptServer.instance.routes
+
+    @routes.post(f"{PREFIX}/tune")
+    @own_pages_only
+    async def tune(request: web.Request) -> web.Response:
+        try:
+            actions.tune(read_asked(request.query))
+        except (BusyError, ValueError) as error:
+            return web.json_response({"error": str(error)}, status=409 if isinstance(error, BusyError) else 400)
+        return web.json_response(panel_state.state(), status=202)
+
+    @routes.post(f"{PREFIX}/stop_tuning")
+    @own_pages_only
+    async def stop_tuning(_: web.Request) -> web.Response:
+        panel_state.tune.stop()
+        return web.json_response(panel_state.state(), status=202)
+
+
+def read_asked(query: Mapping[str, str]) -> Asked:
+    """The work of a query; what it leaves out is as usual. Raises `ValueError` for what is no number in range."""
+    found: dict[str, float] = {}
+    for name in NUMBERS:
+        if (text := query.get(name)) is None:
+            continue
+        try:
+            found[name] = float(text) if name == "seconds" else int(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is no number; use a whole one") from None
+    return Asked(**found, guided=query.get("guided") == "true")
 
 
 def own_pages_only(handler: Handler) -> Handler:

@@ -22,6 +22,7 @@ from ..model.pools import POOLS, Devices
 from .live_times import LIVE
 from .machines import MACHINES
 from .report_history import HISTORY, origin_of
+from .tuning import TuneButton
 
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
@@ -36,6 +37,7 @@ class PanelState:
         self.session = uuid.uuid4().hex
         self.action: str | None = None
         self.doctor: dict = {"state": "never"}
+        self.tune = TuneButton()
         self._revision = 0
         self._last: dict = {}
         self._sampling: dict[Devices, tuple[str, str]] = {}
@@ -59,6 +61,7 @@ class PanelState:
             "reports": HISTORY.entries(),
             "action": self.action,
             "doctor": self.doctor,
+            "tune": self.tune.state(),
             "calibrations": self._calibrated(),
         }
         state = _redact_paths(state)

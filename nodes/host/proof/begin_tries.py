@@ -1,68 +1,162 @@
 """Which sampling runs try plans before their first step, and what of earlier tries a run begins with.
 
-Owns what tries are kept by here (`key_of`). Does not own how plans are tried (trying.py).
+Owns what tries are kept by here (`key_of`), and what is known of a MODEL between its runs (`Tunable`). Does not own how
+plans are tried (trying.py), nor the tries that somebody asks for (tuning.py).
 """
 
 import functools
-from dataclasses import asdict, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
-from ....parallel_runtime.planner.machine import device_set
-from ....parallel_runtime.planner.tries import MIN_STEPS, worth_trying
+from ....parallel_runtime.planner.machine import device_set, whole_bytes
+from ....parallel_runtime.planner.memory import fits_by_shares
+from ....parallel_runtime.planner.tries import MIN_STEPS, in_words, worth_trying
 from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.weight_delta import WeightDeltas
 from ..model.patcher import RemotePatcher
+from ..model.pooled_model import PooledModel
 from ..model.source import refuse_unplanned
+from .idle_tries import IDLE, IdleTrier
+from .proving import Prover
 from .trying import Trier, store
 
 DRIVER = Path("/proc/driver/nvidia/version")
+TEXT_ROUNDED_TO = 64  # tokens: prompts of nearly one length are one kind of work
 
 
-def with_tries(
-    patcher: RemotePatcher, work: Work | None, decision: Decision, shares: tuple[int, ...] = ()
-) -> tuple[Decision, "Trier | None"]:
+@dataclass(frozen=True, kw_only=True)
+class Tunable:
+    """What runs of a MODEL have in common, without the MODEL, which ends when ComfyUI lets it go.
+
+    `choose_again` is None where its plan was not predicted; `why_not` says why no other than that is tried, "" where
+    others are.
+    """
+
+    pooled: PooledModel
+    prover: Prover
+    decision: Decision
+    choose_again: Callable[[Work], Decision] | None
+    deltas: WeightDeltas
+    compiled: bool
+    attention: str
+    side_branch: bool
+    step_cache: float
+    tries: bool
+    shares: tuple[int, ...]
+
+    @classmethod
+    def of(cls, patcher: RemotePatcher, shares: tuple[int, ...]) -> "Tunable":
+        """That of a MODEL whose devices have these `shares`."""
+        same = ("decision", "choose_again", "compiled", "attention", "side_branch", "step_cache", "tries")
+        found = {name: getattr(patcher, name) for name in same}
+        model = patcher.model
+        return cls(pooled=model.pooled, prover=model.prover, deltas=patcher.delta_set(), shares=shares, **found)
+
+    @property
+    def why_not(self) -> str:
+        """With the remedy."""
+        if not self.tries:
+            return "tries is off in SP Config, so no run would take what is found; set it to auto"
+        if self.choose_again is None and self.decision.model is None:
+            if self.decision.automatic:
+                return "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"
+            return "SP Config's mode is manual, so its plan always runs; set mode to auto"
+        if self.choose_again is None:
+            return f"auto takes {in_words(self.decision.plan)} for this model; name more devices in SP Config"
+        return ""
+
+    def table(self, decision: Decision) -> list[Prediction]:
+        """The plans of a decision that fit, and that the model can have, with the shares of its devices."""
+        rows = [row for row in decision.table if row.fits and (not self.shares or self.has_room(row))]
+        rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in rows]
+        return [row for row in rows if self._takes(row.plan)]
+
+    def has_room(self, row: Prediction) -> bool:
+        """Whether each device has what its share of a plan takes, as planned with equal ones."""
+        room = [HEADROOM * each for each in whole_bytes(self.pooled.devices)]
+        return fits_by_shares(row.memory, row.plan.with_shares(self.shares), room)
+
+    def _takes(self, plan: ParallelPlan) -> bool:
+        try:
+            refuse_unplanned(self.prover.transformer, plan)
+        except ValueError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastRun:
+    """Of the sampling run that began last with some weights: its MODEL, its work where that is known, and the sizes of
+    its latent as the report has them."""
+
+    of: Tunable
+    work: Work | None
+    sizes: Mapping[str, int]
+
+    @property
+    def described(self) -> dict[str, object]:
+        """For the panel: the model, what was sampled, and why no plans are tried for it, "" where some are."""
+        found: dict[str, object] = {"model": os.path.basename(self.of.pooled.spec.path), "why_not": self.of.why_not}
+        if self.work is not None:
+            found |= {"text_tokens": self.work.text_tokens, "guided": self.work.guided}
+        return found | dict(self.sizes)
+
+
+def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Decision, "Trier | IdleTrier | None"]:
     """The plan that a run of `work` begins under, where `decision` is the prediction, and what tries others before its
-    first step, or only hears of its end. None where nothing is tried or kept: a plan that was not predicted, or
-    `tries` off. `shares` of the devices are those of all these plans."""
-    table = [replace(row, plan=row.plan.with_shares(shares)) for row in decision.table]
-    decision = replace(decision, plan=decision.plan.with_shares(shares))
-    if not patcher.tries or patcher.choose_again is None or work is None or not decision.automatic:
+    first step, after a run that is too short for that, or only hears of its end. None where nothing is tried or kept: a
+    plan that was not predicted, or `tries` off."""
+    of, decision = _with_room(of, decision)
+    decision = replace(decision, plan=decision.plan.with_shares(of.shares))
+    if not of.tries or of.choose_again is None or work is None or not decision.automatic:
         return decision, None
-    usable = {row.plan for row in table if row.fits and _shares(patcher, row.plan)}
-    key, prover = key_of(patcher, work), patcher.model.prover
+    table, short = of.table(decision), work.steps < MIN_STEPS
+    usable, key = {row.plan for row in table}, key_of(of, work)
     kept = store().load(key)
-    if kept is not None and kept.plan not in usable:
-        kept = None
-    if kept is None:
-        on_cpu = patcher.model.pooled.devices[0].kind == "cpu"
-        table = [row for row in table if row.plan in usable]
-        compiled = patcher.compiled
-        plans = worth_trying(table, decision.plan, steps=work.steps, asynchronous=not on_cpu, compiled=compiled)
-        return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover) if plans else None
-    again = kept.again and work.steps >= MIN_STEPS
-    plans = tuple(plan for plan in kept.plans if plan in usable) if again else ()
-    reason = f"measured on these devices: {kept.text}"
-    decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
-    return decision, Trier(key=key, plans=plans, rows=work.rows, prover=prover, kept=kept)
+    if kept is None or kept.plan not in usable:
+        kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
+        plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
+    else:
+        plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
+        reason = f"measured on these devices: {kept.text}"
+        decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
+    if kept is None and not plans:
+        return decision, None
+    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept)
+    if not short or not plans:
+        return decision, trier
+    memory = {row.plan: row.memory for row in table if row.plan in plans}
+    return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer)
 
 
-def _shares(patcher: RemotePatcher, plan: ParallelPlan) -> bool:
-    try:
-        refuse_unplanned(patcher.model.diffusion_model, plan)
-    except ValueError:
-        return False
-    return True
+def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
+    """With equal shares, and a reason, where a rank would have no room for what it is to compute by `of.shares`."""
+    row = next((each for each in decision.table if each.plan == decision.plan), None)
+    if not of.shares or row is None or not row.fits or of.has_room(row):
+        return of, decision
+    text = f"shares {':'.join(map(str, of.shares))} leave a device no room for its share, so shares are equal"
+    return replace(of, shares=()), replace(decision, reasons=(*decision.reasons, text))
 
 
-def key_of(patcher: RemotePatcher, work: Work) -> TriesKey:
-    """What seconds of a step of this MODEL at such work hold for."""
-    pooled, known = patcher.model.pooled, patcher.model.prover.key(patcher.plan, ())
-    options = {"compiled": patcher.compiled, "attention": patcher.attention, "side_branch": patcher.side_branch}
-    sizes = {name: str(value) for name, value in asdict(work).items() if name != "steps"}
+def is_asynchronous(of: Tunable) -> bool:
+    """Whether the devices run ahead of the host."""
+    return of.pooled.devices[0].kind != "cpu"
+
+
+def key_of(of: Tunable, work: Work) -> TriesKey:
+    """What seconds of a step at such work hold for."""
+    pooled, known = of.pooled, of.prover.key(of.decision.plan, ())
+    options = {"compiled": of.compiled, "attention": of.attention, "side_branch": of.side_branch}
+    rounded = replace(work, text_tokens=-(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO)
+    sizes = {name: str(value) for name, value in asdict(rounded).items() if name != "steps"}
     return TriesKey(
         devices=(device_set(pooled.devices), *map(str, pooled.devices)),
         driver=_driver(),

@@ -53,8 +53,7 @@ STAGED = Proof(verdict=NOT_PROVEN, reason="no rank of a pipeline has all blocks 
 EVERY_CALLS = ("comfy.ops", "comfy.ldm.modules.attention")
 IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+import[ \t]+([\w \t,]*)|import[ \t]+([\w.]+))", re.MULTILINE)
 # What shares tokens here: a proof made with other code is not believed.
-SHARING = ("models/hosted", "models/specs", "models/parts.py")
-SHARING += ("pool/proving.py", "parallel/attention.py", "worker/hosted.py", "weights/block_shards.py")
+SHARING = ("models", "models/hosted", "models/specs", "parallel", "worker", "weights", "plan.py", "pool/proving.py")
 
 
 class Prover:

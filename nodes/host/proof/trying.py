@@ -44,7 +44,9 @@ class CountingProver(Protocol):
 class Trier:
     """The tries of one run. `plans` to try, the run's own first; `rows` of a whole step; `kept` from earlier runs.
 
-    `prover` is asked how many proofs it has computed: one is a first copy under the run's plan.
+    `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
+    after which no further copy begins, and what is half measured is dropped; None for all that are due. `tries` and
+    `copied` are what became of them.
     """
 
     key: TriesKey
@@ -52,6 +54,9 @@ class Trier:
     rows: int
     prover: CountingProver
     kept: KeptPlan | None = None
+    budget_s: float | None = None
+    tries: Tries | None = None
+    copied: str = ""
 
     def __post_init__(self) -> None:
         self._proofs = self.prover.num_computed
@@ -70,17 +75,18 @@ class Trier:
             return
         began_s = time.perf_counter()
         proven_now = self.prover.num_computed > self._proofs
-        tries = Tries(plans, warm=frozenset(plans[:1] if proven_now else ()))
-        _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state).compute(tries)
+        self.tries = tries = Tries(plans, warm=frozenset(plans[:1] if proven_now else ()))
+        copies = _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state)
+        copies.compute(tries, None if self.budget_s is None else began_s + self.budget_s)
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
         store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
-        took = f"{tries.copies} copies of the first step in {time.perf_counter() - began_s:.1f} s"
-        log.info("SP Config: %s (%s)", line, took)
-        reasons = (*run.decision.reasons, f"{line} ({took})")
+        self.copied = f"{tries.copies} copies of the first step in {time.perf_counter() - began_s:.1f} s"
+        log.info("SP Config: %s (%s)", line, self.copied)
+        reasons = (*run.decision.reasons, f"{line} ({self.copied})")
         run.keep(replace(run.decision, plan=kept.plan, reasons=reasons), line)
 
     def _proven(
@@ -115,8 +121,11 @@ class Trier:
             return
         now = self.kept.after_run(step_s)
         if now.again:
-            text = "steps take %.2fx as long as in its try; plans are tried again before the next run"
-            log.info(f"SP Config: {in_words(run.plan)}: {text}", step_s / self.kept.seconds[run.plan])
+            log.info(
+                "SP Config: %s: steps take %.2fx as long as in its try; plans are tried again before the next run",
+                in_words(run.plan),
+                step_s / self.kept.seconds[run.plan],
+            )
         if now.again or now.expected_s < (1 - SETTLED) * self.kept.expected_s:
             store().save(self.key, now)
 
@@ -130,9 +139,13 @@ class _Copies:
         self._run, self._calls, self._check, self._keeps = run, calls, check_cancelled, keeps
         self._before: ParallelPlan | None = None
 
-    def compute(self, tries: Tries) -> None:
-        """All copies that are due."""
+    def compute(self, tries: Tries, until_s: float | None = None) -> None:
+        """All copies that are due, of which none begins after `until_s`, by `time.perf_counter`."""
         while (plan := tries.due) is not None:
+            if until_s is not None and time.perf_counter() > until_s:
+                tries.give_up()
+                return
+            self._check()
             self._run.listener.trying(f"trying {in_words(plan)} on a copy of the first step")
             try:
                 if self._keeps and plan != self._before:  # a copy that keeps, before those that find it

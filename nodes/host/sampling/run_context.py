@@ -86,12 +86,12 @@ class PlanTrier(Protocol):
 class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
 
-    Nothing of it changes but `decision`: before the first step `trier` may find a quicker plan (`keep`), and an
-    automatic plan whose proof fails gives way to one for the run's `images`, and for both sides at once where it is
-    `guided` (`fall_back`). `remarks` are what the user is told of that. `step_seconds` are what requests of one step
-    took. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers ("resident");
-    `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where that is
-    recorded.
+    What it is of stays; what the run finds is noted in it. `decision` changes before the first step alone: `trier` may
+    find a quicker plan (`keep`), and an automatic plan whose proof fails gives way to one for the run's `images`, and
+    for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user is told of that.
+    `step_seconds` are what requests of one step took. `loop` says where the sampler's loop ran once it has, in ComfyUI
+    ("host") or in the workers ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of
+    `steps` is under way, where that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and

@@ -19,7 +19,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.pool.calls import Inpaint, WorkerLoopRun, refuse_long, seen_shape, shares
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
-from ..contract.comfyui import CFGGuider, WrappersMP, comfy, is_absent
+from ..contract.comfyui import CFGGuider, WrappersMP, check_cancelled, comfy, is_absent
 from ..contract.foreign_code import foreign, foreign_option
 from ..contract.order import CALLBACKS_IN_A_STEP
 from ..contract.version import off
@@ -144,7 +144,6 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         with _traceable(lambda error: f"how the model noises what a mask keeps cannot be written as numbers: {error}"):
             inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
-        check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
         plan, conds = None, []
         while plan is not context.plan:  # a plan whose proof fails gives way to another, which calls otherwise
             plan = context.plan

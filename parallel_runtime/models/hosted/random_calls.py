@@ -18,6 +18,7 @@ from .calls import HostedCall, forward_call
 
 CPU = torch.device("cpu")
 FRAMES = 9  # of a video where no number is given
+USUAL_FRAMES = 81  # of one that people make, for which memory is counted
 RATE = 24  # frames a second
 # Widths that no model has, so that a layer which meets one is known by it.
 PROBE_WIDTHS = {"cross_attn": 4099, "pooled_output": 7919}
@@ -79,8 +80,11 @@ def make_calls(
     return found
 
 
-def latent_shapes(model: Any, size: Size) -> list[tuple[int, ...]]:  # noqa: ANN401
-    """The shapes of the latents that a run begins with: (B, C, height, width) or (B, C, T, ...), sound behind video."""
+def latent_shapes(model: Any, size: Size, *, usual_frames: int = FRAMES) -> list[tuple[int, ...]]:  # noqa: ANN401
+    """The shapes of the latents that a run begins with: (B, C, height, width) or (B, C, T, ...), sound behind video.
+
+    `usual_frames`: of a video, where `size` says no number.
+    """
     name, form = type(model).__name__, model.latent_format
     dims, side = form.latent_dimensions, form.spacial_downscale_ratio
     if dims not in (2, 3):
@@ -90,7 +94,7 @@ def latent_shapes(model: Any, size: Size) -> list[tuple[int, ...]]:  # noqa: ANN
             raise ValueError(f"--frames={size.frames}: {name} makes images; leave --frames out")
         frames = 1
     else:
-        frames = size.frames or FRAMES
+        frames = size.frames or usual_frames
     plane = (size.height // side, size.width // side)
     if min(plane) < 1:
         raise ValueError(f"--width={size.width} --height={size.height}: {name} needs at least {side} pixels a side")
@@ -148,6 +152,20 @@ def call_of(
         return model.diffusion_model(*args, **(kwargs | ({"transformer_options": told} if told else {})))
 
     return call
+
+
+def uncomputed_call(
+    model: Any,  # noqa: ANN401
+    size: Size,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Mapping[str, int | None],
+) -> HostedCall:
+    """A call as a step makes it, of all rows of `size`, which nothing computes: the weights may be on the meta device.
+
+    Raises `ValueError` for a model that cannot be called so.
+    """
+    args, kwargs = _Run(model, size, shapes, widths, CPU).arguments()
+    return forward_call(model.diffusion_model, model.latent_format.latent_channels, args, kwargs)
 
 
 class _CalledWith(Exception):  # noqa: N818  nothing went wrong

@@ -14,7 +14,8 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,16 +34,28 @@ from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
-from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
+from .random_calls import (
+    USUAL_FRAMES,
+    Recorded,
+    Size,
+    find_widths,
+    flat,
+    latent_shapes,
+    make_calls,
+    uncomputed_call,
+)
 from .stage import refuse_stages
 
-QUESTIONS = ("start", "contract", "open", "describe", "count", "calls", "outputs", "run")
+QUESTIONS = ("start", "contract", "open", "describe", "count", "made", "calls", "outputs", "run")
+
+Looked = TypeVar("Looked")
 
 
 class Reference:
     """The answers. One file at a time, built anew for each dtype that it is to compute in."""
 
     questions: tuple[str, ...] = QUESTIONS
+    tell: Callable[[str], None] = staticmethod(lambda _: None)  # what goes on, to the other side, before the answer
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -134,27 +147,46 @@ class Reference:
 
         Raises `ValueError` for a file that is none of ComfyUI's, and for a model that no random call can be made of.
         """
-        self.path, self.found = path, found
-        recognised = self._recognise()
-        computed_in, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
-        built, frames = self._planned(build(path, recognised, computed_in)), size.get("frames")
+        self.found, frames = found, size.get("frames")
+        recognised, built, counted = self._valueless(path, dtype, partial(count_model, frames=frames))
         kind = type(built.module)
-        try:
-            built.module.to("meta")
-            counted = count_model(built.whole, torch.device("meta"), frames=frames)
-        except (NotImplementedError, RuntimeError, ValueError):  # its forward reads values, so it has to have some
-            self.dtype, self._built = computed_in, None
-            self._build(computed_in)
-            counted = count_model(self._opened.whole, self.device, frames=frames)
-        shapes = latent_shapes(built.whole, Size(**size))
+        shapes = latent_shapes(built.whole, Size(**size), usual_frames=USUAL_FRAMES)
         return counted | {
             "model": type(built.whole).__name__,
             "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],
-            "element_bytes": computed_in.itemsize,
+            "element_bytes": self.dtype.itemsize,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
             "block_bytes": _block_bytes(built.module, recognised.weights),
             "whole_batches": takes_whole_batches(kind),
         }
+
+    def made(self, path: str, dtype: str, size: Mapping[str, Any], file: str) -> dict[str, Any]:
+        """Make a random call of all rows of `size` and compute nothing; its tensors go to `file`, its form is the
+        answer, with `numbers` as `count` has them. Raises `ValueError` as `count`."""
+        asked = Size(**size)
+        _, built, widths = self._valueless(path, dtype, lambda model, device: find_widths(model, asked, device))
+        shapes = latent_shapes(built.whole, asked, usual_frames=USUAL_FRAMES)
+        call = uncomputed_call(built.whole, asked, shapes, widths)
+        _save(call.tensors, file)
+        numbers = sum(math.prod(shape) for shape in shapes) // asked.batch
+        return {"options": call.options, "out_shape": list(call.out_shape), "numbers": numbers}
+
+    def _valueless(
+        self, path: str, dtype: str, look: Callable[[Any, torch.device], Looked]
+    ) -> tuple[Any, Built, Looked]:
+        """A file's model as it was recognised and built, and what `look(model, device)` finds of it on the meta device;
+        with its weights where it needs their values."""
+        self.path = path
+        recognised = self._recognise()
+        self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
+        built = self._planned(build(path, recognised, self.dtype))
+        try:
+            built.module.to("meta")
+            return recognised, built, look(built.whole, torch.device("meta"))
+        except (NotImplementedError, RuntimeError, ValueError):  # its forward reads values, so it has to have some
+            self._built = None
+            self._build(self.dtype)
+            return recognised, self._opened, look(self._opened.whole, self.device)
 
     def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
         """Make random calls and compute them; inputs and outputs go to `file`, their form is the answer."""
@@ -275,13 +307,18 @@ def serve(reference: Reference) -> None:
     arm(*map(int, sys.argv[1:3]))
     answers = io.TextIOWrapper(os.fdopen(os.dup(sys.stdout.fileno()), "wb"), encoding="utf-8", line_buffering=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reference.tell = lambda text: _write(answers, {"told": text})
     for line in sys.stdin:
         try:
             said = answer(reference, line)
         except Exception as error:  # noqa: BLE001  told to the other side, which ends
             traceback.print_exc()
             said = {"failed": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(said) + "\n")
+        _write(answers, said)
+
+
+def _write(answers: io.TextIOWrapper, said: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":

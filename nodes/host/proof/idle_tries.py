@@ -1,0 +1,170 @@
+"""Plans of runs that are too short to try any: tried after them, while no prompt runs, on a copy of their first step.
+
+Owns what is kept of such a run, when ComfyUI is idle, and what ends it: a prompt, at once. How plans are tried and kept
+is trying.py's.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.kept_plans import TriesKey
+from ....parallel_runtime.planner.memory import Memory
+from ....parallel_runtime.pool.calls import ModelCall
+from ..contract.comfyui import PromptServer, comfy
+from ..sampling.run_context import RunContext
+from ..sampling.step_listener import StepListener
+from .trying import Trier, store
+
+WAITS_S = 3.0  # without a prompt, before the first copy
+POLL_S = 0.2
+ATTEMPTS = 3  # for one kind of work that prompts ended; then it is left to `tune`
+ROOM = 1.5  # times what a plan is predicted to compute with has to be free: nothing is moved away for a try
+MOST_BYTES = 512 * 2**20  # of a step's calls that are kept
+
+log = logging.getLogger(__name__)
+
+
+class PromptBeganError(Exception):
+    """A prompt has the devices."""
+
+
+@dataclass(kw_only=True)
+class IdleTrier:
+    """In the place of a `Trier` of a short run: keeps its first step's calls, and has its plans tried later.
+
+    `memory`: what each plan is predicted to take of a device. `later` takes this when the run has ended.
+    """
+
+    trier: Trier
+    memory: Mapping[ParallelPlan, Memory]
+    later: Callable[["IdleTrier"], None]
+    _first: tuple[RunContext, list[ModelCall]] | None = None
+
+    def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
+        """Keep a copy of the calls; nothing is tried now."""
+        tensors = [tensor for call in calls for tensor in call.tensors.values()]
+        if sum(tensor.nbytes for tensor in tensors) > MOST_BYTES or not self.trier.plans:
+            return
+        quiet = replace(
+            run,
+            listener=StepListener(),
+            recorder=None,
+            trier=None,
+            step_seconds=[],
+            proofs=list(run.proofs),
+            remarks=[],
+        )
+        self._first = quiet, [replace(call, tensors=_copied(call.tensors)) for call in calls]
+
+    def after(self, run: RunContext) -> None:
+        """The run has ended: its plans are due, unless it gave up its own."""
+        self.trier.after(run)
+        if self._first is not None and run.plan == self._first[0].plan:
+            self.later(self)
+
+    def compute(self, check: Callable[[], None]) -> bool:
+        """Try the plans, where the workers have the weights and room; whether to offer such work again.
+
+        Raises whatever `check` raises, and `PoolError`.
+        """
+        if self._first is None:
+            return True
+        run, calls = self._first
+        pooled, trier = run.model, self.trier
+        if not pooled.holds(run.plan):
+            return True
+        free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
+        beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1
+        needs = max((each.activations + each.buffers for each in self.memory.values()), default=0)
+        if ROOM * needs * beside > free:
+            log.info("SP Config: no plans are tried while ComfyUI is idle: %.1f GB are free on a device", free / 1e9)
+            return True
+        plans, trier.tries = trier.plans, None
+
+        def still() -> None:
+            check()
+            lost = trier.tries is not None and trier.tries.failed  # which a plan's failure did: the next loads again
+            if not lost and not pooled.holds(run.plan):
+                raise PromptBeganError
+
+        try:
+            trier.try_plans(run, calls, still)
+        finally:
+            trier.plans = plans  # of which a try that a prompt ends has taken hold
+            if pooled.started:
+                pooled.give_back(comfy.model_management.get_torch_device())
+        return store().load(trier.key) is not None
+
+
+class IdleTries:
+    """The newest short run whose plans are due, and the thread that tries them. `busy`: whether a prompt runs."""
+
+    def __init__(self, busy: Callable[[], bool], *, waits_s: float = WAITS_S) -> None:
+        self._busy, self._waits_s = busy, waits_s
+        self._lock = threading.Lock()
+        self._due: IdleTrier | None = None
+        self._ended = Counter[TriesKey]()
+        self._thread: threading.Thread | None = None
+
+    def offer(self, due: IdleTrier) -> None:
+        """Try these plans once ComfyUI is idle; those that were due before are not."""
+        with self._lock:
+            if self._ended[due.trier.key] >= ATTEMPTS:
+                return
+            self._due = due
+            if self._thread is None:
+                name = "parallel-dit-idle-tries"
+                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while (due := self._next()) is not None:
+            key = due.trier.key
+            try:
+                if not due.compute(self._check):
+                    self._ended[key] = ATTEMPTS
+            except PromptBeganError:
+                self._ended[key] += 1
+                with self._lock:
+                    if self._due is None and self._ended[key] < ATTEMPTS:
+                        self._due = due
+            except (PoolError, ValueError) as error:
+                self._ended[key] = ATTEMPTS
+                log.warning("plans could not be tried while ComfyUI was idle: %s", error)
+
+    def _next(self) -> IdleTrier | None:
+        """What is due once no prompt has run for a while; None, and the thread ends, where nothing is."""
+        since_s = time.monotonic()
+        while time.monotonic() - since_s < self._waits_s:
+            time.sleep(min(POLL_S, self._waits_s))
+            if self._busy():
+                since_s = time.monotonic()
+        with self._lock:
+            due, self._due = self._due, None
+            if due is None:
+                self._thread = None
+            return due
+
+    def _check(self) -> None:
+        if self._busy():
+            raise PromptBeganError
+
+
+def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In host memory, whatever becomes of these."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _prompt_runs() -> bool:
+    return bool(PromptServer.instance.prompt_queue.currently_running)
+
+
+IDLE = IdleTries(_prompt_runs)  # the one of this process; never rebound

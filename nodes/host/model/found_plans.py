@@ -92,8 +92,10 @@ class Looking:
             why = redact_paths(str(error).partition("\n")[0])
             if isinstance(error, NoAnswerError):
                 file = os.path.basename(source.spec.path)
-                why += f"; `python -m parallel_runtime find-plan {file}` in the pack's folder looks without a limit, "
-                why += "and the next load uses what it finds"
+                why += (
+                    f"; `python -m parallel_runtime find-plan {file}` in the pack's folder looks without a limit, and "
+                    "the next load uses what it finds"
+                )
             found = self.unkept[key] = none_found(why)
         else:
             found, same = of_report(report), key == key_in(report)

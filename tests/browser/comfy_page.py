@@ -23,6 +23,10 @@ RUN_MS = 600_000
 SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
 PROMPT = "a rocket on blue, centre"
 EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"
+READY = """() => {
+  const { extensionManager } = window.app ?? {}
+  const there = extensionManager?.getSidebarTabs?.().some((tab) => tab.id === 'parallel-dit')
+  return there && !extensionManager.spinner }"""  # which turns until that graph is there
 QUEUE = """(ends) => {
   window.ended = null
   const keep = (kind) => (event) => { window.ended ??= [kind, event.detail] }
@@ -137,9 +141,8 @@ class ComfyPage:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Until the frontend has set our extension up."""
-        there = "() => window.app?.extensionManager?.getSidebarTabs?.().some((tab) => tab.id === 'parallel-dit')"
-        self.page.wait_for_function(there, timeout=WAIT_MS)
+        """Until the frontend has set our extension up and, after that, opened the graph that it begins with."""
+        self.page.wait_for_function(READY, timeout=WAIT_MS)
         self.setting("Comfy.VueNodes.Enabled", self.nodes2)  # the server keeps that of whichever page set it last
 
     def setting(self, name: str, value: Any) -> None:

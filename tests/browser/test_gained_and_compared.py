@@ -197,6 +197,7 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
     expect(timeline).to_contain_text("their order is not")
     expect(timeline).to_contain_text("59 % computing, 41 % waiting: fair.")
     rows, field = page.get_by_test_id("pdit-rows"), timeline.get_by_label("Step to look at")
+    rows.evaluate(AT_REST)
     width = rows.bounding_box()["width"] - 94
     second = {"x": 86 + width * 0.33, "y": 40}  # at 0.66 s: compute, in the second step of rank 1
     rows.hover(position={"x": 86 + width * 0.475, "y": 12})  # at 0.95 s

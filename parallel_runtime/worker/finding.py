@@ -8,7 +8,9 @@ Owns which calls are looked at and which are proven. Does not own what is found 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +45,6 @@ class Finding(Reference):
         `refused`: why there is none, naming the module. Raises `ValueError` for a file that is none of ComfyUI's, and
         for a model that no random call can be made of.
         """
-        torch.set_num_threads(1)  # ranks are forked
         self.path, self.checkpoint, began = path, checkpoint, time.perf_counter()
         model, looked_at, proven = self._calls()
         kind, key = type(model), key_of(type(model))
@@ -153,6 +154,8 @@ def _flat(call: Callable[..., Any], whole: Any, rows: int) -> torch.Tensor:  # n
 
 def main() -> None:
     """Answer until the other side goes."""
+    with suppress(OSError):  # when memory runs out, the kernel should take this process, and not ComfyUI's
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     serve(Finding())
 
 

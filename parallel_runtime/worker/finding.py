@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoint import ModelSpec, read_header
 from ..models.finder import NotFoundError, Seen, look, plans
-from ..models.hosted.build import build
+from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
 from ..models.hosted.random_calls import Size, call_of, find_widths, flat, latent_shapes
 from ..models.hosted.reference import QUESTIONS, Reference, serve
 from ..models.specs.found import key_of
 from ..models.specs.written import to_data
 from ..proof import CONTROL, TOLERANCES
+from ..weights.mapped_file import MappedFile
 from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,12 @@ class Finding(Reference):
             proof = {"cuts": candidate.cuts, "error": error, "control": control}
             return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
         return {}
+
+    def _recognise(self) -> Recognised:
+        """By views of the file, as ranks have it: it may be larger than the memory."""
+        header, self._file = read_header(self.path), MappedFile(ModelSpec.of(self.path))
+        tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
+        return recognise(self.path, tensors, header.metadata, checkpoint=self.checkpoint)
 
     def _calls(self) -> tuple[nn.Module, Calls, Calls]:
         """The file's model with two blocks in each list, calls to look at and calls to prove.

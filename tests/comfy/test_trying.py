@@ -333,6 +333,22 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(t
     assert found.store.load(found.key) is None
 
 
+def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack, new_run) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    plan_of, run = module_of_pack("parallel_runtime.plan").ParallelPlan, new_run("/a.safetensors")
+    two = replace(run.decision, plan=plan_of(ulysses=2), automatic=True)
+    same = {each.name: None for each in fields(begin.Tunable)} | {"tries": True, "decision": two}
+    for changes, said in (
+        ({"tries": False}, "tries is off in SP Config"),
+        ({"decision": replace(two, automatic=False)}, "SP Config's mode is manual"),
+        ({"decision": replace(two, plan=plan_of())}, "auto takes one device for this model; name more devices"),
+        ({}, "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"),
+        ({"decision": replace(two, reasons=("it reads values",))}, "plans are not predicted: it reads values"),
+    ):
+        assert begin.Tunable(**same | changes).why_not.startswith(said)
+    assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
+
+
 def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(module_of_pack, monkeypatch, case) -> None:
     panel = module_of_pack("nodes.host.panel.tuning")
     queue = SimpleNamespace(currently_running={})

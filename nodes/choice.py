@@ -33,6 +33,7 @@ LORA_MODES = ("merged", "side branch")
 COMPILED = ("off", "blocks")
 LOOPS = ("auto", "host")
 TRIES = ("auto", "off")
+PLANS = ("written and found", "written")
 
 
 class _Compiling(TypedDict, total=False):
@@ -58,6 +59,7 @@ class ParallelChoice:
     attention: str = ""  # a kernel of a package, where ranks share tokens
     tries: bool = True  # plans that auto predicts to be near are tried before a run
     shares: tuple[int, ...] | None = None  # of each device; () for equal ones, None as they are measured
+    finds: bool = True  # a plan is looked for where nobody wrote one for the model's class
 
     def plan_for(
         self,
@@ -132,6 +134,12 @@ class ParallelChoice:
         decision = replace(self._automatic(model, work, held), automatic=True)
         log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
+
+    @property
+    def looks(self) -> bool:
+        """Whether a plan is looked for where nobody wrote one: it takes devices that are to share an image."""
+        count = len(self.selection.devices)
+        return self.finds and count > 1 and (self.plan is None or self.plan.parts > 1 or self.plan.ranks > count)
 
     @property
     def advises(self) -> bool:
@@ -215,6 +223,7 @@ def choice_of(
     attention: str = AUTO,
     tries: str = TRIES[0],
     shares: str = MEASURED,
+    plans: str = PLANS[0],
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -239,6 +248,7 @@ def choice_of(
         attention="" if attention == AUTO else attention,
         tries=tries == TRIES[0],
         shares=of_each,
+        finds=plans == PLANS[0],
         **_compiling(compiled, selection),
     )
 

@@ -14,7 +14,7 @@ from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
 from ..parallel_runtime.shares import MEASURED
-from .choice import COMPILED, LOOPS, LORA_MODES, TRIES, choice_of
+from .choice import COMPILED, LOOPS, LORA_MODES, PLANS, TRIES, choice_of
 from .host.contract.queued_prompt import running_values, validated_inputs
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText
@@ -88,6 +88,7 @@ class SPConfig(io.ComfyNode):
                 _attention_input(),
                 _tries_input(),
                 _shares_input(),
+                _plans_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -271,4 +272,17 @@ def _shares_input() -> io.Input:
         advanced=True,
         tooltip="How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, "
         "as 2, 1.",
+    )
+
+
+def _plans_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "plans",
+        options=list(PLANS),
+        default=PLANS[0],
+        optional=True,
+        advanced=True,
+        tooltip="How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a "
+        "plan, up to 30 s, and proves it. written: they do not.",
     )

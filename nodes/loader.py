@@ -6,6 +6,7 @@ from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
 from .host.model.files import diffusion_model_path, diffusion_models, file_identity
+from .host.model.found_plans import LOOKING
 from .host.model.new_model import remote_patcher
 from .host.model.pools import POOLS
 from .host.panel.progress import NodeText
@@ -84,7 +85,7 @@ def loader_inputs() -> list[io.Input]:
 
 def state_of(unet_name: str) -> str:
     """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations."""
-    return f"{file_identity(unet_name)} {POOLS.lost_generations()} {calibration_identity()}"
+    return f"{file_identity(unet_name)} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:

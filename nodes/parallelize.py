@@ -7,6 +7,7 @@ from comfy_api.latest import io
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
 from .host.model.convert_stock_model import parallelized
+from .host.model.found_plans import LOOKING
 from .host.model.pools import POOLS
 from .host.panel.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
@@ -37,7 +38,7 @@ class ParallelizeModel(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, model: io.Model.Type | None, sp_config: ParallelChoice | None) -> str:
         """Run again when workers were lost or devices were measured. Linked inputs are not known here."""
-        return f"{POOLS.lost_generations()} {calibration_identity()}"
+        return f"{POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
     @classmethod
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:

@@ -8,6 +8,7 @@ from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice, choice_of
 from .config import typed
 from .host.model.files import diffusion_model_path, file_identity, is_missing
+from .host.model.found_plans import LOOKING
 from .host.model.new_model import COUNTS, decide_for, memory_for
 from .host.model.pooled_model import DeviceMemory
 from .host.model.source import read_hosted, refuse_unplanned
@@ -32,7 +33,8 @@ def check_plan(values: Mapping[str, str]) -> dict:
 
 def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
     path, identity = diffusion_model_path(name), file_identity(name)
-    decision, memory = _known(choice, path, weight_dtype, identity, (calibration_identity(), COUNTS.files))
+    measured = calibration_identity(), COUNTS.files, LOOKING.state()
+    decision, memory = _known(choice, path, weight_dtype, identity, measured)
     told = {
         "device": memory.device_bytes,
         "host": memory.host_bytes,
@@ -48,10 +50,11 @@ def _known(
 ) -> tuple[Decision, DeviceMemory]:
     """The plan for a file as it lies there, and its memory.
 
-    `identity` and `measured` are what the file, the calibrations and the counts are now: others ask anew.
+    `identity` and `measured` are what the file, the calibrations, the counts and found plans are now: others ask anew.
     """
     devices = choice.selection.devices
     source = read_hosted(path, weight_dtype, devices)
+    source = LOOKING.with_found(source, look=False) if choice.looks else source
     decision = decide_for(source, choice)
     refuse_unplanned(source.model.diffusion_model, decision.plan)
     return decision, memory_for(source, decision, devices)

@@ -99,7 +99,8 @@ class ModelSpec:
     `comfyui` is whose modules compute; with `checkpoint` they are told what else lies in the file, as Load Checkpoint
     tells them. `flags` are torch's switches that ranks get with it (torch_flags.py), and no
     part of which model it is. `kept`: the name in `FP8` of what ComfyUI's modules round weights to when they
-    are loaded; "": they have the file's.
+    are loaded; "": they have the file's. `found`: the plan that was found for its class, as models/specs/found.py
+    writes it; "" where people wrote one, or there is none.
     """
 
     path: str
@@ -110,6 +111,7 @@ class ModelSpec:
     checkpoint: bool = False
     flags: dict[str, Any] = field(default_factory=dict, compare=False)
     kept: str = ""
+    found: str = ""
 
     @classmethod
     def of(

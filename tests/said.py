@@ -23,6 +23,7 @@ FILES = (
         "nodes/host/model/convert_stock_model.py",
     ),
     *("nodes/host/model/pooled_model.py", "nodes/host/model/files.py", "nodes/host/model/source.py"),
+    *("nodes/host/model/found_plans.py", "parallel_runtime/models/specs/found.py"),
     *("nodes/report.py", "nodes/host/vae/decoding.py", "nodes/host/model/forward.py"),
     *(
         "nodes/host/sampling/worker_loop_calls.py",
@@ -72,7 +73,7 @@ EXTRA = ("{1} sleeps", "compute", "communication", "launch", "proven")
 EXTRA += tuple(text for each in FEATURES.values() for text in (each.title, each.instead))
 # Names that are the same in every language.
 SAME = {"cuda", "torch", "comfyui", "rocm", "nccl", "mig", "mps", "RTX 2000 Ada", "Parallelize Model", "side branch"}
-SAME |= {"Parallel Benchmark", "Parallel Flux List Sampler", "Timed VAE Decode"}
+SAME |= {"Parallel Benchmark", "Parallel Flux List Sampler", "Timed VAE Decode", "written and found"}
 
 
 def sentences(source: str) -> list[str]:

@@ -7,7 +7,7 @@ run of its own of random latents and conditionings: what is compared is each cal
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeAlias
 
 import torch
@@ -66,7 +66,8 @@ class Trial:
             opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
             self.title: str = opened["model"]
             self.coarse: float = opened["coarse"]
-            self.spec = ModelSpec.of(path, opened["dtype"], comfyui=found, kept=opened["kept"])
+            spec = ModelSpec.of(path, opened["dtype"], comfyui=found, kept=opened["kept"])
+            self.spec = replace(spec, found=opened["found"])
             self._take_calls()
         except BaseException:
             self.close()

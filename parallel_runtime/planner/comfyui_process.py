@@ -5,10 +5,14 @@ ComfyUI.
 """
 
 import json
+import os
 import re
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ PACK_ROOT = Path(__file__).parents[2]
 # The attention that GPUs have anyway; ComfyUI's default for a CPU is slower and would flatter plans.
 OPTIONS = ("--use-pytorch-cross-attention",)
 ENDING_S = 10
+TICK_S = 0.2  # between two looks at whether an answer is still wanted
 ITS_PYTHON = "run this with the Python that runs ComfyUI, and see that ComfyUI starts"
 
 
@@ -51,28 +56,48 @@ def version_of(comfyui: ComfyUI) -> str:
 ANSWERS = "parallel_runtime.models.hosted.reference"
 
 
+class NoAnswerError(ValueError):
+    """The process ended, or ran out of time, before it had answered."""
+
+
 class ComfyUIProcess:
     """A process with ComfyUI imported, until `close`. `folder` is for tensors that go between.
 
     `counting`: it answers "count", for which ComfyUI's attention is replaced as in the workers, and nothing else.
-    `program`: the module that answers.
+    `program`: the module that answers. `limit_s`: how long it may live; `tick`: called with the seconds since it was
+    started while an answer is waited for. What `tick` raises, and the end of its time, end it and what it started.
 
-    Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported.
+    Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported; `NoAnswerError`
+    when it ends instead, or has no more time.
     """
 
-    def __init__(self, comfyui: ComfyUI, device: str, *, counting: bool = False, program: str = ANSWERS) -> None:
+    def __init__(
+        self,
+        comfyui: ComfyUI,
+        device: str,
+        *,
+        counting: bool = False,
+        program: str = ANSWERS,
+        limit_s: float | None = None,
+        tick: Callable[[float], None] | None = None,
+    ) -> None:
         self.comfyui = comfyui
+        self._limit_s, self._tick, self._began_s = limit_s, tick, time.monotonic()
         self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
         self.folder = Path(self._folder.name)
         self._errors = (self.folder / "stderr").open("w+b")
+        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (wire/lifeline.py)
         self._process = subprocess.Popen(  # noqa: S603  our own interpreter and program, no shell
-            [sys.executable, "-u", "-m", program],
+            [sys.executable, "-u", "-m", program, str(lifeline), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd=PACK_ROOT,
             text=True,
+            pass_fds=(lifeline,),
+            start_new_session=True,
         )
+        os.close(lifeline)
         try:
             said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
         except BaseException:
@@ -93,8 +118,11 @@ class ComfyUIProcess:
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+        except BaseException:
+            self._kill()
+            raise
+        os.close(self._lifeline)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
@@ -103,7 +131,8 @@ class ComfyUIProcess:
     def ask(self, what: str, told: Callable[[str], None] = lambda _: None, /, **with_: object) -> dict[str, Any]:
         """The answer to a question; `told` hears what goes on meanwhile, where the program says so.
 
-        Raises `ValueError` for what it refuses, and when it ends instead.
+        Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or has no more time, and whatever
+        `tick` raises.
         """
         process = self._process
         if process.stdin is None or process.stdout is None:
@@ -112,15 +141,19 @@ class ComfyUIProcess:
         try:
             process.stdin.write(json.dumps({"do": what, "with": with_}) + "\n")
             process.stdin.flush()
+            self._wait(process.stdout.fileno())
             line = process.stdout.readline()
             while line.startswith('{"told":'):
                 told(json.loads(line)["told"])
                 line = process.stdout.readline()
         except BrokenPipeError:
             pass
+        except BaseException:  # nobody waits for the answer any more
+            self._kill()
+            raise
         if not line:
             status = process.wait(ENDING_S)
-            raise ValueError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
+            raise NoAnswerError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
         said = json.loads(line)
         if "missing" in said:
             raise ValueError(
@@ -133,6 +166,23 @@ class ComfyUIProcess:
             raise ValueError(f"ComfyUI of {self.comfyui.path} failed: {said['failed']}; {ITS_PYTHON}")
         answer: dict[str, Any] = said["answer"]
         return answer
+
+    def _wait(self, answers: int) -> None:
+        """Until it has answered, or ended."""
+        while self._tick is not None or self._limit_s is not None:
+            since_s = time.monotonic() - self._began_s
+            if self._limit_s is not None and since_s >= self._limit_s:
+                raise NoAnswerError(f"it took more than {self._limit_s:g} s")
+            if self._tick is not None:
+                self._tick(since_s)
+            if select.select([answers], [], [], TICK_S)[0]:
+                return
+
+    def _kill(self) -> None:
+        """It leads a session, and its number is its own until it has been waited for."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _last_line(self) -> str:
         self._errors.seek(0)

@@ -20,7 +20,7 @@ from .work import Work
 USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
 USUAL_NAME = "flux1-dev"
 USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
-Key = tuple[str, int, int, str, ComfyUI, tuple[tuple[str, object], ...]]
+Key = tuple[str, int, int, str, ComfyUI, str | None, tuple[tuple[str, object], ...]]
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,17 @@ class Counts:
     def __init__(self) -> None:
         self._known: dict[Key, Counted | ValueError] = {}
 
-    def of(self, path: str, dtype: str, comfyui: ComfyUI, **size: object) -> Counted:
+    def of(self, path: str, dtype: str, comfyui: ComfyUI, *, found: str | None = None, **size: object) -> Counted:
         """The counts of a file, computed in `dtype` or ComfyUI's "default"; `size` as `USUAL_SIZE`, where it differs.
 
+        `found`: the plan that was found for its class (`ModelSpec.found`), None for what the user has kept.
         Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
         `ValueError` for a file that ComfyUI does not know or that cannot be counted.
         """
-        key, asked = _key(path, dtype, comfyui, size), {**USUAL_SIZE, **size}
+        key, asked = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}
         if key not in self._known:
             try:
-                self._known[key] = _count(path, dtype, comfyui, asked)
+                self._known[key] = _count(path, dtype, comfyui, found, asked)
             except ValueError as error:  # it would be refused again
                 self._known[key] = error
         known = self._known[key]
@@ -87,9 +88,9 @@ class Counts:
         """How many were counted, at whatever size."""
         return len(self._known)
 
-    def known(self, path: str, dtype: str, comfyui: ComfyUI) -> Counted | None:
+    def known(self, path: str, dtype: str, comfyui: ComfyUI, *, found: str | None = None) -> Counted | None:
         """The counts at the usual size if the file was counted already; None where it was not, or cannot be."""
-        known = self._known.get(_key(path, dtype, comfyui, {}))
+        known = self._known.get(_key(path, dtype, comfyui, found, {}))
         return None if isinstance(known, ValueError) else known
 
 
@@ -104,12 +105,12 @@ def usual_work_of(counted: Counted) -> Work:
     return replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
 
 
-def _key(path: str, dtype: str, comfyui: ComfyUI, size: Mapping[str, object]) -> Key:
-    found = os.stat(path)
-    return path, found.st_size, found.st_mtime_ns, dtype, comfyui, tuple(sorted({**USUAL_SIZE, **size}.items()))
+def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mapping[str, object]) -> Key:
+    now, asked = os.stat(path), tuple(sorted({**USUAL_SIZE, **size}.items()))
+    return path, now.st_size, now.st_mtime_ns, dtype, comfyui, found, asked
 
 
-def _count(path: str, dtype: str, comfyui: ComfyUI, size: dict[str, object]) -> Counted:
+def _count(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict[str, object]) -> Counted:
     with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
-        said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size)
+        said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size, found=found)
     return Counted.of(os.path.basename(path), said)

@@ -78,14 +78,17 @@ def plan_part(plan: ParallelPlan, *, chosen_for: str = "", reasons: Sequence[str
     return part
 
 
-def proof_part(proofs: Sequence[Proof]) -> dict:
-    """What is known of the plan for the kinds of calls of a run; of several the least that is known. {} for none."""
+def proof_part(proofs: Sequence[Proof], *, found: str = "") -> dict:
+    """What is known of the plan for the kinds of calls of a run; of several the least that is known. {} for none.
+
+    `found`: what the class's plan was proven by when it was found, "" for one that people wrote.
+    """
     if not proofs:
         return {}
     least = min(proofs, key=lambda proof: PROOFS.index(proof.verdict))
     told: dict = {"verdict": least.verdict, "reason": least.reason}
     if least.calls:
-        told |= {name: value for name, value in vars(least).items() if name not in told}
+        told |= {name: value for name, value in vars(least).items() if name not in told} | {"found": found}
     return {name: value for name, value in told.items() if value not in (None, "")}
 
 

@@ -223,7 +223,7 @@ REPORT = {
     "controls": _object(CONTROL, many=True),
     "plan": _object(PLAN),
     "proof": _object(
-        {"verdict": _needed(_one_of(*PROOFS)), "reason": Field(_text)}
+        {"verdict": _needed(_one_of(*PROOFS)), "reason": Field(_text), "found": Field(_text)}
         | {name: Field(_seconds) for name in ("error", "control", "tolerance", "seconds")}
         | {name: Field(_count) for name in ("tokens", "calls")}
     ),

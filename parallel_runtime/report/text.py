@@ -37,7 +37,8 @@ def _lines(report: Mapping) -> Iterator[str]:
 def _proof_line(proof: Mapping) -> str:
     """Whether the plan computes what one device does, and by what that was found."""
     if proof["verdict"] == "proven":
-        return f"proven with this ComfyUI: error {proof['error']:.1e}, at most {proof['tolerance']:.0e}"
+        found = "found, " if "found" in proof else ""
+        return f"{found}proven with this ComfyUI: error {proof['error']:.1e}, at most {proof['tolerance']:.0e}"
     return f"proof {proof['verdict']}: {proof['reason']}"
 
 

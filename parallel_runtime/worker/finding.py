@@ -22,7 +22,7 @@ from ..models.hosted.reference import QUESTIONS, Reference, serve
 from ..models.specs.found import key_of
 from ..models.specs.written import to_data
 from ..proof import CONTROL, TOLERANCES
-from .forked_ranks import RanksDisagreeError, errors_of
+from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 
 log = logging.getLogger(__name__)
 RANKS = (2, 3)
@@ -37,14 +37,14 @@ class Finding(Reference):
 
     questions = (*QUESTIONS, "find")
 
-    def find(self, path: str) -> dict[str, Any]:
+    def find(self, path: str, checkpoint: bool = False) -> dict[str, Any]:
         """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, two sizes and two texts.
 
         `refused`: why there is none, naming the module. Raises `ValueError` for a file that is none of ComfyUI's, and
         for a model that no random call can be made of.
         """
         torch.set_num_threads(1)  # ranks are forked
-        self.path, began = path, time.perf_counter()
+        self.path, self.checkpoint, began = path, checkpoint, time.perf_counter()
         model, looked_at, proven = self._calls()
         kind, key = type(model), key_of(type(model))
         told: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}", "source": key.source if key else ""}
@@ -55,8 +55,13 @@ class Finding(Reference):
                 told |= self._first_proven(model, seen, proven, told["tried"])
         except NotFoundError as error:
             told["refused"] = str(error)
+        except (RanksLostError, MemoryError):
+            raise
+        except Exception as error:
+            raise ValueError(f"looking at {kind.__name__} ended with {_said(error)}") from error
         if not told["refused"] and "plan" not in told:
-            told["refused"] = f"no plan was equal to one process; the last: {told['tried'][-1]}"
+            last = told["tried"][-1] if told["tried"] else "none explains its calls"
+            told["refused"] = f"no plan was equal to one process; the last: {last}"
         return told | {"seconds": time.perf_counter() - began}
 
     def _first_proven(self, model: nn.Module, seen: list[Seen], calls: Calls, tried: list[str]) -> dict[str, Any]:
@@ -98,13 +103,17 @@ class Finding(Reference):
                 looked_at, proven = (calls_of(built.whole, *sizes) for sizes in (LOOKED_AT, PROVEN))
                 with torch.inference_mode():
                     looked_at[0]()
-            except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
+            except Exception as error:
                 if not short:
-                    raise ValueError(str(error)) from error
+                    raise ValueError(f"no call of {type(built.module).__name__} can be made: {_said(error)}") from error
                 log.info("with two blocks a list the model does not run: %s", error)
                 continue
             return built.module, looked_at, proven
         raise RuntimeError("a model either runs or says why not")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def rests_on(seen: Sequence[Seen]) -> list[str]:

@@ -31,6 +31,10 @@ class RanksDisagreeError(ValueError):
     """The calls cannot be computed by the plan; the text is what the first rank raised."""
 
 
+class RanksLostError(ValueError):
+    """A rank ended without an answer, or is silent: nothing is known of the plan."""
+
+
 def errors_of(
     model: torch.nn.Module,
     spec: ShardingSpec,
@@ -39,7 +43,10 @@ def errors_of(
     ranks: int,
 ) -> tuple[list[float], float]:
     """Relative error of each call over so many ranks, the largest of any rank, and the least of the first call when
-    ranks exchange nothing. Raises RanksDisagreeError for what raises in a rank."""
+    ranks exchange nothing.
+
+    Raises RanksDisagreeError for what raises in a rank, RanksLostError for a rank that ended or is silent.
+    """
     children: dict[int, int] = {}
     said: dict[int, Any] = {}
     with tempfile.TemporaryDirectory(prefix="parallel-dit-") as folder, selectors.DefaultSelector() as waiting:
@@ -56,11 +63,13 @@ def errors_of(
             while len(said) < ranks:
                 ready = waiting.select(LONGEST_S)
                 if not ready:
-                    raise RanksDisagreeError(f"{ranks} ranks were silent for {LONGEST_S:.0f} s")
+                    raise RanksLostError(f"{ranks} ranks were silent for {LONGEST_S:.0f} s")
                 for key, _ in ready:
                     line = key.fileobj.read()  # type: ignore[union-attr]
                     waiting.unregister(key.fileobj)
-                    said[key.data] = json.loads(line) if line else {"raised": f"rank {key.data} ended"}
+                    if not line:
+                        raise RanksLostError(f"rank {key.data} of {ranks} ended, as for want of memory")
+                    said[key.data] = json.loads(line)
                     if "raised" in said[key.data]:
                         raise RanksDisagreeError(str(said[key.data]["raised"]))
         finally:

@@ -60,18 +60,18 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage."""
         module, weights = self.module, self.weights
-        spec = spec_of(type(module))
+        spec = spec_of(module)
         return StagedBlocks(module, spec, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @cached_property
     def cached_blocks(self) -> CachedBlocks:
         """The blocks, which a step cache can skip."""
-        return CachedBlocks(self.module, spec_of(type(self.module)))
+        return CachedBlocks(self.module, spec_of(self.module))
 
     @cached_property
     def skipped_blocks(self) -> SkippedBlocks:
         """The blocks, which a node can have skipped."""
-        return SkippedBlocks(self.module, spec_of(type(self.module)))
+        return SkippedBlocks(self.module, spec_of(self.module))
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -138,9 +138,9 @@ class HostedModel:
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
-            self.between = SharedModel(module, spec_of(type(module), BETWEEN), sequence)
+            self.between = SharedModel(module, spec_of(module, BETWEEN), sequence)
         if cut and not patched and self.shared is None:
-            self.shared = SharedModel(module, spec_of(type(module)), sequence)
+            self.shared = SharedModel(module, spec_of(module), sequence)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
                 shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call

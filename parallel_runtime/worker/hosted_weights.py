@@ -13,7 +13,7 @@ from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
 from ..models.block_chain import entries_of
 from ..models.hosted.block_hooks import HookModules
-from ..models.hosted.build import build, recognise
+from ..models.hosted.build import Built, build, recognise
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.deltas import FileViews, HeldElsewhere, MergedDeltas
 from ..models.hosted.formats import says_formats
@@ -22,6 +22,7 @@ from ..models.hosted.scales import watch
 from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_as_branch
 from ..models.parts import plain_parts
 from ..models.specs import find_spec, spec_of
+from ..models.specs.found import give_found, of_text
 from ..models.specs.whole import find_whole
 from ..parallel.collectives import Axis
 from ..parallel.pipefusion import balanced_stages
@@ -95,20 +96,20 @@ class HostedWeights:
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
-        spec, whole = find_spec(type(self.module)), find_whole(type(self.module))
+        spec, whole = find_spec(self.module), find_whole(type(self.module))
         if spec is None and whole is not None:
             return blocks_of(self.module, whole.blocks, inner=whole.inner)
         return blocks_of(self.module, [] if spec is None else list(spec.attention))
 
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""
-        spec = find_spec(type(self.module))
+        spec = find_spec(self.module)
         return entries_of(self.blocks[path]) if spec is None else spec.methods_of(path.rpartition(".")[0])
 
     @property
     def in_order(self) -> bool:
         """Whether every call is known to run the blocks in the same order."""
-        return find_spec(type(self.module)) is not None or find_whole(type(self.module)) is not None
+        return find_spec(self.module) is not None or find_whole(type(self.module)) is not None
 
     @property
     def parameter_bytes(self) -> int:
@@ -175,10 +176,8 @@ class HostedWeights:
         in_place = not self._spread and not self.own_copy
         kept, widened = self._spec.kept, self.own_copy
         built = build(self._spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
-        self._whole, self.declared = built.whole, built.declared
-        if self.quantised:
-            watch(self.module)
-        blocks, spec = self._find_blocks(), find_spec(type(self.module))
+        self._take(built)
+        blocks, spec = self._find_blocks(), find_spec(self.module)
         if self.stages > 1 and spec is not None:
             self.staged_blocks = blocks_of(self.module, spec.staged)
         else:
@@ -212,6 +211,13 @@ class HostedWeights:
         self._file.give_back()  # of what was converted or went to the device
         self.refuse_changed()  # what was copied may be of two files
 
+    def _take(self, built: Built) -> None:
+        self._whole, self.declared = built.whole, built.declared
+        if self._spec.found:
+            give_found(self.module, of_text(self._spec.found))
+        if self.quantised:
+            watch(self.module)
+
     def refuse_changed(self) -> None:
         """Raise `ValueError` when the file was written to since it was identified."""
         self._file.refuse_changed()
@@ -221,7 +227,7 @@ class HostedWeights:
         for each of them, and a token is of one."""
         if self.stages == 1:
             return range(len(self.staged_blocks))
-        spec, costs = spec_of(type(self.module)), list[float]()
+        spec, costs = spec_of(self.module), list[float]()
         for path, block in self.staged_blocks.items():
             num_bytes = sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0])
             handed = spec.handed_on(path.rpartition(".")[0])

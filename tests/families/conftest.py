@@ -26,9 +26,21 @@ Stock = Callable[[Workflow], torch.Tensor]
 DRIFTED_FILE = "comfy/ldm/wan/model.py"
 # A later ComfyUI, in which a block of Wan mixes neighbouring tokens, and takes what modulates it in a list where CLIP
 # vision saw a picture: what no plan of ours can know. The first gives another picture, the second an error in ranks.
+# Two of its classes have other names, so that nobody wrote a plan for them; blocks of one of these mix tokens, too.
+NEW, MIXING = "NewJoyImage", "MixingKandinsky"
+CROSS = "        x = x + self.cross_attn("
+GIVES = "        return visual_embed\n\n\nclass Kandinsky5("
 DRIFTS = {
-    "        x = x + self.cross_attn(": "        x = x + 0.1 * x.roll(1, dims=1)\n        x = x + self.cross_attn(",
-    "x = block(x, e=e0, freqs": "x = block(x, e=e0 if context_img_len is None else [e0], freqs",
+    "main.py": {},
+    DRIFTED_FILE: {
+        CROSS: f"        x = x + 0.1 * x.roll(1, dims=1)\n{CROSS}",
+        "x = block(x, e=e0, freqs": "x = block(x, e=e0 if context_img_len is None else [e0], freqs",
+    },
+    "comfy/ldm/joyimage/model.py": {"class JoyImageTransformer3DModel(": f"class {NEW}("},
+    "comfy/ldm/kandinsky5/model.py": {
+        GIVES: f"        return visual_embed + 0.1 * visual_embed.roll(1, dims=1)\n\n\nclass {MIXING}("
+    },
+    "comfy/model_base.py": {".JoyImageTransformer3DModel)": f".{NEW})", ".Kandinsky5)": f".{MIXING})"},
 }
 HEAD = """
 
@@ -91,6 +103,11 @@ class Drifted:
         return self.cache / "parallel-dit" / "proofs.json"
 
     @property
+    def plans_file(self) -> Path:
+        """Where it keeps plans that were found."""
+        return self.cache / "parallel-dit" / "found_plans.json"
+
+    @property
     def proofs(self) -> list[dict[str, Any]]:
         """What it keeps."""
         file = self.proofs_file
@@ -99,19 +116,19 @@ class Drifted:
 
 @pytest.fixture(scope="package")
 def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drifted]:
-    """A ComfyUI of links with Wan's file changed, whose Python has made-up packages of attention."""
+    """A ComfyUI of links with some files changed, whose Python has made-up packages of attention."""
     folder = tmp_path_factory.mktemp("drifted")
     comfyui, cache, packages = folder / "ComfyUI", folder / "cache", folder / "packages"
     shutil.copytree(comfyui_path(), comfyui, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("main.py", DRIFTED_FILE):
+    for name, drifts in DRIFTS.items():
+        if not (comfyui / name).is_file():  # a class that this ComfyUI does not have
+            continue
         text = (comfyui / name).read_text()
         (comfyui / name).unlink()  # Python looks for modules beside what a script's link names
-        if name == DRIFTED_FILE:
-            for before, after in DRIFTS.items():
-                assert before in text
-                text = text.replace(before, after)
-            text += HEAD
-        (comfyui / name).write_text(text)
+        for before, after in drifts.items():
+            assert before in text or name == "comfy/model_base.py"
+            text = text.replace(before, after)
+        (comfyui / name).write_text(text + (HEAD if name == DRIFTED_FILE else ""))
     for name, text in {"yunchang": "", "flashinfer": "", "sageattention": "def sageattn(): ...\n"}.items():
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(text)

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
+from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import find_plan
-from parallel_runtime.models.specs import SPECS, spec_of
-from parallel_runtime.models.specs.found import FoundKey, FoundPlans, key_of
+from parallel_runtime.models.specs import SPECS, find_spec, found, spec_of
+from parallel_runtime.models.specs.found import (
+    Found,
+    FoundKey,
+    FoundPlans,
+    give_found,
+    kept_of,
+    kept_plans,
+    key_of,
+    none_found,
+)
 from parallel_runtime.models.specs.written import from_data, to_data
+from parallel_runtime.planner.comfyui_process import NoAnswerError
+from parallel_runtime.planner.finding import find_plan as find_plan_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FLUX, WAN = "comfy.ldm.flux.model.Flux", "comfy.ldm.wan.model.WanModel"
@@ -41,7 +56,8 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(tmp_path: Path) -> 
     assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
     assert report["plan"]["gather"] == {"head": "img"}
     key = FoundKey(model_class=WAN, source=report["source"], comfyui=report["comfyui"])
-    assert FoundPlans(Path(report["kept"])).load(key) == from_data(report["plan"])
+    kept = FoundPlans(Path(report["kept"])).load(key)
+    assert kept is not None and kept.spec == from_data(report["plan"])
     said = find_plan.describe(report)
     assert "cross_attn" in said and said.splitlines()[-1].startswith("found, proven: cut once")
 
@@ -52,15 +68,24 @@ def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(
     kept = FoundPlans(tmp_path / "found_plans.json")
     spec = SPECS[FLUX]
     assert kept.load(KEY) is None
-    assert kept.save(KEY, spec, cuts="cut once", errors={"error": 1e-7})
-    assert kept.load(KEY) == spec
-    assert kept.load(FoundKey(model_class=FLUX, source="2f", comfyui="0.30.0")) is None
+    assert kept.save(KEY, spec, cuts="cut once", errors={"error": 1e-7, "control": 0.1})
+    assert kept.load(KEY) == Found(spec=spec, told="cut once, relative error 1.0e-07, without exchange 1.0e-01")
+    for other in (replace(KEY, source="2f"), replace(KEY, comfyui="0.31.0")):
+        assert kept.load(other) is None
     content = json.loads(kept.path.read_text())
     content["plans"][KEY.digest]["plan"]["cut"]["double_blocks.0"]["img"] = "img@@"
     kept.path.write_text(json.dumps(content))
     assert kept.load(KEY) is None
     assert "is not used" in caplog.text
     kept.path.write_text("{")
+    assert kept.load(KEY) is None
+
+
+def test_why_there_is_none_holds_for_the_finder_that_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = FoundPlans(tmp_path / "found_plans.json")
+    assert kept.save_refusal(KEY, "blocks.0 mixes tokens")
+    assert kept.load(KEY) == Found(why="no plan was found: blocks.0 mixes tokens")
+    monkeypatch.setattr(found, "finder_source", lambda: "another")
     assert kept.load(KEY) is None
 
 
@@ -79,15 +104,60 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     module.__file__ = str(file)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     kind = type("New", (), {"__module__": module.__name__})
+    model = kind()
     with pytest.raises(ValueError, match="New has no plan"):
-        spec_of(kind)
+        spec_of(model)
     key, spec = key_of(kind), SPECS[FLUX]
-    assert key is not None
-    assert FoundPlans(FoundPlans.default_path(os.environ, Path.home())).save(key, spec, cuts="cut once", errors={})
-    assert spec_of(kind) == spec
+    assert key is not None and kept_of(kind) is None
+    assert kept_plans().save(key, spec, cuts="cut once", errors={"error": 0.0, "control": 1.0})
+    give_found(model, kept_of(kind))
+    assert spec_of(model) == spec and find_spec(kind()) is None  # it is the model's, not the class's
+    give_found(model, none_found("blocks.0 mixes tokens"))
+    with pytest.raises(ValueError, match="no plan was found: blocks.0 mixes tokens; use cfg parallel"):
+        spec_of(model)
+    written = type("Flux", (), {"__module__": "comfy.ldm.flux.model"})()
+    give_found(written, Found(spec=SPECS[WAN]))
+    assert spec_of(written) == spec
     file.write_text("# another one")
-    with pytest.raises(ValueError, match="New has no plan"):
-        spec_of(type("New", (), {"__module__": module.__name__}))
+    assert kept_of(kind) is None
+
+
+def looking() -> list[int]:
+    """The processes of this one that look for plans."""
+    return [
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+        if b"worker.finding" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def end(_: float) -> None:
+    for pid in looking():
+        os.kill(pid, signal.SIGKILL)
+
+
+def cancel(_: float) -> None:
+    if looking():
+        raise KeyboardInterrupt("cancelled")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit_s", "tick", "raised", "says"),
+    [
+        (0.3, None, NoAnswerError, "it took more than 0.3 s"),
+        (None, end, NoAnswerError, "ended with status -9"),
+        (300.0, cancel, KeyboardInterrupt, "cancelled"),
+    ],
+    ids=["too slow", "ends", "cancelled"],
+)
+def test_what_looks_leaves_no_process_behind(
+    limit_s: float | None, tick: Callable[[float], None] | None, raised: type[BaseException], says: str
+) -> None:
+    with pytest.raises(raised, match=says):
+        find_plan_of("nowhere.safetensors", ComfyUI(str(comfyui_path())), limit_s=limit_s, tick=tick)
+    assert looking() == []
 
 
 @pytest.mark.parametrize(

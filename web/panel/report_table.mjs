@@ -55,10 +55,15 @@ function figuresTable(report, caption, t) {
     ['load', Number.isFinite(timings.load_s) && seconds(timings.load_s)],
     ['decode', Number.isFinite(headline.decode_s) && seconds(headline.decode_s)],
     ['loop', typeof headline.loop === 'string' && inWords(t, headline.loop)],
-    ['proof', typeof raw.proof?.verdict === 'string' && inWords(t, raw.proof.verdict)]
+    ['proof', proofInWords(raw.proof, t)]
   ]
   const shown = rows.filter(([, value]) => value).map(([name, value]) => ({ cells: [t(`table.${name}`), value] }))
   return table(caption, [], shown)
+}
+
+function proofInWords(proof, t) {
+  if (proof?.verdict === 'proven' && proof.found) return t('table.foundProven')
+  return typeof proof?.verdict === 'string' && inWords(t, proof.verdict)
 }
 
 function ranksTable(report, t) {

@@ -33,6 +33,7 @@ from ..sampling.stock import sizes_of
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
+from .found_plans import LOOKING
 from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
@@ -59,6 +60,10 @@ class Chooser(Protocol):
 
     def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether a plan is looked for where the model's class has none."""
 
     @property
     def advises(self) -> bool:
@@ -98,7 +103,12 @@ def remote_patcher(
     """
     refuse_off("parallel")
     source = read(path, weight_dtype, devices)
+    source = LOOKING.with_found(source) if chooser.looks else source
     decision = decide_for(source, chooser)
+    transformer = source.model.diffusion_model
+    refuse_unplanned(transformer, decision.plan)
+    refuse_step_cache(transformer, step_cache)
+    refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,
@@ -109,6 +119,7 @@ def remote_patcher(
         rounding_attention=source.rounding_attention,
         widened_formats=source.widened_formats,
         keeps_state=source.keeps_state,
+        found_by=source.found_by,
     )
 
     def make() -> RemotePatcher:
@@ -120,10 +131,6 @@ def remote_patcher(
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
-    transformer = patcher.model.diffusion_model
-    refuse_unplanned(transformer, decision.plan)
-    refuse_step_cache(transformer, step_cache)
-    refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
@@ -165,12 +172,12 @@ def decide_for(source: HostedSource, chooser: Chooser) -> Decision:
 
 
 def _count(source: HostedSource) -> Counted:
-    counted = COUNTS.of(source.spec.path, source.spec.dtype, this_comfyui())
+    counted = COUNTS.of(source.spec.path, source.spec.dtype, this_comfyui(), found=source.spec.found)
     return counted.with_weights(source.sizes.total)
 
 
 def _known_count(source: HostedSource) -> Counted | None:
-    counted = COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())
+    counted = COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui(), found=source.spec.found)
     return None if counted is None else counted.with_weights(source.sizes.total)
 
 

@@ -89,7 +89,8 @@ class PooledModel:
     `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
     `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
     `widened_formats` are those of the file that its device does not multiply in; `keeps_state`, whether its class keeps
-    something from call to call of a run.
+    something from call to call of a run; `found_by`, what the plan of its class was proven by when it was found, "" for
+    one that people wrote.
     """
 
     devices: Devices
@@ -101,6 +102,7 @@ class PooledModel:
     rounding_attention: str = ""
     widened_formats: tuple[str, ...] = ()
     keeps_state: bool = False
+    found_by: str = ""
 
     @cached_property
     def pool(self) -> Pool:

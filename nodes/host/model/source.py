@@ -38,6 +38,7 @@ ROUNDING = ("sage", "attention3", "int8")
 class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
+    `found_by` as in `PooledModel`.
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
     `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state` and
     `rounding_attention` and `widened_formats` as in `PooledModel`.
@@ -53,6 +54,7 @@ class HostedSource:
     num_heads: int
     rounding_attention: str
     widened_formats: tuple[str, ...]
+    found_by: str = ""
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
@@ -85,11 +87,11 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     on_cpu = device.type == "cpu"
     if not on_cpu and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
         held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
-    shared_by = find_spec(type(model.diffusion_model))
+    shared_by = find_spec(model.diffusion_model)
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
-        unshared=why_unshared(type(model.diffusion_model)) or _misfit(model.diffusion_model),
+        unshared=why_unshared(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(
             path,
@@ -130,11 +132,11 @@ def refuse_unplanned(
         return
     if find_whole(type(transformer)) is not None:
         raise ValueError(
-            f"{plan.describe()}: {why_unshared(type(transformer))}; in SP Config, mode manual with ulysses=1 and "
+            f"{plan.describe()}: {why_unshared(transformer)}; in SP Config, mode manual with ulysses=1 and "
             f"ring=1, and cfg=2 (prompt and negative at once) or data={plan.parts} (images of a batch at once)"
         )
     try:
-        find_hook_points(transformer, spec_of(type(transformer), specs))
+        find_hook_points(transformer, spec_of(transformer, specs))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
 
@@ -153,17 +155,13 @@ def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, specs: Mapp
         raise ValueError(f"{error}; {instead}") from error
 
 
-def why_unshared(kind: type) -> str:
-    """Why no ranks can share the tokens of one of ComfyUI's classes; "" where there is a plan for it."""
-    if find_spec(kind) is not None:
-        return ""
-    return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
-
-
-def _misfit(transformer: torch.nn.Module) -> str:
-    """Why the plan of a class does not fit it, as this ComfyUI or the file has it; "" where it does."""
+def why_unshared(transformer: torch.nn.Module) -> str:
+    """Why no ranks can share the tokens of one of ComfyUI's transformers; "" where there is a plan for its class that
+    fits it, as this ComfyUI or the file has it."""
+    if find_spec(transformer) is None:
+        return f"ranks cannot share an image of {type(transformer).__name__}: {why_without(transformer)}"
     try:
-        find_hook_points(transformer, spec_of(type(transformer)))
+        find_hook_points(transformer, spec_of(transformer))
     except ValueError as error:
         return f"ranks cannot share an image of {type(transformer).__name__}: {error}"
     return ""

@@ -90,9 +90,10 @@ class Prover:
             proof = STAGED
         else:
             proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
-        if proof.verdict == REFUSED and not run.decision.automatic:
+        fails = (REFUSED, NOT_PROVEN) if self.pooled.found_by else (REFUSED,)  # a found plan counts once it is proven
+        if proof.verdict in fails and not run.decision.automatic:
             raise ValueError(self._refusal(run.plan, proof))
-        if proof.verdict == REFUSED:
+        if proof.verdict in fails:
             self._go_on_without(run, proof)
             proof = WHOLE
         run.note(proof)
@@ -120,7 +121,8 @@ class Prover:
         verdicts = [proof.verdict for proof in self._store.of_any_call(self.key(plan, ()))]
         counts = [f"{verdicts.count(each)} {each}" for each in (PROVEN, NOT_PROVEN, REFUSED) if each in verdicts]
         known = f"kinds of calls so far: {', '.join(counts)}" if counts else "nothing is known yet"
-        return f"{plan.name} is proven with this ComfyUI before its first step, once for each kind of call; {known}"
+        told = f"{plan.name} is proven with this ComfyUI before its first step, once for each kind of call; {known}"
+        return f"found, proven: {self.pooled.found_by}; {told}" if self.pooled.found_by else told
 
     @property
     def _store(self) -> ProofStore:
@@ -191,7 +193,7 @@ class Prover:
         given: Any = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
         if OPTION in given["kwargs"]["transformer_options"]:  # pictures are encoded for the latent's size
             return False
-        plan = find_spec(type(self.transformer))
+        plan = find_spec(self.transformer)
         if plan is not None and plan.keeps is not None and self.pooled.keeps_state:  # it would compare values
             getattr(self.transformer, plan.keeps.reset)(False)
         try:
@@ -213,7 +215,7 @@ class Prover:
     @functools.cached_property
     def _source(self) -> str:
         kinds = {type(each) for each in self.transformer.modules()}
-        return f"{_hash(_files_of(kinds))} {_hash([], repr(spec_of(type(self.transformer))))}"
+        return f"{_hash(_files_of(kinds))} {_hash([], repr(spec_of(self.transformer)))}"
 
     @functools.cached_property
     def _formats(self) -> list[str]:

@@ -42,14 +42,15 @@ class Cond:
 
 def refuse_calls(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for calls that change from step to step or are shared out otherwise than step by step."""
-    plan, kind = run_of(model_options).plan, type(guider.inner_model.diffusion_model)
+    model = guider.inner_model.diffusion_model
+    plan, kind = run_of(model_options).plan, type(model)
     options = model_options.get("transformer_options", {})
     if any(options.get(name) for name in INSIDE_BLOCKS):
         raise HostLoopError("a node patches the model's blocks")
     if takes_whole_batches(kind):
         raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
     spread = plan.layout.shards > plan.parts
-    if spread and find_spec(kind) is None and find_whole(kind) is None:
+    if spread and find_spec(model) is None and find_whole(kind) is None:
         raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")
 
 

@@ -100,7 +100,7 @@ def _work(
 
 def _as_kept(work: Work | None, model: ModelPatcher, model_options: Mapping[str, Any]) -> Work | None:
     """The work with where and how the model's class keeps something between steps, as a node may have said."""
-    plan = find_spec(type(model.model.diffusion_model))
+    plan = find_spec(model.model.diffusion_model)
     if work is None or plan is None or plan.keeps is None:
         return work
     said = model_options["transformer_options"].get(plan.keeps.option, {})

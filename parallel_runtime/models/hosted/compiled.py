@@ -150,7 +150,7 @@ class CompiledRun:
 
 def blocks_of(model: nn.Module) -> CompiledBlocks:
     """The blocks of a model, each with a link in its chain (block_chain.py)."""
-    spec = find_spec(type(model))
+    spec = find_spec(model)
     if spec is None:
         return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")
     try:

@@ -286,7 +286,7 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     that cannot be called so, and `RuntimeError` or `NotImplementedError` on the meta device for one that reads values.
     """
     module = model.diffusion_model
-    spec, real = find_spec(type(module)), device.type != "meta"
+    spec, real = find_spec(module), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
     numbers, calls = [], []

@@ -1,6 +1,6 @@
 """A first-block cache over ComfyUI's unmodified module: while its first block changes little, the others are skipped.
 
-    cached = CachedBlocks(model, spec_of(type(model)))
+    cached = CachedBlocks(model, spec_of(model))
     with cached.calling(residuals, threshold=0.1, total=sum_over_ranks, call_of=token_call) as seen:
         out = model(x, t, context=...)          # ComfyUI's forward as it is
     seen.skips                                  # whether its blocks but the first were skipped
@@ -41,8 +41,8 @@ def refuse_step_cache(model: nn.Module, threshold: float) -> None:
     """Raise `ValueError` when blocks of a model cannot be skipped; nothing at a threshold of 0."""
     if not threshold:
         return
-    spec = find_spec(type(model))
-    reason = why_without(type(model)) if spec is None else spec.unchained
+    spec = find_spec(model)
+    reason = why_without(model) if spec is None else spec.unchained
     if spec is not None and spec.whole:
         reason = f"{next(iter(spec.whole))} computes between blocks with what those before it made"
     if reason:

@@ -1,7 +1,7 @@
 """Hooks on ComfyUI's unmodified module, by which ranks share the tokens of one call.
 
     install()                                   # attention.py: in the worker, before any model's file is imported
-    shared = SharedModel(model, spec_of(type(model)), group)
+    shared = SharedModel(model, spec_of(model), group)
     out = model(x, t, context=..., ...)         # every rank passes the same and gets the whole output
     shared.active = False                       # the next calls run whole, without the group
     shared.group = other                        # the next calls go over other ranks

@@ -169,8 +169,8 @@ class KeptState:
 
 
 def kept_state(model: nn.Module, spec: ShardingSpec | None = None) -> KeptState | None:
-    """What a model keeps between calls, as `keeps_of`; without a spec, by that of its class."""
-    spec = spec or find_spec(type(model))
+    """What a model keeps between calls, as `keeps_of`; without a spec, by its own."""
+    spec = spec or find_spec(model)
     keeps = keeps_of(model, spec)
     return None if spec is None or keeps is None else KeptState(model, spec, keeps)
 

@@ -1,8 +1,8 @@
 """ComfyUI's own module in one process, without anything of ours in it: what verify holds a plan against.
 
 `python -m parallel_runtime.models.hosted.reference` is that process, and this its whole life: it reads a question a
-line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Owns the questions.
-The asking side is planner/comfyui_process.py.
+line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Its arguments are
+what wire/lifeline.py takes. Owns the questions. The asking side is planner/comfyui_process.py.
 """
 
 import io
@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 import torch
 
 from ...checkpoint import ComfyUI
-from ..specs import find_spec, spec_of
+from ...wire.lifeline import arm
+from ..specs import find_spec, may_be_found, spec_of
+from ..specs.found import found_of, give_found, kept_of, of_text, to_text
 from .attention import installed
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
@@ -58,6 +60,8 @@ class Reference:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.path, self.dtype, self.kept = "", torch.float32, ""
+        self.checkpoint = False  # as `recognise` takes it
+        self.found: str | None = None  # as `count` takes it
         self._built: Built | None = None
         self._built_in = self.dtype
         self._steps: list[list[Recorded]] = []
@@ -96,12 +100,13 @@ class Reference:
             refuse_stages(self._opened.module, stages)
         refuse_step_cache(self._opened.module, step_cache)
         if split or stages > 1:
-            find_hook_points(self._opened.module, spec_of(type(self._opened.module)))
+            find_hook_points(self._opened.module, spec_of(self._opened.module))
         return {
             "model": type(self._opened.whole).__name__,
             "dtype": str(self.dtype).removeprefix("torch."),
             "kept": self.kept,
             "coarse": coarse_inputs(recognised.config, recognised.weights, self.kept),
+            "found": to_text(find_spec(self._opened.module)) if found_of(self._opened.module) else "",
         }
 
     def describe(self, path: str) -> dict[str, Any]:
@@ -112,10 +117,10 @@ class Reference:
         self.path = path
         recognised = self._recognise()
         dtype, _ = loaded_dtypes("default", recognised.weights, recognised.config, self.device)
-        built = build(path, recognised, dtype)
+        built = self._planned(build(path, recognised, dtype))
         kind, unshared = type(built.module), ""
         try:
-            find_hook_points(built.module, spec_of(kind))
+            find_hook_points(built.module, spec_of(built.module))
         except ValueError as error:
             unshared = str(error)
         try:
@@ -130,17 +135,19 @@ class Reference:
             "dtype": str(dtype).removeprefix("torch."),
             "unshared": unshared,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
-            "block_bytes": _block_bytes(kind, recognised.weights),
+            "block_bytes": _block_bytes(built.module, recognised.weights),
             "latent": latent,
             "activation_bytes": 0 if latent is None else int(built.whole.memory_required(latent)),
         }
 
-    def count(self, path: str, dtype: str, size: Mapping[str, Any]) -> dict[str, Any]:
+    def count(self, path: str, dtype: str, size: Mapping[str, Any], found: str | None = None) -> dict[str, Any]:
         """What `planner.counted.CountedModel` is made of; `numbers`: those of a row's latent of that size.
+
+        `found`: the plan that was found for its class, "" for none, None for what the user has kept.
 
         Raises `ValueError` for a file that is none of ComfyUI's, and for a model that no random call can be made of.
         """
-        frames = size.get("frames")
+        self.found, frames = found, size.get("frames")
         recognised, built, counted = self._valueless(path, dtype, partial(count_model, frames=frames))
         kind = type(built.module)
         shapes = latent_shapes(built.whole, Size(**size), usual_frames=USUAL_FRAMES)
@@ -149,7 +156,7 @@ class Reference:
             "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],
             "element_bytes": self.dtype.itemsize,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
-            "block_bytes": _block_bytes(kind, recognised.weights),
+            "block_bytes": _block_bytes(built.module, recognised.weights),
             "whole_batches": takes_whole_batches(kind),
         }
 
@@ -172,7 +179,7 @@ class Reference:
         self.path = path
         recognised = self._recognise()
         self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
-        built = build(path, recognised, self.dtype)
+        built = self._planned(build(path, recognised, self.dtype))
         try:
             built.module.to("meta")
             return recognised, built, look(built.whole, torch.device("meta"))
@@ -229,16 +236,25 @@ class Reference:
         import comfy.utils
 
         tensors, metadata = comfy.utils.load_torch_file(self.path, return_metadata=True)
-        return recognise(self.path, tensors, metadata or {})
+        return recognise(self.path, tensors, metadata or {}, checkpoint=self.checkpoint)
 
     def _build(self, dtype: torch.dtype) -> None:
         if self._built is not None and self._built_in == dtype:
             return
         self._built = None  # what it took goes first
-        built = build(self.path, self._recognise(), dtype, kept=self.kept)
+        built = self._planned(build(self.path, self._recognise(), dtype, kept=self.kept))
         built.round_here()
         built.module.to(self.device)
         self._built, self._built_in = built, dtype
+
+    def _planned(self, built: Built) -> Built:
+        """The same, whose module has the plan that was found for its class."""
+        kind = type(built.module)
+        if may_be_found(kind):
+            found = kept_of(kind) if self.found is None else of_text(self.found) if self.found else None
+            if found is not None:
+                give_found(built.module, found)
+        return built
 
     @torch.inference_mode()
     def _compute(self, recorded: Recorded) -> torch.Tensor:
@@ -256,9 +272,9 @@ class Reference:
         return tensor.to(self.device, self._built_in if wider else tensor.dtype, copy=True)
 
 
-def _block_bytes(kind: type, weights: Mapping[str, torch.Tensor]) -> list[int]:
-    """Of each block in the spec's lists; of a class without a spec, of each member of any list."""
-    spec, blocks = find_spec(kind), Counter[str]()
+def _block_bytes(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> list[int]:
+    """Of each block in the spec's lists; of a model without a spec, of each member of any list."""
+    spec, blocks = find_spec(module), Counter[str]()
     lists = "[^.]+" if spec is None else "|".join(map(re.escape, spec.attention))
     for name, weight in weights.items():
         if in_block := re.match(rf"(?:{lists})\.\d+\.", name):
@@ -287,7 +303,8 @@ def answer(reference: Reference, line: str) -> dict[str, Any]:
 
 
 def serve(reference: Reference) -> None:
-    """Answer until the other side goes. What ComfyUI prints goes to standard error."""
+    """Answer until the other side goes, however it does. What ComfyUI prints goes to standard error."""
+    arm(*map(int, sys.argv[1:3]))
     answers = io.TextIOWrapper(os.fdopen(os.dup(sys.stdout.fileno()), "wb"), encoding="utf-8", line_buffering=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reference.tell = lambda text: _write(answers, {"told": text})

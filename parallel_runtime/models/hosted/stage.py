@@ -29,9 +29,9 @@ Look = Callable[[int, Any, Any], Any]
 
 def refuse_stages(model: nn.Module, stages: int) -> None:
     """Raise `ValueError` when the blocks of a model cannot be in so many stages."""
-    spec = find_spec(type(model))
+    spec = find_spec(model)
     if spec is None or spec.one_stage:
-        reason = why_without(type(model)) if spec is None else spec.one_stage
+        reason = why_without(model) if spec is None else spec.one_stage
         raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
     if error := stages_error(stages, staged_blocks(model, spec)):
         raise ValueError(error)

@@ -6,7 +6,7 @@ Knows no ComfyUI and no torch.
 from collections.abc import Mapping
 
 from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
-from .found import found_plan
+from .found import Found, found_of
 from .spec import ShardingSpec
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
@@ -15,8 +15,10 @@ __all__ = [
     "NOT_SAMPLED",
     "SPECS",
     "WITHOUT",
+    "Found",
     "ShardingSpec",
     "find_spec",
+    "may_be_found",
     "not_sampled",
     "spec_of",
     "why_without",
@@ -34,13 +36,33 @@ SPECS: dict[str, ShardingSpec] = {
 BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for path, spec in family.BETWEEN.items()}
 
 
-def spec_of(model_class: type, specs: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
-    """The spec of a class, or of the class that it derives from if it changes none of its methods; where people wrote
-    none, and no reason is known, the one that was found and kept (found.py).
+def spec_of(model: object, specs: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
+    """The spec of a model or of a class: what people wrote for it, or for the class that it derives from if it changes
+    none of its methods; else what was found and given to the model (found.py).
 
     Raises ValueError for a class without a spec, with the reason if it is known, and for one that changes what the
     spec was made for.
     """
+    model_class, found = (model, None) if isinstance(model, type) else (type(model), found_of(model))
+    if specs is not SPECS or found is None or not may_be_found(model_class):
+        return _written(model_class, specs)
+    if found.spec is None:
+        raise ValueError(f"{model_class.__name__} has no plan to share its tokens: {found.why}; {NEEDS_NONE}")
+    return found.spec
+
+
+def may_be_found(model_class: type) -> bool:
+    """Whether a plan of a class can be looked for: people wrote none, and no reason is known why there is none."""
+    if any(_path(base) in WITHOUT for base in model_class.__mro__):
+        return False
+    try:
+        _written(model_class, SPECS)
+    except ValueError:
+        return True
+    return False
+
+
+def _written(model_class: type, specs: Mapping[str, ShardingSpec]) -> ShardingSpec:
     own: set[str] = set()
     for base in model_class.__mro__:
         spec = specs.get(_path(base))
@@ -56,22 +78,22 @@ def spec_of(model_class: type, specs: Mapping[str, ShardingSpec] = SPECS) -> Sha
             reason, instead = WITHOUT[_path(base)]
             raise ValueError(f"{model_class.__name__} has no plan to share its tokens: {reason}; {instead}")
         own |= {name for name, value in vars(base).items() if callable(value) and not name.startswith("__")}
-    if specs is SPECS and (found := found_plan(model_class)) is not None:
-        return found
     raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {NEEDS_NONE}")
 
 
-def find_spec(model_class: type) -> ShardingSpec | None:
+def find_spec(model: object) -> ShardingSpec | None:
     """As `spec_of`; None where that raises."""
     try:
-        return spec_of(model_class)
+        return spec_of(model)
     except ValueError:
         return None
 
 
-def why_without(model_class: type) -> str:
-    """Why a class has no spec."""
-    return WITHOUT.get(_path(model_class), ("there is no plan for it", ""))[0]
+def why_without(model: object) -> str:
+    """Why a model, or a class, has no spec."""
+    model_class, found = (model, None) if isinstance(model, type) else (type(model), found_of(model))
+    looked = "there is no plan for it" if found is None else found.why
+    return WITHOUT.get(_path(model_class), (looked, ""))[0]
 
 
 def not_sampled(model_class: type) -> str:

@@ -1,13 +1,14 @@
 """Plans that were found, kept between runs: one small JSON file, an entry for each class of each ComfyUI.
 
-Owns the file `found_plans.json` in the user's cache folder (user_files.py). An entry holds for the source of the class
-and of what it is made of, and for ComfyUI's version; another one is found anew. A file that is damaged, or of another
-version, counts as empty and is replaced by the next write.
+Owns the file `found_plans.json` in the user's cache folder (user_files.py), and how a model carries what was found of
+it. An entry holds for the source of the class and of what it is made of, and for ComfyUI's version; another one is
+found anew. A class of which none was found has the reason in its entry, which holds for the finder that looked. A file
+that is damaged, or of another version, counts as empty and is replaced by the next write.
 
-    {"version": 1, "plans": {"2f1c...": {"key": {...}, "cuts": "cut once", "errors": {...}, "plan": {...}}}}
+    {"version": 1, "plans": {"2f1c...": {"key": {...}, "cuts": "cut once", "errors": {...}, "plan": {...}},
+                             "9a04...": {"key": {...}, "refused": "blocks.0.attn mixes tokens: ...", "finder": "77ab"}}}
 """
 
-import functools
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from .written import from_data, to_data
 
 log = logging.getLogger(__name__)
 VERSION, FILE = 1, "found_plans.json"
+ATTRIBUTE = "_parallel_found_plan"  # of a model's instance
+# What looks and proves: what another one refused may be found now.
+FINDER = ("models/finder", "models/hosted/finding.py", "models/hosted/random_calls.py", "worker/finding.py")
 KEPT = 100  # entries; the oldest go first
 
 
@@ -42,6 +47,61 @@ class FoundKey:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What looking at a class gave: a plan, or None and why there is none. `told`: what the plan was proven by."""
+
+    spec: ShardingSpec | None = None
+    why: str = ""
+    told: str = ""
+
+
+def none_found(why: str) -> Found:
+    """That there is none."""
+    return Found(why=f"no plan was found: {why}")
+
+
+def key_in(report: Mapping[str, Any]) -> FoundKey:
+    """What it holds for."""
+    return FoundKey(model_class=report["class"], source=report["source"], comfyui=report["comfyui"])
+
+
+def of_report(report: Mapping[str, Any]) -> Found:
+    """What planner/finding.py reports."""
+    if report["refused"]:
+        return none_found(report["refused"])
+    return Found(spec=from_data(report["plan"]), told=told_by(report["cuts"], report))
+
+
+def give_found(model: object, found: Found) -> None:
+    """Have `spec_of` of this model say what was found, where nobody wrote a plan of its class."""
+    vars(model)[ATTRIBUTE] = found
+
+
+def found_of(model: object) -> Found | None:
+    """What was given to the model."""
+    found: Found | None = vars(model).get(ATTRIBUTE)
+    return found
+
+
+def told_by(cuts: str, errors: Mapping[str, float]) -> str:
+    """How a plan cuts and what it was proven by, in a line."""
+    return f"{cuts}, relative error {errors['error']:.1e}, without exchange {errors['control']:.1e}"
+
+
+def to_text(spec: ShardingSpec | None) -> str:
+    """A found plan as ranks are told it, "" for none."""
+    return "" if spec is None else json.dumps(to_data(spec), sort_keys=True)
+
+
+def of_text(text: str) -> Found:
+    """Back. Raises `ValueError` for anything else."""
+    try:
+        return Found(spec=from_data(json.loads(text)))
+    except RecursionError as error:
+        raise ValueError("it is no plan: it is too deep; find it again") from error
+
+
 @dataclass(frozen=True)
 class FoundPlans:
     """The entries of one file."""
@@ -53,21 +113,31 @@ class FoundPlans:
         """The file's place for a user."""
         return user_file(environ, home, FILE)
 
-    def load(self, key: FoundKey) -> ShardingSpec | None:
-        """The plan that is kept for the key; None when there is none that can be used."""
+    def load(self, key: FoundKey) -> Found | None:
+        """What is kept for the key; None when there is nothing that can be used."""
         entry = self._entries().get(key.digest)
         if not isinstance(entry, dict) or entry.get("key") != asdict(key):
             return None
+        if isinstance(why := entry.get("refused"), str):
+            return none_found(why) if entry.get("finder") == finder_source() else None
         try:
-            return from_data(entry.get("plan"))
-        except ValueError as error:
+            spec = from_data(entry.get("plan"))
+            return Found(spec=spec, told=told_by(str(entry["cuts"]), {**entry["errors"]}))
+        except (ValueError, KeyError, TypeError) as error:
             log.warning("the plan of %s in %s is not used: %s", key.model_class, self.path, error)
             return None
 
     def save(self, key: FoundKey, spec: ShardingSpec, *, cuts: str, errors: Mapping[str, float]) -> bool:
-        """Keep it; False where the folder cannot be written. `errors`: of the proof, by what was computed."""
-        entry = {"key": asdict(key), "cuts": cuts, "errors": dict(errors), "plan": to_data(spec)}
-        entries = {**self._entries(), key.digest: entry}
+        """Keep it; False where the folder cannot be written. `errors`: of the proof, by what was computed: `error` and
+        `control`."""
+        return self._save(key, {"cuts": cuts, "errors": dict(errors), "plan": to_data(spec)})
+
+    def save_refusal(self, key: FoundKey, why: str) -> bool:
+        """Keep why there is none, so that nobody looks again; False where the folder cannot be written."""
+        return self._save(key, {"refused": why, "finder": finder_source()})
+
+    def _save(self, key: FoundKey, what: Mapping[str, object]) -> bool:
+        entries = {**self._entries(), key.digest: {"key": asdict(key), **what}}
         try:
             replace_json(self.path, {"version": VERSION, "plans": dict(list(entries.items())[-KEPT:])})
         except OSError as error:
@@ -104,17 +174,22 @@ def key_of(model_class: type) -> FoundKey | None:
     return FoundKey(model_class=path, source=found.hexdigest()[:16], comfyui=said[1] if said else "")
 
 
-def found_plan(model_class: type) -> ShardingSpec | None:
-    """The plan that this user's `find-plan` has kept for a class; None for none."""
-    kept = FoundPlans(FoundPlans.default_path(os.environ, Path.home()))
-    try:
-        changed = kept.path.stat().st_mtime_ns
-    except OSError:
-        return None
-    return _loaded(model_class, str(kept.path), changed)
+@cache
+def finder_source() -> str:
+    """A hash of the code that finds and proves plans."""
+    root, found = Path(__file__).parents[2], hashlib.sha256()
+    for place in (root / name for name in FINDER):
+        for file in [place] if place.is_file() else sorted(place.glob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()[:16]
 
 
-@functools.lru_cache(maxsize=KEPT)
-def _loaded(model_class: type, path: str, _: int) -> ShardingSpec | None:
+def kept_of(model_class: type) -> Found | None:
+    """What this user has kept of a class of a ComfyUI's that is imported; None for nothing."""
     key = key_of(model_class)
-    return None if key is None else FoundPlans(Path(path)).load(key)
+    return None if key is None else kept_plans().load(key)
+
+
+def kept_plans() -> FoundPlans:
+    """The user's file."""
+    return FoundPlans(FoundPlans.default_path(os.environ, Path.home()))

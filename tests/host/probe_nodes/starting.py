@@ -1,4 +1,7 @@
-"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU; and told sizes."""
+"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU; and told sizes.
+
+And how long it looks for a plan: a machine that runs tests may be many times slower than it is.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from server import PromptServer
 
 TESTS = Path(__file__).resolve().parents[2]
 DEVICES = ".parallel_runtime.devices"
+FOUND_PLANS, LOOKED_S = ".nodes.host.model.found_plans", 300.0
 
 
 def module(name: str, path: Path) -> ModuleType:
@@ -28,6 +32,13 @@ module("forked_ranks", TESTS / "host" / "forked_ranks.py").fork_ranks()
 module("told_sizes", TESTS / "host" / "told_sizes.py").tell_sizes(comfy.model_detection)
 
 
+def look_longer(prompt: dict[str, Any]) -> dict[str, Any]:
+    """Before a prompt, when every pack is imported."""
+    for name in [name for name in sys.modules if name.endswith(FOUND_PLANS)]:
+        sys.modules[name].LIMIT_S = LOOKED_S
+    return prompt
+
+
 def share_one_gpu(prompt: dict[str, Any]) -> dict[str, Any]:
     """Before the first prompt, when every pack is imported: name one GPU for several ranks (gpu/real_cuda)."""
     exchange = os.environ.pop("SHARE_ONE_GPU", None)
@@ -38,3 +49,4 @@ def share_one_gpu(prompt: dict[str, Any]) -> dict[str, Any]:
 
 
 PromptServer.instance.add_on_prompt_handler(share_one_gpu)
+PromptServer.instance.add_on_prompt_handler(look_longer)

@@ -15,7 +15,7 @@ class OwnTokens(SequenceParallelAttention):
 
     def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
         """As `SequenceParallelAttention.attend`, without any exchange and without the mask."""
-        return kernel(qkv, qkv[0].shape[1], None)
+        return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
 
     def whole_keys(
         self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]

@@ -49,7 +49,11 @@ RUN_ONE = """async ([file, given]) => {
   const node = app.graph.nodes[0], save = LiteGraph.createNode('SaveImage')
   app.graph.add(save)
   node.connect(0, save, 0)
-  for (const [name, value] of Object.entries(given)) node.widgets.find((each) => each.name === name).value = value
+  for (const [name, value] of Object.entries(given)) {
+    const widget = () => node.widgets?.find((each) => each.name === name)
+    while (widget() === undefined) await new Promise(requestAnimationFrame) // the editor shows what is inside by and by
+    widget().value = value
+  }
   return (await app.graphToPrompt()).output }"""
 
 

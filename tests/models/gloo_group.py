@@ -7,8 +7,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel_runtime.parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.worker.own_tokens import OwnTokens
 
 
 class GlooGroup(SequenceParallelAttention):
@@ -34,13 +35,5 @@ class GlooGroup(SequenceParallelAttention):
         return super().attend(*arguments, **options)
 
 
-class OwnTokensOnly(GlooGroup):
+class OwnTokensOnly(OwnTokens, GlooGroup):
     """The negative control: each rank attends to its own tokens alone. Wrong on purpose."""
-
-    def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> Tensor:
-        """Without exchange and without the mask."""
-        return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
-
-    def whole_keys(self, k: Tensor, v: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-        """Its own."""
-        return k, v

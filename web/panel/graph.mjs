@@ -2,10 +2,10 @@
 
    `app` is ComfyUI's, given by parallel_dit.js. A refusal is an Error whose text is a key of the words. */
 
-import { nodeById, setPlan } from './workflow.mjs'
+import { AXES } from './mesh.mjs'
+import { CONFIG, nodeById, setPlan } from './workflow.mjs'
 
-const CONFIG = 'SPConfig'
-const ONE = { data: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1 }
+const ONE = Object.fromEntries(AXES.map((axis) => [axis, 1]))
 const END = 'parallel-dit-measure' // of the node that has the sampler run, in what is queued alone
 const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler']
 

@@ -2,7 +2,8 @@
 
 import { h } from './dom.mjs'
 
-const AXES = ['data', 'cfg', 'pipefusion', 'ring', 'ulysses'] // from the outermost to the innermost
+/** The degrees of a plan. */
+export const AXES = ['data', 'cfg', 'pipefusion', 'ring', 'ulysses'] // from the outermost to the innermost
 const CELL = 34
 const PAD = 12
 const LINE = 12 // a line of a group's name

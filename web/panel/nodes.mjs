@@ -6,8 +6,10 @@ import { h, setAttribute, setText } from './dom.mjs'
 import { bytes, largest, median, percent } from './figures.mjs'
 import { isOf } from './graph.mjs'
 import { orderInputs } from './input_order.mjs'
+import { AXES } from './mesh.mjs'
 import { addLiveLine, showTextsOf } from './node_text.mjs'
 import { showTables } from './report_table.mjs'
+import { CONFIG, LOADERS } from './workflow.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { RUNS } from './store.mjs'
@@ -21,11 +23,9 @@ const MEASURED = {
   TimedVAEDecode: ['vae', 'vae_decode'],
   ParallelBenchmark: ['benchmark']
 }
-const CONFIG = 'SPConfig'
 const SHOWS_REPORTS = 'ShowTimingReport'
-const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
 const OF_A_LOADER = ['unet_name', 'weight_dtype']
-const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
+const MANUAL_ONLY = new Set([...AXES, 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76

@@ -2,10 +2,11 @@
 
    `app` is ComfyUI's, given by the caller. Nodes inside subgraphs have ids such as `12:5`. */
 
+import { AXES } from './mesh.mjs'
+
 const BYPASSED = 4 // LiteGraph's mode of a node that passes its inputs on
-const CONFIG = 'SPConfig'
-const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
-const DEGREES = ['ulysses', 'ring', 'data', 'cfg', 'pipefusion']
+export const CONFIG = 'SPConfig'
+export const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
 
 /** The node of an execution's id, or undefined. */
 export function nodeById(app, id) {
@@ -74,7 +75,7 @@ export function applyPlan(app, plan) {
 /** Set an SP Config's widgets to a report's plan. */
 export function setPlan(node, plan) {
   const values = { mode: 'manual', weights: plan.weights }
-  for (const axis of DEGREES) values[axis] = plan.degrees?.[axis] ?? 1
+  for (const axis of AXES) values[axis] = plan.degrees?.[axis] ?? 1
   for (const widget of node.widgets ?? []) {
     if (values[widget.name] === undefined) continue
     widget.value = values[widget.name]

@@ -137,6 +137,7 @@ def case_of(pool: Pool, trial: Trial, model: CountedModel, work: Work, found: Ca
     assert choice.plan is not None  # noqa: S101  there is memory enough
     plans = [plan for plan in PLANS if model.may_run(plan) and (work.guided or plan.cfg == 1)]
     due = worth_trying(choice.table, choice.plan, steps=STEPS, asynchronous=False)
+    pool.run(trial.spec, choice.plan, calls)  # which loads the model, as a run without tries does
     tries, took_s = tried(pool, trial, calls, due)
     kept = kept_of(tries)
     clocks, cores = exhaustive(pool, trial, calls, plans, turns)

@@ -8,20 +8,24 @@ Owns which calls are looked at and which are proven. Does not own what is found 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..checkpoint import ModelSpec, read_header
 from ..models.finder import NotFoundError, Seen, look, plans
-from ..models.hosted.build import build
+from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
 from ..models.hosted.random_calls import Size, call_of, find_widths, flat, latent_shapes
 from ..models.hosted.reference import QUESTIONS, Reference, serve
 from ..models.specs.found import key_of
 from ..models.specs.written import to_data
 from ..proof import CONTROL, TOLERANCES
+from ..weights.mapped_file import MappedFile
 from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 
 log = logging.getLogger(__name__)
@@ -43,7 +47,6 @@ class Finding(Reference):
         `refused`: why there is none, naming the module. Raises `ValueError` for a file that is none of ComfyUI's, and
         for a model that no random call can be made of.
         """
-        torch.set_num_threads(1)  # ranks are forked
         self.path, self.checkpoint, began = path, checkpoint, time.perf_counter()
         model, looked_at, proven = self._calls()
         kind, key = type(model), key_of(type(model))
@@ -87,6 +90,12 @@ class Finding(Reference):
             proof = {"cuts": candidate.cuts, "error": error, "control": control}
             return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
         return {}
+
+    def _recognise(self) -> Recognised:
+        """By views of the file, as ranks have it: it may be larger than the memory."""
+        header, self._file = read_header(self.path), MappedFile(ModelSpec.of(self.path))
+        tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
+        return recognise(self.path, tensors, header.metadata, checkpoint=self.checkpoint)
 
     def _calls(self) -> tuple[nn.Module, Calls, Calls]:
         """The file's model with two blocks in each list, calls to look at and calls to prove.
@@ -153,6 +162,8 @@ def _flat(call: Callable[..., Any], whole: Any, rows: int) -> torch.Tensor:  # n
 
 def main() -> None:
     """Answer until the other side goes."""
+    with suppress(OSError):  # when memory runs out, the kernel should take this process, and not ComfyUI's
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     serve(Finding())
 
 

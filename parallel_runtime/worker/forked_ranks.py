@@ -1,7 +1,7 @@
 """Ranks forked from a process that has a model: each computes the same calls by a plan, over gloo, on the CPU.
 
-Owns their processes: one that fails or is silent ends all. Only for a process whose torch has one thread. What travels
-back is JSON.
+Owns their processes: one that fails or is silent ends all. Each computes with one thread, since OpenMP's other threads
+are not forked. What travels back is JSON.
 """
 
 import json
@@ -49,6 +49,8 @@ def errors_of(
     """
     children: dict[int, int] = {}
     said: dict[int, Any] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="parallel-dit-") as folder, selectors.DefaultSelector() as waiting:
         try:
             for rank in range(ranks):
@@ -76,6 +78,7 @@ def errors_of(
             for child in children.values():
                 os.kill(child, signal.SIGKILL)  # one that has ended is not reaped yet
                 os.waitpid(child, 0)
+            torch.set_num_threads(threads)
     rows = [said[rank] for rank in range(ranks)]
     return [max(each) for each in zip(*(row["errors"] for row in rows), strict=True)], max(
         row["control"] for row in rows

@@ -77,9 +77,11 @@ DEMO = """([graph, files, small]) => {
       Object.assign(node, { type: 'DemoTextEncoderLoader', inputs: [], widgets_values: [] })
     node.widgets_values = (node.widgets_values ?? []).map((value) => files[value] ?? value)
   }
+  const takes = ({ name, options }) => name in small  // two nodes have an input of one name and other values
+    && (!Array.isArray(options?.values) || options.values.includes(small[name]))
   return app.loadGraphData(graph, true, true, 'example').then(() => {
     for (const node of app.graph.nodes) for (const widget of node.type === 'MarkdownNote' ? [] : node.widgets ?? [])
-      if (widget.name in small) { widget.value = small[widget.name]; widget.callback?.(widget.value) }
+      if (takes(widget)) { widget.value = small[widget.name]; widget.callback?.(widget.value) }
   })
 }"""
 

@@ -154,11 +154,18 @@ def test_cancel_in_a_try_ends_the_run_and_keeps_nothing(case) -> None:
     assert found.store.load(found.key) is None and not found.told and found.run.plan == found.plans.uly2
 
 
-def test_with_no_time_left_no_copy_begins_and_nothing_is_kept(case) -> None:
+def test_with_no_time_left_no_copy_begins_and_nothing_is_kept(case, trying, monkeypatch) -> None:
     found = case(SECONDS)
     found.trier.budget_s = 0.0
     found.step()
     assert names(found) == ["uly2"] and found.store.load(found.key) is None and not found.told
+
+    found, clock = case({**SECONDS, "uly2": 0.51}), itertools.count()  # a second at each look, one before each copy
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    found.trier.budget_s = 6.0
+    found.step()
+    assert names(found) == ["uly2"] * 2 + ["ring2"] * 2 + ["cfg2"] * 2 + ["uly2"]  # of those near one copy is due
+    assert found.store.load(found.key) is None and not found.told
 
 
 def test_of_a_part_of_a_step_plans_that_share_out_the_parts_are_not_tried(case) -> None:
@@ -226,8 +233,13 @@ def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         found.asked.clear()
         found.run.trier = of_short
         of_short.after(found.run)
-        while tries._thread is not None:
-            time.sleep(0.001)
+
+        def settle() -> None:
+            while tries._thread is not None:
+                time.sleep(0.001)
+
+        settle()
+        found.settle = settle
         return found, told
 
     return make
@@ -245,6 +257,7 @@ def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle
     found.store.path.unlink()
     found, told = idle(SECONDS, (looks % 2 == 1 for looks in itertools.count()))
     found.run.trier.after(found.run)  # nor after another run of such work
+    found.settle()
     assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
 
 
@@ -331,6 +344,22 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(t
     with pytest.raises(CancelledError):
         tuned(SECONDS, NEAR, stop)
     assert found.store.load(found.key) is None
+
+
+def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack, new_run) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    plan_of, run = module_of_pack("parallel_runtime.plan").ParallelPlan, new_run("/a.safetensors")
+    two = replace(run.decision, plan=plan_of(ulysses=2), automatic=True)
+    same = {each.name: None for each in fields(begin.Tunable)} | {"tries": True, "decision": two}
+    for changes, said in (
+        ({"tries": False}, "tries is off in SP Config"),
+        ({"decision": replace(two, automatic=False)}, "SP Config's mode is manual"),
+        ({"decision": replace(two, plan=plan_of())}, "auto takes one device for this model; name more devices"),
+        ({}, "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"),
+        ({"decision": replace(two, reasons=("it reads values",))}, "plans are not predicted: it reads values"),
+    ):
+        assert begin.Tunable(**same | changes).why_not.startswith(said)
+    assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
 
 
 def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(module_of_pack, monkeypatch, case) -> None:

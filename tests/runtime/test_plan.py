@@ -241,6 +241,7 @@ def test_coordinates_count_the_last_axis_fastest_and_tell_all_ranks_apart(degree
     [
         ((10, 10), (2.0, 1.0), (10, 5)),
         ((10, 6), (1.0, 0.59), (10, 6)),  # less than 10 % quicker by another split
+        ((10, 6), (1.0, 0.52), (10, 6)),
         ((10, 6), (1.0, 0.3), (10, 3)),
         ((10, 3), (1.0, 0.6), (10, 6)),
         ((10, 10, 10), (1.0, 0.5, 0.02), (10, 5, 1)),  # never none: a device is left out by the user alone

@@ -48,8 +48,11 @@ class Looking:
 
     def state(self) -> object:
         """Another one whenever something more is known."""
-        path = kept_plans().path
-        return path.stat().st_mtime_ns if path.is_file() else 0, len(self.unkept)
+        try:
+            changed = kept_plans().path.stat().st_mtime_ns
+        except OSError:
+            changed = 0
+        return changed, len(self.unkept)
 
     def with_found(self, source: HostedSource, *, look: bool = True) -> HostedSource:
         """A source whose ranks can share its tokens by what was found for its class, where nobody wrote a plan and one

@@ -29,6 +29,7 @@ from .proving import Prover
 from .trying import Trier, store
 
 DRIVER = Path("/proc/driver/nvidia/version")
+UNKNOWN = "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"
 TEXT_ROUNDED_TO = 64  # tokens: prompts of nearly one length are one kind of work
 
 
@@ -65,13 +66,13 @@ class Tunable:
         """With the remedy."""
         if not self.tries:
             return "tries is off in SP Config, so no run would take what is found; set it to auto"
-        if self.choose_again is None and self.decision.model is None:
-            if self.decision.automatic:
-                return "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"
+        if self.choose_again is not None:
+            return ""
+        if not self.decision.automatic:
             return "SP Config's mode is manual, so its plan always runs; set mode to auto"
-        if self.choose_again is None:
+        if self.decision.plan.ranks == 1:
             return f"auto takes {in_words(self.decision.plan)} for this model; name more devices in SP Config"
-        return ""
+        return f"plans are not predicted: {self.decision.reasons[-1]}" if self.decision.reasons else UNKNOWN
 
     def table(self, decision: Decision) -> list[Prediction]:
         """The plans of a decision that fit, and that the model can have, with the shares of its devices."""

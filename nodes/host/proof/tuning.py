@@ -19,7 +19,7 @@ from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.calls import ModelCall
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
-from .begin_tries import Tunable, is_asynchronous, key_of
+from .begin_tries import UNKNOWN, Tunable, is_asynchronous, key_of
 from .trying import Trier, store
 
 SEED = 0
@@ -87,6 +87,8 @@ def tune(
     check()
     decision = of.choose_again(work)  # type: ignore[misc]  # `why_not` said that it is there
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))
+    if not decision.table:
+        raise ValueError(UNKNOWN)
     table = of.table(decision)
     plans, options = near(table, decision.plan), {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
     ends = tried_in_s(table, plans, **options)

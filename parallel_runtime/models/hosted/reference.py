@@ -60,7 +60,6 @@ class Reference:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.path, self.dtype, self.kept = "", torch.float32, ""
-        self.checkpoint = False  # as `recognise` takes it
         self.found: str | None = None  # as `count` takes it
         self._built: Built | None = None
         self._built_in = self.dtype
@@ -236,7 +235,7 @@ class Reference:
         import comfy.utils
 
         tensors, metadata = comfy.utils.load_torch_file(self.path, return_metadata=True)
-        return recognise(self.path, tensors, metadata or {}, checkpoint=self.checkpoint)
+        return recognise(self.path, tensors, metadata or {})
 
     def _build(self, dtype: torch.dtype) -> None:
         if self._built is not None and self._built_in == dtype:

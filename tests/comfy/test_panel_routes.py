@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
@@ -175,6 +176,33 @@ def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack
         recorder.requests.append(request)
     shares = live.shares(("cpu:0", "cpu:1"), [])
     assert shares == [{"compute": 0.6, "communication": 0.2, "idle": 0.2}, None]
+
+
+def test_a_look_that_fails_is_not_the_last(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one may while workers end under it: tabs are told of what comes after."""
+    panel = module_of_pack("nodes.host.panel.state")
+    looks: list[Any] = [KeyError("gone"), KeyError("gone"), {"revision": 1}]
+    told: list[dict[str, int]] = []
+
+    class Watched(panel.PanelState):
+        def state(self) -> dict[str, int]:
+            look = looks.pop(0)
+            if isinstance(look, KeyError):
+                raise look
+            return look
+
+    def send(_: str, state: dict[str, int]) -> None:
+        told.append(state)
+        raise asyncio.CancelledError  # as ComfyUI's end
+
+    monkeypatch.setattr(panel, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(panel.PromptServer, "instance", SimpleNamespace(send_sync=send), raising=False)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(Watched().watch())
+    assert told == [{"revision": 1}]
+    assert [each.getMessage() for each in caplog.records] == ["the panel's state could not be told: KeyError('gone')"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ times a second: so code that changes a pool needs not know that there is a panel
 
 import asyncio
 import functools
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from .report_history import HISTORY, origin_of
 from .tuning import TuneButton
 
 EVENT = "parallel_dit.state"
+log = logging.getLogger(__name__)
 INTERVAL_S = 0.25
 SHOWN = ("state", "generation", "models", "plans", "peer_access", "last_failure", "failed_rank")
 WORKING = ("busy", "compiling")
@@ -79,13 +81,19 @@ class PanelState:
         return self._calibrations
 
     async def watch(self) -> None:
-        """Tell all tabs of each change, for ever."""
-        told = 0
+        """Tell all tabs of each change, for ever: a look that fails, as something ends under it, is not the last."""
+        told, failed = 0, ""
         while True:
-            state = self.state()
-            if state["revision"] != told:
-                told = state["revision"]
-                PromptServer.instance.send_sync(EVENT, state)
+            try:
+                state = self.state()
+            except Exception as error:  # whatever it was: tabs that hear nothing any more show what was
+                if repr(error) != failed:
+                    log.warning("the panel's state could not be told: %r", error, exc_info=True)
+                failed = repr(error)
+            else:
+                if state["revision"] != told:
+                    told = state["revision"]
+                    PromptServer.instance.send_sync(EVENT, state)
             await asyncio.sleep(INTERVAL_S)
 
     def _pool(self, pool: Pool, run: dict | None) -> dict:

@@ -131,5 +131,6 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     expect(sidebar.locator(".pdit-failure")).to_be_hidden()
     expect(card).to_have_count(0)
     expect(comfy.tab).not_to_contain_text("!")
+    expect(sidebar.locator(".pdit-rank-row .pdit-state")).to_have_text(["idle"] * 2)  # before, Release asks whether to
     sidebar.get_by_role("button", name="Release").click()
     expect(sidebar).to_contain_text("No workers yet")

@@ -358,6 +358,7 @@ def test_small_and_large_windows_have_room_for_the_rows(made_up: MadeUp) -> None
             ranks = [rank | {"memory": {"allocated_bytes": GB}} for rank in a_report(2, 4)["ranks"]]
             timeline = a_timeline(made_up, plan=plan, ranks=ranks)
             expect(timeline.locator("[data-chart=links] tr")).to_have_count(3)
+            timeline.get_by_test_id("pdit-rows").evaluate(AT_REST)  # once the window's new size is the page's
             seen = timeline.evaluate(SIZES)
             assert seen["tools"] <= 32 * lines, seen
             assert seen["rows"] >= (0.9 if width == 1024 else 0.6) * seen["whole"], seen

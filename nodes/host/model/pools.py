@@ -42,7 +42,7 @@ class PoolRegistry:
         self._pools: dict[Devices, Pool] = {}
         self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
-        self._last_loaded: object = None
+        self._last_loaded: Weights | None = None  # no MODEL lives longer for it: stock takes dead ones for loaded
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
         self._released = 0
@@ -79,7 +79,7 @@ class PoolRegistry:
     @property
     def last_loaded(self) -> Any:  # noqa: ANN401  a RemotePatcher
         """The root of the MODELs on the weights that were loaded last; None where nothing was, or it was released."""
-        return self._last_loaded
+        return None if self._last_loaded is None else self._roots.get(self._last_loaded)
 
     def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
         """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room.
@@ -88,7 +88,7 @@ class PoolRegistry:
         """
         devices, *_ = weights
         with self._lock:
-            self._last_loaded = self._roots.get(weights)
+            self._last_loaded = weights
             for other, its_plan in list(self._loaded.items()):
                 if other not in self._roots:
                     self._unload(other, its_plan)

@@ -120,6 +120,7 @@ def comfy_server(models_dir: Path) -> Iterator[ComfyServer]:
     add_demo_model(models_dir)
     with ComfyServer(models=models_dir, packs=(TEXT_ENCODER,)) as server:
         yield server
+        assert not server.leaks
 
 
 @pytest.fixture
@@ -133,6 +134,7 @@ def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
     """A ComfyUI with the pack and the families' tiny files, which ComfyUI's own modules compute."""
     with ComfyServer(models=family_models, environment=FOR_COMFYUI) as server:
         yield server
+        assert not server.leaks
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from .results import WrittenResults
 
 SIGNS_S = 0.05  # how often signs of life are sent while a request runs
 END_S = 2.0  # how long a process may take to end once its channel is closed
-END_TICK_S = 0.01
 
 
 @dataclass
@@ -185,16 +184,18 @@ def exit_code(pidfd: int) -> int:
 
     It is looked at and not taken: torchrun's agent waits for its children.
     """
-    until = time.monotonic() + END_S
-    while pidfd >= 0 and time.monotonic() < until:
-        try:
-            found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        except ChildProcessError:
-            return 0
-        if found is not None:
-            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        time.sleep(END_TICK_S)
-    return 0
+    if pidfd < 0:
+        return 0
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    ended.poll(1000 * END_S)
+    try:
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    if found is None:
+        return 0
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def end_text(code: int) -> str:

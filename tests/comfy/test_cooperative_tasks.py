@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import ModuleType
@@ -162,6 +164,36 @@ def test_the_first_error_is_raised_and_the_others_unwind_in_turn(turns, requests
         turns.run_in_turns([lambda k=k: task(k) for k in range(4)], at_once=3)
     assert log == ["1 ends", "0 ends", "2 ends"]
     assert requests.seen == [[0, 1, 2]], "a task began after the error"
+
+
+class Model:
+    """What tasks have of ComfyUI's."""
+
+
+def test_nothing_that_tasks_had_outlives_them(turns, requests) -> None:
+    """A MODEL that Python's search for cycles has yet to find is one without a patcher to ComfyUI's manager."""
+
+    def task(model: Model, *, fails: bool) -> Model:
+        requests.call(0)
+        if fails:
+            raise ValueError("wrong")
+        return model
+
+    gc.collect()
+    gc.disable()
+    try:
+        for failing in (False, True):
+            model = Model()
+            there = weakref.ref(model)
+            tasks = [lambda k=k, model=model: task(model, fails=failing and k == 1) for k in range(3)]  # noqa: B023
+            try:
+                turns.run_in_turns(tasks, at_once=2)
+            except ValueError:
+                assert failing
+            del model, tasks
+            assert there() is None, "after an error" if failing else "after results"
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_fails_or_is_cancelled_ends_every_task(turns) -> None:

@@ -12,13 +12,13 @@ import time
 from comfy.test_auto_each_run import measured, report_of, stock_graph
 
 from host.client import ComfyClient
-from host.fetch import cache_folder
 from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_latent
+from host.server import servers_cache
 from host.tiny_models import TinyModels
 
 LINE = re.compile(r"tried (ring|ulysses) 2: [0-9.]+x(, one device: [0-9.]+x)?, kept (?P<kept>ulysses|ring) 2")
 
-KEPT = cache_folder() / "servers" / "parallel-dit" / "plans.json"
+KEPT = servers_cache() / "parallel-dit" / "plans.json"
 
 
 def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_next(

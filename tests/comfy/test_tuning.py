@@ -19,8 +19,8 @@ from comfy.test_auto_each_run import measured, report_of, stock_graph
 from comfy.test_panel_routes import asked, settled
 
 from host.client import ComfyClient
-from host.fetch import cache_folder, comfyui_path
-from host.server import FLAGS, ComfyServer
+from host.fetch import comfyui_path
+from host.server import FLAGS, ComfyServer, servers_cache
 from host.tiny_models import TinyModels
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration
@@ -29,7 +29,7 @@ from parallel_runtime.planner.store import CalibrationStore
 
 SIZE = {"width": 64, "height": 80}
 LINE = re.compile(r"tried (ring|ulysses) 2: [0-9.]+x(, one device: [0-9.]+x)?, kept (?P<kept>ulysses|ring) 2")
-KEPT = cache_folder() / "servers" / "parallel-dit" / "plans.json"
+KEPT = servers_cache() / "parallel-dit" / "plans.json"
 
 
 def few_steps(tiny: TinyModels, seed: int) -> dict[str, Any]:

@@ -49,6 +49,14 @@ def cuda_available() -> bool:
     return subprocess.run(command, check=False, timeout=300).returncode == 0
 
 
+def servers_cache() -> Path:
+    """What servers keep between runs, proofs above all; one for each process of tests, since tests delete kept plans.
+
+    It is not the user's, whose calibration would change what auto does.
+    """
+    return cache_folder() / "servers" / os.environ.get("PYTEST_XDIST_WORKER", "one")
+
+
 class ComfyServer:
     """One ComfyUI on a free loopback port.
 
@@ -74,8 +82,7 @@ class ComfyServer:
         self.pack = pack
         self.packs = (*TEST_PACKS, *packs)
         self.flags = flags
-        # A calibration that the user keeps would change what auto does; proofs are kept between runs.
-        self.environment = {"XDG_CACHE_HOME": str(cache_folder() / "servers"), **(environment or {})}
+        self.environment = {"XDG_CACHE_HOME": str(servers_cache()), **(environment or {})}
         self.start_timeout_s = start_timeout_s
         self.port = 0
         self._log_start = 0
@@ -113,6 +120,11 @@ class ComfyServer:
     def log(self) -> str:
         """The text of the log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
+
+    @property
+    def leaks(self) -> list[str]:
+        """What its manager said of models whose patcher is gone while something keeps their weights."""
+        return [line for line in self.log.splitlines() if "memory leak" in line]
 
     @property
     def output(self) -> Path:

@@ -49,6 +49,7 @@ class Bench:
         self.sampling = sampling = type("Sampling", kinds, {})()
         self.guider = guider = object.__new__(comfy.samplers.CFGGuider)
         guider.model_options, guider.cfg = {"transformer_options": {}}, 1.0
+        guider.conds = {"positive": [{}], "negative": [{}]}
         guider.inner_model = SimpleNamespace(model_sampling=sampling)
         guider.model_patcher = SimpleNamespace(get_model_object=lambda _: sampling)
         self.mix = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)) * 0.3

@@ -147,7 +147,8 @@ class _RunningTask:
         self.calls: list[Handed] = []
         self.outs: list[torch.Tensor] = []
         self.done: Future = threads.submit(copy_context().run, self._run)
-        self.done.add_done_callback(lambda _: self._turn_is_over.release())
+        turn_is_over = self._turn_is_over  # not self: the task, and the MODEL in it, would live on in a cycle
+        self.done.add_done_callback(lambda _: turn_is_over.release())
 
     def go_on(self) -> None:
         """Let the task run until it waits for calls, or is done. Raises the task's error."""
@@ -164,6 +165,7 @@ class _RunningTask:
             with _in_place(self._kept):
                 self._turn.release()
                 self._turn_is_over.acquire()
+        del self.done  # whose error knows this task by its traceback
 
     def wait_for(self, calls: Sequence[Handed]) -> list[torch.Tensor]:
         """In the task's thread: give the turn away until the results are there."""

@@ -85,6 +85,7 @@ class Tabs:
             if before is not None:
                 before(self._open[name].page)
             self._open[name].open()
+        self._open[name].page.bring_to_front()  # a tab behind another draws one frame a second
         self._open[name].tidy()
         return self._open[name]
 

@@ -171,10 +171,10 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
     assert places[2] == places[0]
 
 
-# What a canvas shows once its place has its size: the same in three frames, one after the other.
+# What a canvas shows once its place has its size: the same in ten frames, one after the other.
 AT_REST = """async (canvas) => {
   let [shown, frames] = ['', 0]
-  while (frames < 3) {
+  while (frames < 10) {
     await new Promise(requestAnimationFrame)
     const now = canvas.toDataURL()
     frames = now === shown ? frames + 1 : 0

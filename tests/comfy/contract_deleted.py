@@ -9,6 +9,7 @@ import contextlib
 import enum
 import functools
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -51,6 +52,8 @@ def is_there(name):
 
 def delete(line, *, arguments):
     """Take from ComfyUI what the line says; with `arguments` only those that it has to take. What undoes it."""
+    if line.attribute and not isinstance(found(line.name), type):
+        return [forget_option(inspect.unwrap(found(line.name)), line.attribute)]
     if line.attribute:
         return [undo for base in found(line.name).__mro__[:-1] for undo in forget_name(base, line.attribute)]
     owner, _, name = line.name.rpartition(".")
@@ -85,6 +88,20 @@ def forget_name(kind, attribute):
         if isinstance(function, types.FunctionType):
             undo.append(functools.partial(setattr, function, "__code__", function.__code__))
             function.__code__ = renamed(function.__code__, attribute)
+    return undo
+
+
+def forget_option(function, option):
+    """Have a function know the option by another name; what undoes that."""
+    later = {option: f"{option}_of_later"}
+    code = function.__code__
+
+    def known_later(value):
+        return tuple(map(known_later, value)) if isinstance(value, tuple) else later.get(value, value)
+
+    undo = functools.partial(setattr, function, "__code__", code)
+    names, consts = known_later(code.co_varnames), known_later(code.co_consts)
+    function.__code__ = code.replace(co_varnames=names, co_consts=consts)
     return undo
 
 

@@ -156,5 +156,6 @@ def names(sentence: str, line: Line) -> bool:
     """Whether a sentence says what is missing of the line, what is off, and what to do."""
     owner = line.name if line.attribute else line.name.rpartition(".")[0]  # of which more than one may be missing
     last = line.attribute or line.name.rpartition(".")[2]
-    said = sentence.startswith("ComfyUI ") and (f"`{owner}." in sentence or f".{last}` and " in sentence)
+    missing = (f"`{owner}.", f".{last}` and ", f"`{owner}` that takes no {last}")
+    said = sentence.startswith("ComfyUI ") and any(text in sentence for text in missing)
     return said and all(text in sentence for text in (FEATURES[line.feature].title, "is off", "update"))

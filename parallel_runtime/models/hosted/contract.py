@@ -10,6 +10,7 @@ A line is a full name, and may say what has to be there:
     comfy.sampler_helpers.convert_cond              it is there
     comfy.samplers.calc_cond_batch(model, conds)    and takes these arguments, by name
     comfy.samplers.CFGGuider:conds                  its instances have the attribute: code of the class names it
+    comfy.[...].attention_pytorch:enable_gqa        the function knows the option: its code names it
 
 `since` is the oldest of the ComfyUIs at hand in which it was found: 0.20.1, 0.24.0, 0.30.0, 0.33.0. It may be older.
 """
@@ -54,7 +55,8 @@ FEATURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have."""
+    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have or
+    the option that it knows."""
 
     feature: str
     since: str
@@ -182,6 +184,13 @@ PARALLEL = """
     folder_paths.get_folder_paths(folder_name)
     folder_paths.get_full_path(folder_name, filename)
     nodes.common_ksampler(model, seed, steps, cfg, sampler_name, scheduler, positive, negative, latent, denoise)
+"""
+# How heads and tokens lie in what a class hands to attention, and what it may ask of it.
+OPTIONS = """
+    comfy.ldm.modules.attention.attention_pytorch:enable_gqa
+    comfy.ldm.modules.attention.attention_pytorch:scale
+    comfy.ldm.modules.attention.attention_pytorch:skip_output_reshape
+    comfy.ldm.modules.attention.attention_pytorch:skip_reshape
 """
 HOSTED = """
     comfy.ldm.modules.attention.optimized_attention
@@ -339,6 +348,7 @@ LINES: tuple[Line, ...] = (
     *_read("nodes", NODES),
     *_read("parallel", PARALLEL),
     *_read("parallel", HOSTED),
+    *_read("parallel", OPTIONS, since="0.24.0"),
     *_read("loop", LOOP),
     *_read("cfg", CFG),
     *_read("choice", "comfy.sampler_helpers.convert_cond"),
@@ -356,7 +366,7 @@ LINES: tuple[Line, ...] = (
 )
 
 # Used where they are there: kinds of ControlNet to refuse, the version, the names in a file that a class changes, and
-# what only some versions have of attention and of ModelPatcher.
+# what only some versions have of attention and of ModelPatcher, and what a class calls to keep keys between steps.
 WHERE_THERE = (
     "comfy.controlnet.ControlLora",
     "comfy.controlnet.QwenFunControlNet",
@@ -368,6 +378,8 @@ WHERE_THERE = (
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
     "comfy.ldm.modules.attention.REGISTERED_ATTENTION_FUNCTIONS",
+    "comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel.reset_prefix_cache",
+    "comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel.select_prefix_cache",
     "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",

@@ -49,9 +49,11 @@ def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
     named = f"{first.name}.{first.attribute}" if first.attribute else first.name
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
-    there: Any = find(first.name) if first.arguments else NOTHING
-    if there is not NOTHING:
-        lacks = ", ".join(each for each in first.arguments if not _takes(there, [each]))
+    there: Any = find(first.name)
+    option = first.attribute if isinstance(there, FunctionType) else ""
+    if there is not NOTHING and (first.arguments or option):
+        lacks = option or ", ".join(each for each in first.arguments if not _takes(there, [each]))
+        named = first.name
         return (
             f"ComfyUI {version} has a `{named}` that takes no {lacks}{more}: {about.title} is off, {about.instead}; "
             f"{remedy}"
@@ -127,7 +129,7 @@ def _fulfilled(line: Line) -> bool:
     if found is NOTHING:
         return False
     if line.attribute:
-        return isinstance(found, type) and any(line.attribute in names for names in _names_in(found))
+        return any(line.attribute in names for names in _names_in(found))
     return not line.arguments or _takes(found, line.arguments)
 
 
@@ -158,9 +160,13 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, object] | None:
     return found
 
 
-def _names_in(kind: type) -> Iterator[Sequence[str]]:
-    """What a class and its bases have, and what the code of their methods names."""
-    for base in kind.__mro__[:-1]:
+def _names_in(found: object) -> Iterator[Sequence[str]]:
+    """What a class and its bases have, and what the code of their methods names; the options that a function knows."""
+    if isinstance(found, FunctionType):
+        code = inspect.unwrap(found).__code__
+        yield code.co_varnames
+        yield from (each if isinstance(each, tuple) else (each,) for each in code.co_consts)
+    for base in found.__mro__[:-1] if isinstance(found, type) else ():
         yield list(vars(base))
         for value in vars(base).values():
             function = getattr(value, "__func__", value)

@@ -85,14 +85,13 @@ def test_the_command_keeps_what_a_run_in_comfyui_finds(
     file = str(tiny_models.models / "diffusion_models" / tiny_models.dev)
     given = ["--devices", "cpu:2", "--width", "64", "--height", "80", "--text-tokens", "256"]
     given += ["--comfyui", str(comfyui_path()), f"--comfyui-options={' '.join(FLAGS)}"]
-    short = command("tune", file, *given, "--seconds", "1", "--width", "2048", "--height", "2048")
-    assert short.returncode == 1 and re.search(r"^1 s is too little: to try .* is predicted", short.stdout), short
     done = command("tune", file, *given)
     lines = done.stdout.splitlines()
     found = LINE.fullmatch(lines[0])
     assert (done.returncode, lines[-1]) == (0, lines[0]) and found, done
     assert "trying ring 2" in done.stderr
 
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(tmp_path / "parallel-dit" / "plans.json", KEPT)
     ran = report_of(client.queue(few_steps(tiny_models, 532)))["plan"]
     assert (ran["degrees"][found["kept"]], ran["reasons"][-1]) == (2, f"measured on these devices: {lines[0]}")

@@ -87,9 +87,10 @@ def _detected(paths: list[str]) -> dict[str, dict[str, Any]]:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            state = {
-                key: torch.empty(file.get_slice(key).get_shape(), device="meta", dtype=torch.float32)
-                for key in file.keys()
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}
+            state = {  # the loader asks for values of a bias or a gate, never for those of a matrix
+                key: torch.empty(shape, device="meta") if len(shape) > 1 else file.get_tensor(key).float()
+                for key, shape in shapes.items()
             }
         config = comfy.model_detection.model_config_from_unet(state, "", metadata=metadata)
         config.set_inference_dtype(torch.float32, None)

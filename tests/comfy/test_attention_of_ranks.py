@@ -28,6 +28,19 @@ def flash_attn_func(q, k, v, *, dropout_p=0.0, causal=False, **options):
     print("called flash_attn_func")
     return F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
 """,
+    # The real package, with an attention that needs no GPU.
+    "comfy_kitchen": """
+import importlib, os, sys
+import torch.nn.functional as F
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["comfy_kitchen"]
+kitchen = importlib.import_module("comfy_kitchen")
+sys.path.append(os.path.dirname(__file__))
+def int8_attention(q, k, v, attn_mask=None, **options):
+    print("called int8_attention")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+kitchen.int8_attention, kitchen.int8_attention_is_available = int8_attention, lambda: True
+""",
 }
 IN_A_RANK = """
 import sys, torch
@@ -63,15 +76,18 @@ def options_of(words):
 """
 
 
+# Of the ComfyUI at hand: --use-ck-attention came after 0.30.
+HAS = (comfyui_path() / "comfy" / "cli_args.py").read_text(encoding="utf-8")
+CASES = [
+    ("--use-sage-attention", "called sageattn", "sage"),
+    pytest.param("--use-flash-attention", "called flash_attn_func", "flash", marks=pytest.mark.full),
+    pytest.param("--use-split-cross-attention", "", "split", marks=pytest.mark.full),
+    *([("--use-ck-attention", "called int8_attention", "comfy_kitchen_int8")] if "--use-ck-attention" in HAS else []),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "called", "ran"),
-    [
-        ("--use-sage-attention", "called sageattn", "sage"),
-        pytest.param("--use-flash-attention", "called flash_attn_func", "flash", marks=pytest.mark.full),
-        pytest.param("--use-split-cross-attention", "", "split", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize(("option", "called", "ran"), CASES)
 def test_an_option_of_the_parser_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:
     for name, text in STAND_INS.items():
         (tmp_path / f"{name}.py").write_text(text)

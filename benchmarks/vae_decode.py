@@ -103,7 +103,9 @@ def in_comfyui(path: str) -> ModuleType:
     sys.path.insert(0, path)
     sys.argv = ["comfyui", "--cpu", "--use-pytorch-cross-attention"]
     importlib.import_module("comfy.options").enable_args_parsing()
-    load("probed_vaes", ROOT / "tests" / "host" / "probe_nodes" / "vaes.py")
+    sys.modules["probe_nodes"] = package = ModuleType("probe_nodes")  # without its other nodes, which want a server
+    package.__path__ = [str(ROOT / "tests" / "host" / "probe_nodes")]
+    importlib.import_module("probe_nodes.vaes")
     load("pack", ROOT / "__init__.py")
     return importlib.import_module("pack.nodes.host.vae.parallel_decode")
 
@@ -168,7 +170,7 @@ def measured(
 
 def vae_of(kind: str) -> Any:  # noqa: ANN401 (ComfyUI is imported late)
     """A loaded VAE of random weights."""
-    made = sys.modules["probed_vaes"]
+    made = sys.modules["probe_nodes.vaes"]
     if kind == made.H3:
         return made.large_h3()
     return made.small_vae(kind, torch.bfloat16 if kind in AT_THEIR_SIZE else None)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
 
 
 def same_method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,16 +73,9 @@ WAYS: dict[str, Callable[[Any], None]] = {
 }
 
 
-class ChangeModules(io.ComfyNode):
+@node("ChangeModules", way=list(WAYS), gives=[io.Model])
+def change_modules(model: io.Model, way: str) -> io.NodeOutput:
     """Changes modules in one of WAYS."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(WAYS))]
-        return io.Schema(node_id="ChangeModules", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
-
-    @classmethod
-    def execute(cls, model: Any, way: str) -> io.NodeOutput:
-        model = model.clone()
-        WAYS[way](model)
-        return io.NodeOutput(model)
+    model = model.clone()
+    WAYS[way](model)
+    return io.NodeOutput(model)

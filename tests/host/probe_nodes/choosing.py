@@ -12,26 +12,19 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .node import node
+
 Config = io.Custom("SP_CONFIG")
-CATEGORY = "tests"
 # Ranks so slow that sharing out always pays where nothing is exchanged, and messages that cost as much as half of a
 # small image's blocks. Starting an operation costs nothing.
 FLOPS, LATENCY_S = 1e10, 0.1
 
 
-class LikeKnownGpus(io.ComfyNode):
+@node("LikeKnownGpus", gives=[Config])
+def like_known_gpus(sp_config: Config, latency_s: float = LATENCY_S) -> io.NodeOutput:
     """An SP Config whose auto mode takes its CPU ranks for GPUs that were calibrated."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        slow = io.Float.Input("latency_s", default=LATENCY_S, min=0.0, optional=True)
-        inputs, outputs = [Config.Input("sp_config"), slow], [Config.Output()]
-        return io.Schema(node_id="LikeKnownGpus", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, sp_config: Any, latency_s: float = LATENCY_S) -> io.NodeOutput:
-        given = {field.name: getattr(sp_config, field.name) for field in fields(sp_config)}
-        return io.NodeOutput(_like_known_gpus(type(sp_config), latency_s)(**given))
+    given = {field.name: getattr(sp_config, field.name) for field in fields(sp_config)}
+    return io.NodeOutput(_like_known_gpus(type(sp_config), latency_s)(**given))
 
 
 def _like_known_gpus(kind: type, latency_s: float) -> type:

@@ -17,7 +17,7 @@ import node_helpers
 import torch
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
 
 
 def random_values(seed: int, *shape: int) -> torch.Tensor:
@@ -25,116 +25,69 @@ def random_values(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-class RandomConditioning(io.ComfyNode):
+@node("RandomConditioning", gives=[io.Conditioning])
+def random_conditioning(
+    tokens: int, width: int, seed: int, pooled: int = 0, masked: int = -1, batch: int = 1
+) -> io.NodeOutput:
     """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told.
 
     `batch`: so many texts, one for each image of a batch.
     """
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
-        inputs += [io.Int.Input(name, optional=True) for name in ("pooled", "masked", "batch")]
-        outputs = [io.Conditioning.Output()]
-        return io.Schema(node_id="RandomConditioning", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(
-        cls, tokens: int, width: int, seed: int, pooled: int = 0, masked: int | None = None, batch: int = 1
-    ) -> io.NodeOutput:
-        more = {"pooled_output": random_values(seed + 1000, batch, pooled)} if pooled else {}
-        if masked is not None:  # so many tokens at the end are padding
-            more["attention_mask"] = (torch.arange(tokens) < tokens - masked).long()[None]
-        return io.NodeOutput([[random_values(seed, batch, tokens, width), more]])
+    more = {"pooled_output": random_values(seed + 1000, batch, pooled)} if pooled else {}
+    if masked >= 0:
+        more["attention_mask"] = padding(tokens, masked)
+    return io.NodeOutput([[random_values(seed, batch, tokens, width), more]])
 
 
-class MoreText(io.ComfyNode):
+@node("MoreText", gives=[io.Conditioning])
+def more_text(
+    conditioning: io.Conditioning, name: str, tokens: int, width: int, seed: int, count: int = 0, masked: int = -1
+) -> io.NodeOutput:
     """What a second text encoder puts beside a conditioning, by ComfyUI's name for it.
 
     A tensor; with `count`, a list of so many; with `masked`, and a mask of as many tokens that are padding.
     """
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Conditioning.Input("conditioning"), io.String.Input("name")]
-        inputs += [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
-        inputs += [io.Int.Input(name, optional=True) for name in ("count", "masked")]
-        outputs = [io.Conditioning.Output()]
-        return io.Schema(node_id="MoreText", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(
-        cls, conditioning: list, name: str, seed: int, count: int = 0, masked: int | None = None, **shape: int
-    ) -> io.NodeOutput:
-        texts = [random_values(seed + number, 1, shape["tokens"], shape["width"]) for number in range(count or 1)]
-        given: dict[str, Any] = {name: texts if count else texts[0]}
-        if masked is not None:
-            mask = (torch.arange(shape["tokens"]) < shape["tokens"] - masked).long()[None]
-            given[name.replace("conditioning", "attention_mask")] = mask
-        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+    texts = [random_values(seed + number, 1, tokens, width) for number in range(count or 1)]
+    given: dict[str, Any] = {name: texts if count else texts[0]}
+    if masked >= 0:
+        given[name.replace("conditioning", "attention_mask")] = padding(tokens, masked)
+    return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
 
 
-class TextOfTokens(io.ComfyNode):
+def padding(tokens: int, masked: int) -> torch.Tensor:
+    """A mask of so many tokens, of which the last ones are padding."""
+    return (torch.arange(tokens) < tokens - masked).long()[None]
+
+
+@node("TextOfTokens", gives=[io.Conditioning])
+def text_of_tokens(conditioning: io.Conditioning, tokens: int, seed: int) -> io.NodeOutput:
     """What Anima's second tokenizer puts beside a conditioning: numbers of T5's words, and their weights."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Conditioning.Input("conditioning"), io.Int.Input("tokens"), io.Int.Input("seed")]
-        outputs = [io.Conditioning.Output()]
-        return io.Schema(node_id="TextOfTokens", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, conditioning: list, tokens: int, seed: int) -> io.NodeOutput:
-        words = torch.randint(0, 32128, (tokens,), generator=torch.Generator().manual_seed(seed))
-        given = {"t5xxl_ids": words, "t5xxl_weights": 1 + 0.2 * random_values(seed, tokens)}
-        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+    words = torch.randint(0, 32128, (tokens,), generator=torch.Generator().manual_seed(seed))
+    given = {"t5xxl_ids": words, "t5xxl_weights": 1 + 0.2 * random_values(seed, tokens)}
+    return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
 
 
-class RandomPictures(io.ComfyNode):
+@node("RandomPictures", gives=[io.Image])
+def random_pictures(width: int, height: int, count: int, seed: int) -> io.NodeOutput:
     """A batch of pictures, each pixel its own."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        names = ("width", "height", "count", "seed")
-        inputs = [io.Int.Input(name, max=65536) for name in names]
-        outputs = [io.Image.Output()]
-        return io.Schema(node_id="RandomPictures", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, width: int, height: int, count: int, seed: int) -> io.NodeOutput:
-        return io.NodeOutput(random_values(seed, count, height, width, 3).mul(0.25).add(0.5).clamp(0, 1))
+    return io.NodeOutput(random_values(seed, count, height, width, 3).mul(0.25).add(0.5).clamp(0, 1))
 
 
-class RandomVisionOutput(io.ComfyNode):
+@node("RandomVisionOutput", gives=[io.ClipVisionOutput])
+def random_vision_output(tokens: int, width: int, seed: int) -> io.NodeOutput:
     """What CLIP vision gives of one picture."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
-        outputs = [io.ClipVisionOutput.Output()]
-        return io.Schema(node_id="RandomVisionOutput", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, tokens: int, width: int, seed: int) -> io.NodeOutput:
-        seen = comfy.clip_vision.Output()
-        seen["penultimate_hidden_states"] = random_values(seed, 1, tokens, width)
-        seen["last_hidden_state"] = random_values(seed + 1000, 1, tokens, width)
-        seen["image_embeds"] = random_values(seed + 2000, 1, width)
-        return io.NodeOutput(seen)
+    seen = comfy.clip_vision.Output()
+    seen["penultimate_hidden_states"] = random_values(seed, 1, tokens, width)
+    seen["last_hidden_state"] = random_values(seed + 1000, 1, tokens, width)
+    seen["image_embeds"] = random_values(seed + 2000, 1, width)
+    return io.NodeOutput(seen)
 
 
-class ObjectInConditioning(io.ComfyNode):
+@node("ObjectInConditioning", gives=[io.Conditioning])
+def object_in_conditioning(conditioning: io.Conditioning) -> io.NodeOutput:
     """A conditioning that hands the model a Python object, as packs with modules of their own do."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Conditioning.Input("conditioning")], [io.Conditioning.Output()]
-        return io.Schema(node_id="ObjectInConditioning", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, conditioning: list) -> io.NodeOutput:
-        given = {"model_conds": {"adapter": comfy.conds.CONDConstant(torch.nn.Identity())}}
-        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+    given = {"model_conds": {"adapter": comfy.conds.CONDConstant(torch.nn.Identity())}}
+    return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
 
 
 class PoolingVAE:
@@ -178,18 +131,10 @@ class PoolingVAE:
         return wide if latents.ndim == 4 else wide.repeat_interleave(self.temporal, 1)[:, self.temporal - 1 :]
 
 
-class RandomVAE(io.ComfyNode):
+@node("RandomVAE", gives=[io.Vae])
+def random_vae(channels: int, spatial: int, temporal: int) -> io.NodeOutput:
     """A VAE for nodes that encode: latents of any format's shape, and no weights."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input(name, min=0) for name in ("channels", "spatial", "temporal")]
-        outputs = [io.Vae.Output()]
-        return io.Schema(node_id="RandomVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, channels: int, spatial: int, temporal: int) -> io.NodeOutput:
-        return io.NodeOutput(PoolingVAE(channels, spatial, temporal))
+    return io.NodeOutput(PoolingVAE(channels, spatial, temporal))
 
 
 class PretendTextEncoder:
@@ -216,47 +161,24 @@ class PretendTextEncoder:
         return [[values, {"pooled_output": pooled, "minimax_token_tags": tags}]]
 
 
-class RandomTextEncoder(io.ComfyNode):
+@node("RandomTextEncoder", gives=[io.Clip])
+def random_text_encoder(tokens: int, width: int, pooled: int = 0) -> io.NodeOutput:
     """A CLIP without weights, for nodes that take a CLIP and a prompt."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536)]
-        inputs.append(io.Int.Input("pooled", optional=True))
-        outputs = [io.Clip.Output()]
-        return io.Schema(node_id="RandomTextEncoder", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, tokens: int, width: int, pooled: int = 0) -> io.NodeOutput:
-        return io.NodeOutput(PretendTextEncoder(tokens, width, pooled))
+    return io.NodeOutput(PretendTextEncoder(tokens, width, pooled))
 
 
-class HiDreamO1Prompt(io.ComfyNode):
+@node("HiDreamO1Prompt", gives=[io.Conditioning])
+def hi_dream_o1_prompt(prompt: str) -> io.NodeOutput:
     """A prompt's tokens, by ComfyUI's own tokenizer of HiDream-O1, whose text encoder has no weights."""
+    import comfy.text_encoders.hidream_o1 as hidream_o1
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.String.Input("prompt")], [io.Conditioning.Output()]
-        return io.Schema(node_id="HiDreamO1Prompt", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, prompt: str) -> io.NodeOutput:
-        import comfy.text_encoders.hidream_o1 as hidream_o1
-
-        tokens = hidream_o1.HiDreamO1Tokenizer().tokenize_with_weights(prompt)
-        text, _, more = hidream_o1.HiDreamO1TE().encode_token_weights(tokens)
-        return io.NodeOutput([[text, more]])
+    tokens = hidream_o1.HiDreamO1Tokenizer().tokenize_with_weights(prompt)
+    text, _, more = hidream_o1.HiDreamO1TE().encode_token_weights(tokens)
+    return io.NodeOutput([[text, more]])
 
 
-class EmptySplatLatent(io.ComfyNode):
+@node("EmptySplatLatent", gives=[io.Latent])
+def empty_splat_latent(tokens: int, channels: int, camera: int) -> io.NodeOutput:
     """What TripoSplat samples: a shape of any number of tokens, where its own node has 8192, and a camera."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Int.Input(name) for name in ("tokens", "channels", "camera")], [io.Latent.Output()]
-        return io.Schema(node_id="EmptySplatLatent", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, tokens: int, channels: int, camera: int) -> io.NodeOutput:
-        parts = (torch.zeros(1, tokens, channels), torch.zeros(1, 1, camera))
-        return io.NodeOutput({"samples": comfy.nested_tensor.NestedTensor(parts)})
+    parts = (torch.zeros(1, tokens, channels), torch.zeros(1, 1, camera))
+    return io.NodeOutput({"samples": comfy.nested_tensor.NestedTensor(parts)})

@@ -18,7 +18,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.latest import io
 from comfy_extras.nodes_model_patch import QwenImageBlockWiseControlNet
 
-CATEGORY = "tests"
+from .node import node
 
 
 def random_module(kind: Any, *, dtype: torch.dtype, **sizes: Any) -> torch.nn.Module:
@@ -31,43 +31,30 @@ def random_module(kind: Any, *, dtype: torch.dtype, **sizes: Any) -> torch.nn.Mo
     return made.requires_grad_(False)
 
 
-class RandomModelPatch(io.ComfyNode):
+FAMILIES = {
+    "qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2}),
+    "z-image": (ZImage_Control, {"n_control_layers": 1}),
+    "small qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2, "dim": 80}),
+    "small z-image": (ZImage_Control, {"n_control_layers": 1, "dim": 288, "n_heads": 6, "n_kv_heads": 6}),
+}
+
+
+@node("RandomModelPatch", family=list(FAMILIES), gives=[io.Custom("MODEL_PATCH")])
+def random_model_patch(family: str) -> io.NodeOutput:
     """What ModelPatchLoader gives for the ControlNets of Qwen-Image and Z-Image: stock's classes, of few layers."""
-
-    FAMILIES = {
-        "qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2}),
-        "z-image": (ZImage_Control, {"n_control_layers": 1}),
-        "small qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2, "dim": 80}),
-        "small z-image": (ZImage_Control, {"n_control_layers": 1, "dim": 288, "n_heads": 6, "n_kv_heads": 6}),
-    }
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Combo.Input("family", options=list(cls.FAMILIES))]
-        outputs = [io.Custom("MODEL_PATCH").Output()]
-        return io.Schema(node_id="RandomModelPatch", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, family: str) -> io.NodeOutput:
-        cpu, (kind, sizes) = torch.device("cpu"), cls.FAMILIES[family]
-        net = random_module(kind, dtype=torch.bfloat16, **sizes)
-        return io.NodeOutput(ModelPatcher(net, load_device=cpu, offload_device=cpu))
+    cpu, (kind, sizes) = torch.device("cpu"), FAMILIES[family]
+    net = random_module(kind, dtype=torch.bfloat16, **sizes)
+    return io.NodeOutput(ModelPatcher(net, load_device=cpu, offload_device=cpu))
 
 
-class RandomInpaintingControlNet(io.ComfyNode):
+SIZES = {"num_layers": 1, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": 48}
+
+
+@node("RandomInpaintingControlNet", gives=[io.ControlNet])
+def random_inpainting_control_net(mask: bool = True) -> io.NodeOutput:
     """What ControlNetLoader gives for InstantX's ControlNets of Qwen-Image: the inpainting one takes a mask as well."""
-
-    SIZES = {"num_layers": 1, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": 48}
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Boolean.Input("mask", default=True, optional=True)], [io.ControlNet.Output()]
-        return io.Schema(node_id="RandomInpaintingControlNet", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, mask: bool = True) -> io.NodeOutput:
-        sizes = {**cls.SIZES, "axes_dims_rope": (4, 6, 6), "extra_condition_channels": 4 if mask else 0}
-        net = random_module(QwenImageControlNetModel, dtype=torch.float32, **sizes)
-        given = {"latent_format": comfy.latent_formats.Wan21(), "concat_mask": mask, "extra_conds": []}
-        where = torch.device("cpu")
-        return io.NodeOutput(comfy.controlnet.ControlNet(net, compression_ratio=1, load_device=where, **given))
+    sizes = {**SIZES, "axes_dims_rope": (4, 6, 6), "extra_condition_channels": 4 if mask else 0}
+    net = random_module(QwenImageControlNetModel, dtype=torch.float32, **sizes)
+    given = {"latent_format": comfy.latent_formats.Wan21(), "concat_mask": mask, "extra_conds": []}
+    where = torch.device("cpu")
+    return io.NodeOutput(comfy.controlnet.ControlNet(net, compression_ratio=1, load_device=where, **given))

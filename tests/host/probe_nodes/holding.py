@@ -10,7 +10,8 @@ import comfy.model_management
 from comfy_api.latest import io
 from comfy_execution.progress import ProgressHandler, get_progress_state
 
-CATEGORY = "tests"
+from .node import node
+
 LOOK_S = 0.02
 
 
@@ -28,15 +29,8 @@ class Hold(ProgressHandler):
             time.sleep(LOOK_S)
 
 
-class HoldSteps(io.ComfyNode):
+@node("HoldSteps", gives=[io.Model])
+def hold_steps(model: io.Model, gate: str) -> io.NodeOutput:
     """The MODEL; steps of this prompt that come after wait."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Model.Input("model"), io.String.Input("gate")], [io.Model.Output()]
-        return io.Schema(node_id="HoldSteps", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, model: Any, gate: str) -> io.NodeOutput:
-        get_progress_state().register_handler(Hold(Path(gate)))
-        return io.NodeOutput(model)
+    get_progress_state().register_handler(Hold(Path(gate)))
+    return io.NodeOutput(model)

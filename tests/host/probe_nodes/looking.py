@@ -15,7 +15,8 @@ from comfy.k_diffusion.sampling import sample_euler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
+
 SEEN: list[str] = []
 
 
@@ -91,59 +92,38 @@ LOOKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-class LookAtSteps(io.ComfyNode):
+@node("LookAtSteps", way=list(LOOKS), gives=[io.Model])
+def look_at_steps(model: io.Model, way: str) -> io.NodeOutput:
     """Looks at each step in one of LOOKS."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(LOOKS))]
-        return io.Schema(node_id="LookAtSteps", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
-
-    @classmethod
-    def execute(cls, model: Any, way: str) -> io.NodeOutput:
-        model = model.clone()
-        SEEN.clear()
-        LOOKS[way](model)
-        return io.NodeOutput(model)
+    model = model.clone()
+    SEEN.clear()
+    LOOKS[way](model)
+    return io.NodeOutput(model)
 
 
-class SampleByPack(io.ComfyNode):
+@node("SampleByPack", way=["function", "instance"], gives=[io.Sampler])
+def sample_by_pack(way: str) -> io.NodeOutput:
     """A sampler of a pack's own, which happens to be Euler's; or ComfyUI's, with a `sample` of the pack's."""
+    SEEN.clear()
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Combo.Input("way", options=["function", "instance"])]
-        return io.Schema(node_id="SampleByPack", category=CATEGORY, inputs=inputs, outputs=[io.Sampler.Output()])
+    def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, **named: Any) -> torch.Tensor:
+        SEEN.extend("sampler" for _ in sigmas[1:])
+        return sample_euler(model, x, sigmas, **named)
 
-    @classmethod
-    def execute(cls, way: str) -> io.NodeOutput:
-        SEEN.clear()
+    if way == "function":
+        return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
+    sampler = comfy.samplers.sampler_object("euler")
+    stock = sampler.sample
 
-        def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, **named: Any) -> torch.Tensor:
-            SEEN.extend("sampler" for _ in sigmas[1:])
-            return sample_euler(model, x, sigmas, **named)
+    def whole(guider: Any, sigmas: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        SEEN.extend("sampler" for _ in sigmas[1:])
+        return stock(guider, sigmas, *more, **named)
 
-        if way == "function":
-            return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
-        sampler = comfy.samplers.sampler_object("euler")
-        stock = sampler.sample
-
-        def whole(guider: Any, sigmas: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
-            SEEN.extend("sampler" for _ in sigmas[1:])
-            return stock(guider, sigmas, *more, **named)
-
-        sampler.sample = whole
-        return io.NodeOutput(sampler)
+    sampler.sample = whole
+    return io.NodeOutput(sampler)
 
 
-class ReportLooks(io.ComfyNode):
+@node("ReportLooks", shows=True)
+def report_looks(latent: io.Latent) -> io.NodeOutput:
     """How often a node that looks has looked until `latent` was there."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Latent.Input("latent")]
-        return io.Schema(node_id="ReportLooks", category=CATEGORY, inputs=inputs, is_output_node=True)
-
-    @classmethod
-    def execute(cls, latent: dict[str, Any]) -> io.NodeOutput:
-        return io.NodeOutput(ui={"looks": [len(SEEN)]})
+    return io.NodeOutput(ui={"looks": [len(SEEN)]})

@@ -13,7 +13,8 @@ import torch
 from comfy.patcher_extension import PatcherInjection, WrappersMP
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
+
 RUN_KEY = "parallel_dit_run"
 
 
@@ -77,20 +78,12 @@ WAYS: dict[str, Callable[[Any], None]] = {
 }
 
 
-class ReachIntoModel(io.ComfyNode):
+@node("ReachIntoModel", way=list(WAYS), gives=[io.Model])
+def reach_into_model(model: io.Model, way: str) -> io.NodeOutput:
     """Reaches into the model in one of WAYS."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(WAYS))]
-        outputs = [io.Model.Output()]
-        return io.Schema(node_id="ReachIntoModel", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, model: Any, way: str) -> io.NodeOutput:
-        model = model.clone()
-        WAYS[way](model)
-        return io.NodeOutput(model)
+    model = model.clone()
+    WAYS[way](model)
+    return io.NodeOutput(model)
 
 
 class WithoutExchange:
@@ -145,47 +138,33 @@ def wrong_loop(run: Any, way: str) -> Any:
     return WrongLoop(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
 
 
-class SwitchLoopWrong(io.ComfyNode):
+@node("SwitchLoopWrong", way=["local_attention", "one_side", *CACHE_WAYS], gives=[io.Model])
+def switch_loop_wrong(model: io.Model, way: str) -> io.NodeOutput:
     """The negative control of a loop in the workers, which `SwitchOffExchange` would keep out of them."""
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        ways = io.Combo.Input("way", options=["local_attention", "one_side", *CACHE_WAYS])
-        inputs, outputs = [io.Model.Input("model"), ways], [io.Model.Output()]
-        return io.Schema(node_id="SwitchLoopWrong", category=CATEGORY, inputs=inputs, outputs=outputs)
+    def wrong(executor: Any, guider: Any, sigmas: Any, extra: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        options = extra["model_options"]
+        inside = options["transformer_options"]
+        changed = {**options, "transformer_options": {**inside, RUN_KEY: wrong_loop(inside[RUN_KEY], way)}}
+        return executor(guider, sigmas, {**extra, "model_options": changed}, *rest, **named)
 
-    @classmethod
-    def execute(cls, model: Any, way: str) -> io.NodeOutput:
-        def wrong(executor: Any, guider: Any, sigmas: Any, extra: dict[str, Any], *rest: Any, **named: Any) -> Any:
-            options = extra["model_options"]
-            inside = options["transformer_options"]
-            changed = {**options, "transformer_options": {**inside, RUN_KEY: wrong_loop(inside[RUN_KEY], way)}}
-            return executor(guider, sigmas, {**extra, "model_options": changed}, *rest, **named)
-
-        model = model.clone()
-        model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "switch_loop_wrong", wrong)
-        return io.NodeOutput(model)
+    model = model.clone()
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "switch_loop_wrong", wrong)
+    return io.NodeOutput(model)
 
 
-class SwitchOffExchange(io.ComfyNode):
+@node("SwitchOffExchange", gives=[io.Model])
+def switch_off_exchange(model: io.Model, rows: bool = False) -> io.NodeOutput:
     """The negative control of every comparison in a server: a MODEL of ours whose ranks exchange nothing.
 
     Where they have nothing to exchange (`rows`), those of other rows of a batch run the first one as well.
     """
+    option = "first_row" if rows else "local_attention"
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Boolean.Input("rows", default=False, optional=True)]
-        return io.Schema(node_id="SwitchOffExchange", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
+    def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        named = {name: with_run_without_exchange(each, option) for name, each in kwargs.items()}
+        return executor(*(with_run_without_exchange(each, option) for each in args), **named)
 
-    @classmethod
-    def execute(cls, model: Any, rows: bool = False) -> io.NodeOutput:
-        option = "first_row" if rows else "local_attention"
-
-        def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            named = {name: with_run_without_exchange(each, option) for name, each in kwargs.items()}
-            return executor(*(with_run_without_exchange(each, option) for each in args), **named)
-
-        model = model.clone()
-        model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)
-        return io.NodeOutput(model)
+    model = model.clone()
+    model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)
+    return io.NodeOutput(model)

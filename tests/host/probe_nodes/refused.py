@@ -17,7 +17,8 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 
-CATEGORY = "tests"
+from .node import node
+
 STATES = 27  # of CLIP vision: USO takes the twentieth from the end
 
 
@@ -31,21 +32,14 @@ class Projector:
         return torch.zeros(1 + later.shape[1], 2, 8)
 
 
-class RefusedInputs(io.ComfyNode):
+@node("RefusedInputs", gives=[io.ModelPatch, io.ClipVisionOutput, io.AudioEncoderOutput])
+def refused_inputs() -> io.NodeOutput:
     """Inputs of stock nodes that patch blocks: a model patch, what CLIP vision sees, what an audio encoder hears."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        outputs = [io.ModelPatch.Output(), io.ClipVisionOutput.Output(), io.AudioEncoderOutput.Output()]
-        return io.Schema(node_id="RefusedInputs", category=CATEGORY, inputs=[], outputs=outputs)
-
-    @classmethod
-    def execute(cls) -> io.NodeOutput:
-        patch = SimpleNamespace(model=SimpleNamespace(cond_in_channels=3, audio_proj=Projector()))
-        seen = comfy.clip_vision.Output()
-        seen["all_hidden_states"] = torch.zeros(1, STATES, 4, 8)
-        seen["penultimate_hidden_states"] = torch.zeros(1, 4, 8)
-        return io.NodeOutput(patch, seen, {"encoded_audio_all_layers": [torch.zeros(1, 20, 8)] * 3})
+    patch = SimpleNamespace(model=SimpleNamespace(cond_in_channels=3, audio_proj=Projector()))
+    seen = comfy.clip_vision.Output()
+    seen["all_hidden_states"] = torch.zeros(1, STATES, 4, 8)
+    seen["penultimate_hidden_states"] = torch.zeros(1, 4, 8)
+    return io.NodeOutput(patch, seen, {"encoded_audio_all_layers": [torch.zeros(1, 20, 8)] * 3})
 
 
 def go_on(model: Any) -> Any:
@@ -142,50 +136,24 @@ WAYS = {
 }
 
 
-class RefusedLater(io.ComfyNode):
+@node("RefusedLater", way=list(WAYS), gives=[io.Model])
+def refused_later(model: io.Model, way: str) -> io.NodeOutput:
     """Does what is refused in one of WAYS, each of which a pack was seen to do."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(WAYS))]
-        return io.Schema(node_id="RefusedLater", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
-
-    @classmethod
-    def execute(cls, model: Any, way: str) -> io.NodeOutput:
-        return io.NodeOutput(WAYS[way](model))
+    return io.NodeOutput(WAYS[way](model))
 
 
-class LoadAsGGUF(io.ComfyNode):
+@node("LoadAsGGUF", gives=[io.Model])
+def load_as_gguf(unet_name: str, published: str) -> io.NodeOutput:
     """Makes a MODEL of tensors that it read itself, as loaders of GGUF files do: ComfyUI does not know of what file."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.String.Input("unet_name"), io.String.Input("published")]
-        return io.Schema(node_id="LoadAsGGUF", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
-
-    @classmethod
-    def execute(cls, unet_name: str, published: str) -> io.NodeOutput:
-        path = folder_paths.get_full_path("diffusion_models", unet_name)
-        return io.NodeOutput(comfy.sd.load_diffusion_model_state_dict(comfy.utils.load_torch_file(path)))
+    path = folder_paths.get_full_path("diffusion_models", unet_name)
+    return io.NodeOutput(comfy.sd.load_diffusion_model_state_dict(comfy.utils.load_torch_file(path)))
 
 
-class PatchInside(io.ComfyNode):
+@node("PatchInside", gives=[io.Model], schema={"enable_expand": True})
+def patch_inside(model: io.Model) -> io.NodeOutput:
     """A node that is a graph of its own: ReachIntoModel, under a number that no user has seen."""
+    from comfy_execution.graph_utils import GraphBuilder
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return io.Schema(
-            node_id="PatchInside",
-            category=CATEGORY,
-            inputs=[io.Model.Input("model")],
-            outputs=[io.Model.Output()],
-            enable_expand=True,
-        )
-
-    @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
-        from comfy_execution.graph_utils import GraphBuilder
-
-        graph = GraphBuilder()
-        reach = graph.node("ReachIntoModel", model=model, way="override attention")
-        return io.NodeOutput(reach.out(0), expand=graph.finalize())
+    graph = GraphBuilder()
+    reach = graph.node("ReachIntoModel", model=model, way="override attention")
+    return io.NodeOutput(reach.out(0), expand=graph.finalize())

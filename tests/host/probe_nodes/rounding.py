@@ -9,33 +9,27 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
+
 KERNELS = ("attention_pytorch", "attention_sub_quad", "attention_split", "attention_basic")
 
 
-class StockAttention(io.ComfyNode):
+@node("StockAttention", kernel=list(KERNELS), gives=[io.Model])
+def stock_attention(model: io.Model, kernel: str, threads: int) -> io.NodeOutput:
     """A stock MODEL that attends by one of ComfyUI's own exact kernels, on so many threads."""
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Model.Input("model"), io.Combo.Input("kernel", options=list(KERNELS)), io.Int.Input("threads")]
-        outputs = [io.Model.Output()]
-        return io.Schema(node_id="StockAttention", category=CATEGORY, inputs=inputs, outputs=outputs)
+    def attend(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return getattr(attention, kernel)(*args, **kwargs)
 
-    @classmethod
-    def execute(cls, model: Any, kernel: str, threads: int) -> io.NodeOutput:
-        def attend(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            return getattr(attention, kernel)(*args, **kwargs)
+    def on_threads(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            torch.set_num_threads(before)
 
-        def on_threads(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            before = torch.get_num_threads()
-            torch.set_num_threads(threads)
-            try:
-                return executor(*args, **kwargs)
-            finally:
-                torch.set_num_threads(before)
-
-        model = model.clone()
-        model.model_options["transformer_options"]["optimized_attention_override"] = attend
-        model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "stock_attention", on_threads)
-        return io.NodeOutput(model)
+    model = model.clone()
+    model.model_options["transformer_options"]["optimized_attention_override"] = attend
+    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "stock_attention", on_threads)
+    return io.NodeOutput(model)

@@ -11,24 +11,18 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from .conditions import CATEGORY, random_values
+from .conditions import random_values
+from .node import node
 
 RATE = 32000  # samples a second; what MiniMax H3's VAE takes, so that nothing is resampled
 STEREO_FRAMES_PER_S, SPECTRAL_FRAMES_PER_S = 40, 10
 
 
-class RandomSound(io.ComfyNode):
+@node("RandomSound", gives=[io.Audio])
+def random_sound(seconds: float, seed: int) -> io.NodeOutput:
     """Stereo noise."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Float.Input("seconds"), io.Int.Input("seed")], [io.Audio.Output()]
-        return io.Schema(node_id="RandomSound", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, seconds: float, seed: int) -> io.NodeOutput:
-        waveform = random_values(seed, 1, 2, round(seconds * RATE))
-        return io.NodeOutput({"waveform": waveform, "sample_rate": RATE})
+    waveform = random_values(seed, 1, 2, round(seconds * RATE))
+    return io.NodeOutput({"waveform": waveform, "sample_rate": RATE})
 
 
 class StereoVAE:
@@ -84,14 +78,7 @@ def as_sound(frames: torch.Tensor, samples: int) -> torch.Tensor:
 VAES: dict[str, Any] = {"stereo": StereoVAE, "spectral": SpectralVAE}
 
 
-class RandomSoundVAE(io.ComfyNode):
+@node("RandomSoundVAE", kind=list(VAES), gives=[io.Vae])
+def random_sound_vae(kind: str) -> io.NodeOutput:
     """A VAE of sound: "stereo" as MiniMax H3's, "spectral" as LTX-2's."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Combo.Input("kind", options=list(VAES))], [io.Vae.Output()]
-        return io.Schema(node_id="RandomSoundVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, kind: str) -> io.NodeOutput:
-        return io.NodeOutput(VAES[kind]())
+    return io.NodeOutput(VAES[kind]())

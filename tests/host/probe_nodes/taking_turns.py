@@ -13,40 +13,30 @@ import comfy.model_management
 import nodes
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
 
 
-class SampleInTurn(io.ComfyNode):
+@node("SampleInTurn", gives=[io.Latent, io.Latent])
+def sample_in_turn(
+    model: io.Model,
+    model_2: io.Model,
+    positive: io.Conditioning,
+    latent: io.Latent,
+    seed: int,
+    steps: int,
+    cancel_after: int = 0,
+) -> io.NodeOutput:
     """Both latents; of a second run that is cancelled, which is when its model was called that often, the first's."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [
-            io.Model.Input("model"),
-            io.Model.Input("model_2"),
-            io.Conditioning.Input("positive"),
-            io.Latent.Input("latent"),
-            io.Int.Input("seed"),
-            io.Int.Input("steps"),
-            io.Int.Input("cancel_after", default=0),
-        ]
-        outputs = [io.Latent.Output(), io.Latent.Output()]
-        return io.Schema(node_id="SampleInTurn", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(
-        cls, model: Any, model_2: Any, positive: Any, latent: Any, seed: int, steps: int, cancel_after: int
-    ) -> io.NodeOutput:
-        host = type(model).__module__.rsplit(".", 2)[0]  # it is of model/patcher.py there
-        turns, lists = (import_module(f"{host}.tasks.{name}") for name in ("cooperative_tasks", "list_sampling"))
-        settings = (seed, steps, 1.0, "euler", "simple", positive, positive, latent)
-        second = partial(nodes.common_ksampler, model_2, *settings)
-        if cancel_after:
-            second = partial(_cancelled, model_2, settings, cancel_after)
-        kept = [turns.RandomNumbers(), lists.CurrentPatcher(model.model)]
-        tasks = [partial(nodes.common_ksampler, model, *settings), second]
-        (one,), (other,) = turns.run_in_turns(tasks, at_once=2, kept=kept)
-        return io.NodeOutput(one, other or one)
+    host = type(model).__module__.rsplit(".", 2)[0]  # it is of model/patcher.py there
+    turns, lists = (import_module(f"{host}.tasks.{name}") for name in ("cooperative_tasks", "list_sampling"))
+    settings = (seed, steps, 1.0, "euler", "simple", positive, positive, latent)
+    second = partial(nodes.common_ksampler, model_2, *settings)
+    if cancel_after:
+        second = partial(_cancelled, model_2, settings, cancel_after)
+    kept = [turns.RandomNumbers(), lists.CurrentPatcher(model.model)]
+    tasks = [partial(nodes.common_ksampler, model, *settings), second]
+    (one,), (other,) = turns.run_in_turns(tasks, at_once=2, kept=kept)
+    return io.NodeOutput(one, other or one)
 
 
 def _cancelled(model: Any, settings: tuple, calls: int) -> tuple[None]:

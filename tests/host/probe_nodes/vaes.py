@@ -22,7 +22,8 @@ from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from comfy.sd import VAE
 from comfy_api.latest import io
 
-CATEGORY = "tests"
+from .node import node
+
 PACK = ".nodes.host.vae.parallel_decode"
 LEVELS = {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "resolution": 256}
 IMAGES = {"double_z": True, "in_channels": 3, "out_ch": 3, **LEVELS}
@@ -126,22 +127,15 @@ def large_h3() -> VAE:
     return vae
 
 
-class SmallVAE(io.ComfyNode):
+@node("SmallVAE", kind=[*MODULES, *PATCHED], gives=[io.Vae])
+def vae_of_a_kind(kind: str) -> io.NodeOutput:
     """A VAE that ComfyUI recognises by its weights, which are random."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED])], [io.Vae.Output()]
-        return io.Schema(node_id="SmallVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, kind: str) -> io.NodeOutput:
-        vae = small_vae("wan 2.1" if kind in PATCHED else kind)
-        if kind == "patched":
-            vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
-        if kind == "of another pack":
-            vae.__class__ = type("AnotherVAE", (VAE,), {})
-        return io.NodeOutput(vae)
+    vae = small_vae("wan 2.1" if kind in PATCHED else kind)
+    if kind == "patched":
+        vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
+    if kind == "of another pack":
+        vae.__class__ = type("AnotherVAE", (VAE,), {})
+    return io.NodeOutput(vae)
 
 
 def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:
@@ -153,62 +147,40 @@ def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:
     return VAE(sd=random_weights(module, dtype), metadata=metadata, dtype=dtype)
 
 
-class RandomLatent(io.ComfyNode):
+@node("RandomLatent", gives=[io.Latent])
+def random_latent(shape: str, seed: int = 3) -> io.NodeOutput:
     """A latent of any shape."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.String.Input("shape"), io.Int.Input("seed", default=3)], [io.Latent.Output()]
-        return io.Schema(node_id="RandomLatent", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, shape: str, seed: int) -> io.NodeOutput:
-        generator = torch.Generator().manual_seed(seed)
-        return io.NodeOutput({"samples": torch.randn([int(size) for size in shape.split()], generator=generator)})
+    generator = torch.Generator().manual_seed(seed)
+    return io.NodeOutput({"samples": torch.randn([int(size) for size in shape.split()], generator=generator)})
 
 
-class CompareImages(io.ComfyNode):
+@node("CompareImages", shows=True)
+def compare_images(image: io.Image, reference: io.Image) -> io.NodeOutput:
     """The largest difference of two pictures, by the second one's range, its shape, and how much of it is clamped."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Image.Input("image"), io.Image.Input("reference")]
-        return io.Schema(node_id="CompareImages", category=CATEGORY, inputs=inputs, is_output_node=True)
-
-    @classmethod
-    def execute(cls, image: torch.Tensor, reference: torch.Tensor) -> io.NodeOutput:
-        same = image.shape == reference.shape
-        error = float((image - reference).abs().max() / (reference.max() - reference.min())) if same else -1.0
-        flat = float(((reference == 0) | (reference == 1)).float().mean())  # clamped: where nothing could differ
-        found = {"error": error, "shape": list(image.shape), "clamped": flat}
-        return io.NodeOutput(ui={"compared": [found]})
+    same = image.shape == reference.shape
+    error = float((image - reference).abs().max() / (reference.max() - reference.min())) if same else -1.0
+    flat = float(((reference == 0) | (reference == 1)).float().mean())  # clamped: where nothing could differ
+    found = {"error": error, "shape": list(image.shape), "clamped": flat}
+    return io.NodeOutput(ui={"compared": [found]})
 
 
-class TileHere(io.ComfyNode):
+@node("TileHere", gives=[io.Image, io.Image], shows=True)
+def tile_here(samples: io.Latent, vae: io.Vae = None) -> io.NodeOutput:
     """The pack's way through ComfyUI's tiled decode with every tile decoded in this process, and ComfyUI's own.
 
     For classes too large to be built in ranks: `minimax h3` has 1 of 36 blocks here, and 2 of 32 heads.
     """
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Latent.Input("samples"), io.Vae.Input("vae", optional=True)]
-        outputs = [io.Image.Output(), io.Image.Output()]
-        return io.Schema(node_id="TileHere", category=CATEGORY, inputs=inputs, outputs=outputs, is_output_node=True)
-
-    @classmethod
-    def execute(cls, samples: dict[str, Any], vae: Any = None) -> io.NodeOutput:
-        name = next(name for name in sys.modules if name.endswith(PACK))
-        pack, latent = sys.modules[name], samples["samples"]
-        vae = vae or small_h3()
-        tiles = pack.tiles_of(vae, latent)
-        method = getattr(vae.first_stage_model, pack.OWN_TILES if pack.tiles_by_itself(vae) else "decode")
-        made = iter([method(tile.latent).to(tile.dtype) for tile in tiles])
-        assert [tile.shape for tile in tiles] == [tuple(method(tile.latent).shape) for tile in tiles]
-        image = pack.tiled(vae, latent, lambda _: next(made), output=torch.device("cpu"))
-        (reference,) = comfy_nodes.VAEDecodeTiled().decode(vae, samples, 512, 64, 64, 8)
-        sizes = [list(tile.latent.shape) for tile in tiles]
-        return io.NodeOutput(image, reference, ui={"tiles": sizes})
+    name = next(name for name in sys.modules if name.endswith(PACK))
+    pack, latent = sys.modules[name], samples["samples"]
+    vae = vae or small_h3()
+    tiles = pack.tiles_of(vae, latent)
+    method = getattr(vae.first_stage_model, pack.OWN_TILES if pack.tiles_by_itself(vae) else "decode")
+    made = iter([method(tile.latent).to(tile.dtype) for tile in tiles])
+    assert [tile.shape for tile in tiles] == [tuple(method(tile.latent).shape) for tile in tiles]
+    image = pack.tiled(vae, latent, lambda _: next(made), output=torch.device("cpu"))
+    (reference,) = comfy_nodes.VAEDecodeTiled().decode(vae, samples, 512, 64, 64, 8)
+    sizes = [list(tile.latent.shape) for tile in tiles]
+    return io.NodeOutput(image, reference, ui={"tiles": sizes})
 
 
 def small_h3() -> VAE:

@@ -3,57 +3,39 @@
 For each class: all its cases are looked at, and the first plan is taken that is equal to one process over 2 and over 3
 ranks in every case. Then ten other calls of each case (other numbers, timesteps, texts and sizes) must be equal too.
 `--wrong N`: so many found plans with one word made wrong; what the proof says of them, and of those that it does not
-refuse, whether other calls are equal. `--update` writes docs/found_plans.md. Exit code 1 where a proven plan is wrong.
+refuse, whether other calls are equal. `--cases FILE`: of classes that are none of ours; the file adds cases as those of
+tests/models do, and has `UNSEEN`, cases by class, and `ORIGIN`. `--tree VERSION`: only whether plans are equal there.
+`--update` writes docs/found_plans.md. Exit code 1 where a proven plan is wrong.
 
-Owns the comparison. Does not own finding (parallel_runtime/models/finder), cases, nor how ranks meet.
+Owns the comparison. Does not own finding (parallel_runtime/models/finder), cases, how ranks meet, nor the page
+(found_page.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
-import re
+import runpy
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from models.gloo_group import GlooGroup, OwnTokensOnly
 from models.other_calls import other_calls
 from models.ranks import Ranks, RanksFailedError
 from models.tiny import call, difference
-from tools.plan_lines import plan_lines
-from tools.tables import markdown
+from tools.found_page import ERROR, Known, Row
 
-ROOT = Path(__file__).parent.parent
-PAGE, DATA = ROOT / "docs" / "found_plans.md", ROOT / "tools" / "found_plans.json"
 RANKS = (2, 3)
-ERROR, CONTROL, OTHERS = 1e-5, 1e-3, 10
+CONTROL, OTHERS = 1e-3, 10
+MORE_CASES = "FOUND_PLANS_CASES"  # tells ranks the file of --cases
 NO_EFFECT = "its output does not depend on its attention, so a proof has nothing to see"
-
-
-@dataclass
-class Row:
-    """What was found of one class. `tried`: plans that the proof refused before it, and why."""
-
-    path: str
-    cuts: str = ""
-    plan: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    error: float = 0.0
-    control: float = 0.0
-    seconds: float = 0.0
-    others: int = 0
-    resized: int = 0
-    wrong: int = 0
-    tried: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)  # calls that told nothing
 
 
 def say(*lines: str) -> None:
@@ -61,17 +43,26 @@ def say(*lines: str) -> None:
     print(*lines, sep="\n", flush=True)  # noqa: T201
 
 
+def all_cases() -> dict[str, Callable[[], Any]]:
+    """Those of tests/models, and of the file of --cases."""
+    from models.cases import CASES
+
+    if os.environ.get(MORE_CASES):
+        runpy.run_path(os.environ[MORE_CASES])
+    return CASES
+
+
 def looked(_: GlooGroup, names: list[str]) -> dict[str, Any]:
     """The plans that explain a class's cases, and the cases that could not be explained."""
-    from models.cases import CASES
     from parallel_runtime.models.finder import NotFoundError, look, plans
     from parallel_runtime.models.hosted.finding import attention_to
     from parallel_runtime.models.specs.written import to_data
 
     began = time.perf_counter()
     seen, skipped = [], []
+    cases = all_cases()
     for name in names:
-        model, inputs = CASES[name]()
+        model, inputs = cases[name]()
         try:
             seen.append(look(model, partial(call, model, inputs), attention_to))
         except NotFoundError as error:
@@ -85,11 +76,10 @@ def looked(_: GlooGroup, names: list[str]) -> dict[str, Any]:
 
 def compared(group: GlooGroup, name: str, data: dict[str, Any], others: int) -> dict[str, Any]:
     """One case shared by the ranks beside one process: errors of its own call and of other calls."""
-    from models.cases import CASES
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs.written import from_data
 
-    model, inputs = CASES[name]()
+    model, inputs = all_cases()[name]()
     wanted = [(False, inputs, call(model, inputs))]
     for resized, given in other_calls(inputs, others, partial(call, model)):
         wanted.append((resized, given, call(model, given)))
@@ -133,8 +123,8 @@ def other_errors(ranks: Ranks, names: list[str], data: dict[str, Any], count: in
     return errors, resized
 
 
-def find(ranks: Ranks, path: str, names: list[str]) -> Row:
-    """The plan of one class, proven, and tried on other calls."""
+def find(ranks: Ranks, path: str, names: list[str], others: int = OTHERS) -> Row:
+    """The plan of one class, proven, and tried on so many other calls."""
     row = Row(path)
     began = time.perf_counter()
     try:
@@ -153,7 +143,7 @@ def find(ranks: Ranks, path: str, names: list[str]) -> Row:
     if not row.plan:
         row.reason = " ".join((row.skipped or row.tried or ["no list of blocks attends"])[-1].split())
         return row
-    errors, row.resized = other_errors(ranks, names, row.plan, OTHERS)
+    errors, row.resized = other_errors(ranks, names, row.plan, others)
     row.others, row.wrong = len(errors), sum(not each <= ERROR for each in errors)
     return row
 
@@ -211,135 +201,65 @@ def try_wrong(ranks: Ranks, rows: list[Row], cases: dict[str, list[str]], count:
     return found
 
 
-def as_written(row: Row) -> str:
-    """How a found plan is to the one that people wrote, streams by any names."""
-    from parallel_runtime.models.specs import SPECS
-    from parallel_runtime.models.specs.written import to_data
-
-    if row.path not in SPECS or not row.plan:
-        return ""
-    written = replace(SPECS[row.path], keeps=None)
-    tables = [to_data(replace(written, gather=table)) for table in written.gathers]
-    return "the same" if any(_alike(row.plan, each) for each in tables) else "another"
-
-
-def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401
-    """Whether two plans have the same words for the same arguments, once streams are renamed one by one."""
-    names: dict[str, str] = {}
-    for key in ("attention", "cut", "gather"):
-        mine, its = (dict(_words(plan[key])) for plan in (one, other))
-        if mine.keys() != its.keys():
-            return False
-        for at, word in mine.items():
-            here, there = (re.split(r"([a-z][a-z0-9_]*)", text) for text in (word, its[at]))
-            if len(here) != len(there) or any(names.setdefault(a, b) != b for a, b in zip(here, there, strict=True)):
-                return False
-    return len(set(names.values())) == len(names)
-
-
-def _words(table: Any, at: str = "") -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    if isinstance(table, str):
-        yield at, table
-    else:
-        for key, each in table.items() if isinstance(table, dict) else enumerate(table):
-            yield from _words(each, f"{at}/{key}")
-
-
-def page(rows: list[Row], wrong: dict[str, Any]) -> str:
-    """The page of what was found."""
-    from parallel_runtime.models.specs import SPECS
-
-    def plan_of(row: Row) -> str:
-        return f"{plan_lines(row.path)} lines" if row.path in SPECS else "none"
-
-    known = [row for row in rows if row.path in SPECS]
-    equal = [row for row in known if row.plan and not row.wrong]
-    lines = [
-        "# Plans that are found",
-        "",
-        "For each class of [models.md](models.md) the plan that `find-plan` finds when the one that people wrote is",
-        "hidden from it, by looking at the class's calls. `python -m tools.find_plans --update` writes this page.",
-        "",
-        f"**{len(equal)} of {len(known)} classes** get a plan that is equal to one process in all cases of",
-        f"`tests/models`, over 2 and 3 ranks (relative error at most {ERROR:.0e}). Each was then tried on other calls:",
-        'other numbers, timesteps, texts and sizes. "Cut once" is as by hand; "in each list" and "in each block" put',
-        'tokens together more often, which sends more. Found plans are not for PipeFusion. "The same": each argument',
-        f"has the word that people gave it, as in {sum(as_written(row) == 'the same' for row in rows)} of them.",
-        "",
-        markdown(
-            (
-                "class",
-                "written",
-                "found",
-                "as written",
-                "error",
-                "control",
-                "other calls",
-                "of other sizes",
-                "wrong",
-                "seconds",
-            ),
-            [
-                (
-                    f"`{row.path.removeprefix('comfy.ldm.')}`",
-                    plan_of(row),
-                    row.cuts or f"none: {row.reason.replace('|', 'or')}",
-                    as_written(row),
-                    *((f"{row.error:.1e}", f"{row.control:.1e}") if row.plan else ("", "")),
-                    *((str(row.others), str(row.resized), str(row.wrong)) if row.plan else ("", "", "")),
-                    f"{row.seconds:.0f}",
-                )
-                for row in rows
-            ],
-        ),
-    ]
-    if wrong:
-        lines += [
-            "",
-            "## One word made wrong",
-            "",
-            f"Of {wrong['tried']} found plans with one word made wrong the proof refused {wrong['refused']}. "
-            f"{len(wrong['equal'])} of the others computed the same in other calls too, {len(wrong['wrong'])} did not.",
-            *([""] if wrong["equal"] or wrong["wrong"] else []),
-            *(f"- equal: {each}" for each in wrong["equal"]),
-            *(f"- wrong: {each}" for each in wrong["wrong"]),
-        ]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="parts of the dotted paths of classes (default: all)")
     parser.add_argument("--wrong", type=int, default=0, help="so many found plans with one word made wrong")
+    parser.add_argument("--cases", help="a file of cases of classes that are none of ours")
+    parser.add_argument("--tree", help="note only whether plans are equal, as those of this version of ComfyUI")
     parser.add_argument("--update", action="store_true", help="write docs/found_plans.md")
     arguments = parser.parse_args()
     from host.fetch import comfyui_path
-    from models.cases import CASES
-    from tools.known import cases
 
-    names: dict[str, list[str]] = defaultdict(list)
-    for known in cases().values():
-        if known.name in CASES:
-            names[known.path].append(known.name)
+    names = names_of(arguments.cases)
     wanted = [path for path in names if not arguments.classes or any(each in path for each in arguments.classes)]
-    kept: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {"rows": [], "wrong": {}}
-    rows = {each["path"]: Row(**each) for each in kept["rows"]}
+    rows, wrong = dict[str, Row](), dict[str, Any]()
     with closing(Ranks(comfyui_path())) as ranks:
         for path in wanted:
-            rows[path] = row = find(ranks, path, names[path])
+            rows[path] = row = find(ranks, path, names[path], 0 if arguments.tree else OTHERS)
             others = f"{row.others} other calls ({row.resized} of other sizes), {row.wrong} wrong"
             say(f"{path}: {f'{row.cuts}, {row.error:.1e}, {others}' if row.plan else 'none: ' + row.reason}")
             for each in row.tried:
                 say(f"    {each}")
+            if arguments.update:
+                note(row, arguments)
         if arguments.wrong:
-            kept["wrong"] = try_wrong(ranks, [rows[path] for path in wanted], names, arguments.wrong)
-            say(json.dumps(kept["wrong"], indent=1))
-    if arguments.update:
-        ordered = [rows[path] for path in sorted(rows)]
-        DATA.write_text(json.dumps({"rows": [asdict(row) for row in ordered], "wrong": kept["wrong"]}, indent=1) + "\n")
-        PAGE.write_text(page(ordered, kept["wrong"]))
-    return 1 if any(rows[path].wrong for path in wanted) or kept["wrong"].get("wrong") else 0
+            wrong = try_wrong(ranks, [rows[path] for path in wanted], names, arguments.wrong)
+            say(json.dumps(wrong, indent=1))
+    if arguments.update and wrong:
+        known = Known.read()
+        known.wrong = wrong
+        known.write()
+    return 1 if any(row.wrong for row in rows.values()) or wrong.get("wrong") else 0
+
+
+def names_of(file: str | None) -> dict[str, list[str]]:
+    """The cases of each class: of a file, else of tests/models."""
+    if file is not None:
+        os.environ[MORE_CASES] = os.path.abspath(file)
+        unseen: dict[str, list[str]] = runpy.run_path(file)["UNSEEN"]
+        return unseen
+    from tools.known import cases
+
+    names: dict[str, list[str]] = defaultdict(list)
+    for known in cases().values():
+        if known.name in all_cases():
+            names[known.path].append(known.name)
+    return names
+
+
+def note(row: Row, arguments: argparse.Namespace) -> None:
+    """Keep a row in its place, now: what comes after it may be stopped."""
+    known = Known.read()
+    if arguments.tree:
+        known.trees.setdefault(arguments.tree, {})[row.path] = row.cuts
+    elif arguments.cases:
+        row.origin = runpy.run_path(arguments.cases)["ORIGIN"].get(row.path, "")
+        known.unseen[row.path] = row
+    else:
+        known.rows[row.path] = row
+    known.write()
 
 
 if __name__ == "__main__":

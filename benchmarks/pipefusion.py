@@ -42,7 +42,7 @@ from families.sd3 import sd3_file  # noqa: E402
 from families.wan import wan_file  # noqa: E402
 from host import layouts  # noqa: E402
 from host.fetch import comfyui_path  # noqa: E402
-from models.steady import Model, euler, sampled  # noqa: E402
+from host.hosted_runs import Model, euler, make_run  # noqa: E402
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec, read_header  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.call import TokenCall  # noqa: E402
@@ -98,8 +98,8 @@ class Case:
 
     def run(self, steps: int) -> WorkerLoopRun:
         """Euler steps of one prompt."""
-        sigmas = tuple(1 - step / steps for step in range(steps + 1))
-        return sampled(self.model, euler(sigmas), texts=(self.text,), timeline=True)
+        recurrence = euler(steps, timesteps=1.0)
+        return make_run(self.model, recurrence=recurrence, texts=(self.text,), timeline=True)
 
     def tokens(self, patches: int) -> list[int]:
         """Of each patch, as a rank deals them."""
@@ -132,19 +132,19 @@ CASES = {
             layout=tuple(layouts.flux(layouts.FluxShape(hidden=512, depth=4, single=8))),
             seed=1,
         ),
-        Model("", (16, 24, 24), {"y": (32,), "guidance": ()}, 64),
+        Model((16, 24, 24), 64, {"y": (32,), "guidance": ()}),
         18,  # as much text to the image as Flux.1 at 1024 x 1024
         {"img": 144, "txt": 18},
     ),
     "Wan": Case(
         wan_file("pipefusion", "t2v", heads=8, seed=2, num_layers=12),
-        Model("", (16, 4, 12, 12), {}, 48),
+        Model((16, 4, 12, 12), 48),
         16,
         {"x": 144},
     ),
     "SD3.5": Case(
         sd3_file("pipefusion", seed=3, twice=[], depth=12),
-        Model("", (16, 24, 24), {"y": (64,)}, 48),
+        Model((16, 24, 24), 48, {"y": (64,)}),
         18,
         {"x": 144, "context": 18},
     ),

@@ -1,18 +1,23 @@
-"""Whole sampling runs of tiny_hosted.py's model: as the ranks' loop takes them, and step by step in this process.
+"""Whole sampling runs of models that ComfyUI's modules compute: as the ranks' loop takes them, and step by step here.
 
+The second shares the sampler's numbers with the first, and nothing of how parts of a latent travel.
 Letters: `B` images, `N` numbers of an image's latent, which travels as one row (B, 1, N).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 
-from host.tiny_hosted import CHANNELS, CLASS, SIZE, TEXT_DIM, call_of
+from families.variants import BY_NAME, write_families
+from host.tiny_hosted import CHANNELS, SIZE, TEXT_DIM, spec_of
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import Inpaint, ModelCall, WorkerLoopRun
@@ -20,6 +25,33 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import Prediction, RecurrenceStep, SamplerRecurrence
 
 AskModel: TypeAlias = Callable[[Sequence[ModelCall]], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a call of a model is given: a latent, a text, and more of a conditioning by its name in a call."""
+
+    latent: tuple[int, ...] = (CHANNELS, *SIZE)
+    text_width: int = TEXT_DIM
+    more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    name: str = ""  # of the variant whose file it has
+
+    def write(self, folder: Path) -> ModelSpec:
+        """Its file, for ranks."""
+        models = write_families(folder, only=[self.name])
+        return spec_of(models / "diffusion_models" / BY_NAME[self.name].file)
+
+    def given(self, text: int, batch: int, numbers: torch.Generator) -> dict[str, torch.Tensor]:
+        """The conditioning of so many text tokens, by its names in a call of `apply_model`."""
+        shapes = {"c_crossattn": (text, self.text_width), **self.more}
+        found = {name: torch.randn(batch, *shape, generator=numbers) for name, shape in shapes.items()}
+        return {name: value.abs() + 1 if name == "guidance" else value for name, value in found.items()}
+
+
+TINY = Model()  # of tiny_hosted.py
+WAN = Model((16, 2, 8, 12), 48, name="wan 2.1 t2v")
+FLUX = Model((16, 12, 16), 64, {"y": (32,), "guidance": ()}, name="flux.1 t2i")
+SD35 = Model((16, 12, 16), 48, {"y": (64,)}, name="sd3.5 medium")
 
 
 def two_call_recurrence(*, timesteps: float = 1000.0) -> SamplerRecurrence:
@@ -34,8 +66,37 @@ def two_call_recurrence(*, timesteps: float = 1000.0) -> SamplerRecurrence:
         RecurrenceStep(inputs=((1, 0.2), (2, 0.1)), denoised=((2, 0.7),), sigma=0.2),
         RecurrenceStep(denoised=((3, 1.0),), given=True),
     )
+    return recurrence_of(states, (0, 1, 3), timesteps)
+
+
+def heun() -> SamplerRecurrence:
+    """Steps of two calls with noise between them, the last of one."""
+    states = (
+        RecurrenceStep(given=True, sigma=1.0),
+        RecurrenceStep(inputs=((0, 0.7),), denoised=((0, 0.3),), sigma=0.7),
+        RecurrenceStep(inputs=((0, 0.7),), denoised=((0, 0.1), (1, 0.2)), given=True, sigma=0.7),
+        RecurrenceStep(inputs=((2, 0.5),), denoised=((2, 0.5),), sigma=0.35),
+        RecurrenceStep(inputs=((2, 0.5),), denoised=((2, 0.2), (3, 0.3)), sigma=0.35),
+        RecurrenceStep(denoised=((4, 1.0),)),
+    )
+    return recurrence_of(states, (1, 3, 4), 1.0)
+
+
+def euler(steps: int, *, timesteps: float = 1000.0) -> SamplerRecurrence:
+    """So many steps of one call each, from sigma 1 to 0."""
+    states = [RecurrenceStep(given=True, sigma=1.0)]
+    for step in range(steps):
+        sigma = 1 - (step + 1) / steps
+        kept = sigma / (1 - step / steps)
+        after = {"inputs": ((step, kept),), "sigma": sigma} if sigma else {}
+        states.append(RecurrenceStep(denoised=((step, 1 - kept),), **after))
+    return recurrence_of(states, tuple(range(steps)), timesteps)
+
+
+def recurrence_of(states: Sequence[RecurrenceStep], step_ends: tuple[int, ...], timesteps: float) -> SamplerRecurrence:
+    """Of states that lack their timesteps."""
     told = [state if state.sigma is None else state._replace(timestep=state.sigma * timesteps) for state in states]
-    return SamplerRecurrence(states=tuple(told), step_ends=(0, 1, 3))
+    return SamplerRecurrence(states=tuple(told), step_ends=step_ends)
 
 
 def read_otherwise(run: WorkerLoopRun) -> WorkerLoopRun:
@@ -47,31 +108,23 @@ def read_otherwise(run: WorkerLoopRun) -> WorkerLoopRun:
     return replace(run, recurrence=replace(run.recurrence, states=tuple(states)))
 
 
-def euler(steps: int) -> SamplerRecurrence:
-    """So many steps of one call each, from sigma 1 to 0."""
-    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1000.0)]
-    for step in range(steps - 1):
-        sigma = 1 - (step + 1) / steps
-        kept = sigma / (1 - step / steps)
-        inputs, denoised = ((step, kept),), ((step, 1 - kept),)
-        states.append(RecurrenceStep(inputs=inputs, denoised=denoised, sigma=sigma, timestep=1000 * sigma))
-    states.append(RecurrenceStep(denoised=((steps - 1, 1.0),)))
-    return SamplerRecurrence(states=tuple(states), step_ends=tuple(range(steps)))
-
-
 def make_run(
+    model: Model = TINY,
     *,
     batch: int = 1,
     texts: Sequence[int] = (7,),
+    together: bool = False,
     mask: bool = False,
-    size: tuple[int, int, int] = SIZE,
+    size: tuple[int, ...] = (),
     recurrence: SamplerRecurrence | None = None,
+    timeline: bool = False,
 ) -> WorkerLoopRun:
     """A run of latents of `size`; `texts` are the tokens of its conditionings, one, or two for cfg.
 
-    By default of `two_call_recurrence`.
+    `together`: both are one call. By default of `two_call_recurrence`.
     """
-    recurrence, latent = recurrence or two_call_recurrence(), torch.Size((batch, CHANNELS, *size))
+    recurrence = recurrence or two_call_recurrence()
+    latent = torch.Size((batch, model.latent[0], *(size or model.latent[1:])))
     numbers = torch.Generator().manual_seed(11)
     rows = (batch, 1, latent[1:].numel())
     inpaint = None
@@ -81,16 +134,15 @@ def make_run(
         noise, image = (torch.randn(rows, generator=numbers) for _ in range(2))
         inpaint = Inpaint(mask=kept, noise=noise, latent=image)
     conds = []
-    for side, text in enumerate(texts):
-        context = torch.randn(batch, text, TEXT_DIM, generator=numbers)
-        asked = {"c_concat": None, "c_crossattn": context, "control": None}
-        made = apply_call(CLASS, latent, [side], asked | {"transformer_options": {"cond_or_uncond": [side]}})
-        conds.append(
-            ModelCall(
-                tensors=made.tensors, out_shape=made.out_shape, out_dtype=torch.float32, options=dict(made.options)
-            )
-        )
-    return WorkerLoopRun(recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint)
+    for sides in [range(len(texts))] if together else [[side] for side in range(len(texts))]:
+        each = [model.given(texts[side], batch, numbers) for side in sides]
+        asked: dict[str, Any] = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        asked |= {"c_concat": None, "control": None, "transformer_options": {"cond_or_uncond": list(sides)}}
+        made = apply_call("Model", latent, sides, asked)
+        told = {"out_dtype": torch.float32, "options": dict(made.options)}
+        conds.append(ModelCall(tensors=made.tensors, out_shape=made.out_shape, **told))
+    more = {"cfg": 2.5, "given": given, "inpaint": inpaint, "timeline": timeline}
+    return WorkerLoopRun(recurrence=recurrence, conds=tuple(conds), **more)
 
 
 def with_options(run: WorkerLoopRun, **options: object) -> WorkerLoopRun:
@@ -98,29 +150,46 @@ def with_options(run: WorkerLoopRun, **options: object) -> WorkerLoopRun:
     return replace(run, conds=tuple(replace(cond, options={**cond.options, **options}) for cond in run.conds))
 
 
-def asking(pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", **options: object) -> AskModel:
+def asking(
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", keys_of: int = 1, **options: object
+) -> AskModel:
     """The model under a plan, all conditionings of a step in one request; `run` is the sampling run's name.
 
-    As from ComfyUI's `apply_model`, all but the timestep comes in the dtype that is computed in.
+    As from ComfyUI's `apply_model`, all but the timestep comes in the dtype that is computed in. `keys_of`: of how many
+    calls before a pipeline's keys are, which is wrong unless it is 1.
     """
-    dtype = getattr(torch, spec.dtype)
+    dtype, number = getattr(torch, spec.dtype), itertools.count()
 
-    def asked(side: int, call: ModelCall) -> ModelCall:
+    def asked(key: str, call: ModelCall) -> ModelCall:
         tensors = {name: each if name == "t1" else each.to(dtype) for name, each in call.tensors.items()}
-        told = {**call.options, "place": {"run": run, "key": f"side {side}"}, **options}
-        return replace(call, tensors=tensors, options=told)
+        return replace(call, tensors=tensors, options={**call.options, "place": {"run": run, "key": key}, **options})
 
     def ask(calls: Sequence[ModelCall]) -> Sequence[torch.Tensor]:
-        return pool.run(spec, plan, [asked(*each) for each in enumerate(calls)]).outs
+        turn = next(number) % keys_of
+        return pool.run(spec, plan, [asked(f"side {side} {turn}", call) for side, call in enumerate(calls)]).outs
 
     return ask
 
 
+def module_call(cond: ModelCall, x: torch.Tensor, timestep: float) -> ModelCall:
+    """What ComfyUI's `apply_model` makes of a call for a latent (B, 1, N): one of the module."""
+    latent, sides = cond.options["latent"], len(cond.options["sides"])
+    named = cond.options["call"]["d"]["kwargs"]["d"]
+    places = {name: each["t"] for name, each in named.items() if isinstance(each, dict) and "t" in each}
+    given = {name: cond.tensors[f"t{place}"] for name, place in places.items()}
+    context, rows = given.pop("c_crossattn"), len(x) * sides
+    arguments = [x.reshape(len(x), *latent).repeat(sides, *[1] * len(latent)), torch.full((rows,), timestep)]
+    kwargs = {"context": context, **given, "transformer_options": {}}
+    tree, tensors = to_tree({"args": arguments, "kwargs": kwargs})
+    told = {"call": tree, "tensors": len(tensors), "batched": [*range(len(tensors))], "residuals": [], "method": None}
+    by_name = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
+    return ModelCall(tensors=by_name, out_shape=(rows, x.shape[-1]), out_dtype=torch.float32, options=told)
+
+
 def outputs(model: AskModel, run: WorkerLoopRun, x: torch.Tensor, timestep: float) -> list[torch.Tensor]:
-    """What the model makes of a latent (B, 1, N) for each conditioning, of the same shape."""
-    rows, times = len(x), torch.full((len(x),), timestep)
-    calls = [call_of(x.reshape(rows, *cond.options["latent"]), times, cond.tensors["t0"]) for cond in run.conds]
-    return [out.reshape(x.shape) for out in model(calls)]
+    """What the model makes of a latent (B, 1, N) for each side, of the same shape."""
+    outs = model([module_call(cond, x, timestep) for cond in run.conds])
+    return [side for out in outs for side in out.reshape(-1, *x.shape)]
 
 
 def host_loop(model: AskModel, run: WorkerLoopRun) -> tuple[torch.Tensor, list[torch.Tensor]]:

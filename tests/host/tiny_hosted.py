@@ -71,16 +71,9 @@ def call(
     x = torch.randn(batch, CHANNELS, *size, generator=numbers)
     context = torch.randn(batch, text, TEXT_DIM, generator=numbers)
     x = x + 0.4 * step * torch.randn(x.shape, generator=numbers)
-    return call_of(x, torch.full((batch,), 900.0 - 200 * step), context, options=options)
-
-
-def call_of(
-    x: torch.Tensor, timestep: torch.Tensor, context: torch.Tensor, *, options: Mapping[str, object] | None = None
-) -> ModelCall:
-    """A call of the transformer for a latent (B, C, T, H, W), timesteps (B,) and a text (B, P, C)."""
-    given = [x, timestep, context]
+    given = [x, torch.full((batch,), 900.0 - 200 * step), context]
     tensors, told = travelling(CLASS, given, {"transformer_options": {}}, batched=given)
-    shape = (x.shape[0], x[0].numel())
+    shape = (batch, x[0].numel())
     return ModelCall(tensors=tensors, out_shape=shape, out_dtype=torch.float32, options={**told, **(options or {})})
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from host.fetch import comfyui_path
+from host.hosted_runs import WAN
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
 from .ranks import Ranks
-from .steady import WAN
 
 
 @pytest.fixture(scope="session")

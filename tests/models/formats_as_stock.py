@@ -35,7 +35,7 @@ from .quantised_model import COMFYUI, INPUTS, SIZES, TOLD
 from .tiny import at, build, noise
 
 CPU = torch.device("cpu")
-CARDS = {"8.6": (8, 6), "8.9": (8, 9), "9.0": (9, 0), "12.0": (12, 0)}
+CARDS = {"8.6": (8, 6), "9.0": (9, 0), "12.0": (12, 0)}  # 8.9 has the products that 9.0 has
 PLAIN = {"bf16": torch.bfloat16, "fp8 plain": torch.float8_e4m3fn, "fp8 plain, e5m2": torch.float8_e5m2}
 FILES = (*PLAIN, "fp8 e4m3", "fp8 e4m3, products in full", "int8, rotated", "nvfp4", "mxfp8", "mixed")
 FAST = {"": FILES, "fp8_matrix_mult": ("bf16", "fp8 plain", "fp8 plain, e5m2", "fp8 e4m3")}  # of --fast

@@ -16,9 +16,9 @@ from .ranks import Ranks
 # Kernels that multiply in the file's own format, by their names, and the cards that have them. Others widen first.
 FP8, INT8, STAND_IN = "aten._scaled_mm", "comfy_kitchen.int8_linear", "stand_in."
 PRODUCTS = {
-    ("fp8 e4m3", ""): (FP8, ("8.9", "9.0", "12.0")),
-    ("fp8 e4m3", "fp8_matrix_mult"): (FP8, ("8.9", "9.0", "12.0")),
-    ("fp8 plain", "fp8_matrix_mult"): (FP8, ("8.9", "9.0", "12.0")),
+    ("fp8 e4m3", ""): (FP8, ("9.0", "12.0")),
+    ("fp8 e4m3", "fp8_matrix_mult"): (FP8, ("9.0", "12.0")),
+    ("fp8 plain", "fp8_matrix_mult"): (FP8, ("9.0", "12.0")),
     ("int8, rotated", ""): (INT8, tuple(CARDS)),
     ("nvfp4", ""): (STAND_IN, ("12.0",)),
     ("mxfp8", ""): (STAND_IN, ("12.0",)),

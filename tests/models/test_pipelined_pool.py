@@ -125,11 +125,3 @@ def test_fewer_tokens_than_patches_are_refused_with_both_numbers(pool: Pool, wan
         pool.run(wan, plan, [call(0, text=7, size=(1, 2, 4))])
     again = run_steps(pool, wan, plan, run="after few")
     assert relative_error(again[2], stale[1][2]) <= TOLERANCE
-
-
-def test_tokens_that_patches_and_ranks_do_not_divide(pool: Pool, wan: ModelSpec) -> None:
-    given = call(0, text=5, size=(3, 6, 10))  # 45 tokens over 4 patches of 2 ranks
-    want = pool.run(wan, ParallelPlan(), [given]).outs[0]
-    for name in ("ulysses", "ring"):
-        plan = ParallelPlan(pipefusion=2, patches=4, **{name: 2})
-        assert relative_error(pool.run(wan, plan, [given]).outs[0], want) <= TOLERANCE

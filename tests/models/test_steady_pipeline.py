@@ -5,18 +5,19 @@ Owns whole sampling runs. What one step of a pipeline computes is test_hosted_pi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from host.hosted_runs import FLUX, SD35, WAN, Model, asking, euler, heun, host_loop, make_run
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
-
-from .steady import FLUX, SD35, WAN, Model, euler, heun, sampled, step_by_step
 
 pytestmark = pytest.mark.slow
 
@@ -32,16 +33,31 @@ RUNS: dict[str, tuple[Model, str, dict[str, Any]]] = {
     "two calls a step, both sides in one, a mask, two videos": (
         WAN,
         TWO,
-        {"recurrence": heun(), "texts": (7, 7), "mask": True, "batch": 2},
+        {"recurrence": heun(), "texts": (7, 7), "together": True, "mask": True, "batch": 2},
     ),
 }
+
+
+def sampled(model: Model, **made: Any) -> WorkerLoopRun:
+    """Four Euler steps of two calls each, or another run."""
+    return make_run(model, **{"recurrence": euler(4, timesteps=1.0), "texts": (7, 12), **made})
+
+
+def step_by_step(
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: WorkerLoopRun, *, name: str, keys_of: int = 1
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The same with the loop here and a request for each call, so that the pipeline is empty between any two steps."""
+    ends = run.recurrence.step_ends
+    steps_before = [sum(end < call for end in ends) for call in range(run.recurrence.num_calls)]
+    calls = sum(before < plan.warmup_steps for before in steps_before)
+    return host_loop(asking(pool, spec, replace(plan, warmup_steps=calls), run=name, keys_of=keys_of), run)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: Path, name: str) -> None:
     model, written, made = RUNS[name]
     spec, plan, shown = model.write(tmp_path), ParallelPlan.parse(written), list[torch.Tensor]()
-    run = sampled(model, **{"recurrence": euler(), **made})
+    run = sampled(model, **made)
     got = pool.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
     assert [each.drained for each in got.ran] == [None] * plan.ranks
     want, previews = step_by_step(pool, spec, plan, run, name=name.replace(" ", "_"))
@@ -57,7 +73,7 @@ def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_say
 ) -> None:
     """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's."""
     spec, plan = wan, ParallelPlan.parse("pipefusion=3,patches=4")
-    run = sampled(WAN, euler(), latent=(16, 1, 7, 12))
+    run = sampled(WAN, size=(1, 7, 12))
     got = pool.sample(spec, plan, run)
     assert got.ran[-1].drained == "WanModel mixes the tokens of patches outside of its blocks"
     want, _ = step_by_step(pool, spec, plan, run, name="odd")
@@ -70,7 +86,7 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
 
 def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec) -> None:
     spec, plan = wan, ParallelPlan.parse("pipefusion=3,patches=4")
-    run = sampled(WAN, euler(tuple((20 - step) / 20 for step in range(21))))
+    run = sampled(WAN, recurrence=euler(20, timesteps=1.0))
     generation, steps = pool.generation, list[int]()
 
     def cancel() -> None:
@@ -79,7 +95,7 @@ def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec)
 
     with pytest.raises(Cancelled):
         pool.sample(spec, plan, run, on_step=lambda step, _: steps.append(step), check_cancelled=cancel)
-    short = sampled(WAN, euler())
+    short = sampled(WAN)
     again, want = pool.sample(spec, plan, short), step_by_step(pool, spec, plan, short, name="after")[0]
     assert relative_error(again.out, want) <= TOLERANCE and len(steps) < 20
     assert pool.generation == generation

@@ -123,26 +123,6 @@ def test_every_plan_skips_the_calls_that_one_rank_skips(
     assert max(errors(got, one)) <= ERROR
 
 
-def rows_apart(pool: Pool, spec: ModelSpec, plan: str) -> list[RunResult]:
-    """A step a latent, of one call of two rows: the first stays as it is, the second moves."""
-    found, still = [], call(0, text=7, batch=2)
-    for step in STEPS:
-        moved = call(step, text=7, batch=2).tensors["t0"]
-        tensors = {**still.tensors, "t0": torch.stack([still.tensors["t0"][0], moved[1]])}
-        kept = {"place": {"run": f"rows {plan}", "key": "both"}, "step_cache": THRESHOLD}
-        made = replace(still, tensors=tensors, options={**still.options, **kept})
-        found.append(pool.run(spec, ParallelPlan.parse(plan), [made]))
-    return found
-
-
-def test_rows_of_one_call_decide_together(pool: Pool, wan: ModelSpec) -> None:
-    """As prompt and negative that ComfyUI puts into one call, of which each batch group has one."""
-    one, two = (rows_apart(pool, wan, plan) for plan in ("ulysses=1", "cfg=2"))
-    assert [each * 2 for each in skipped(one)] == skipped(two), "batch groups decided apart"
-    assert 0 < sum(each[0] for each in skipped(one)) < len(STEPS) - 1
-    assert max(errors(two, one)) <= ERROR
-
-
 def test_runs_and_shapes_keep_their_own_residuals(pool: Pool, wan: ModelSpec) -> None:
     first = run(pool, wan, "ulysses=2", 10.0, name="first")
     again = run(pool, wan, "ulysses=2", 10.0, name="again")

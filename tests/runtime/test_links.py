@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from noted import FOLDER, Notes
 
-from models.steady import WAN, euler, sampled
+from host.hosted_runs import WAN, euler, make_run
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_each_direction_between_two_stages_has_a_group_of_its_own(pool: Pool, model: ModelSpec, plan: str) -> None:
-    run = sampled(WAN, euler())
+    run = make_run(WAN, recurrence=euler(4, timesteps=1.0), texts=(7, 12))
     with Notes() as notes:
         noted = replace(run, conds=tuple(replace(cond, options=cond.options | notes.option) for cond in run.conds))
         pool.sample(model, ParallelPlan.parse(plan), noted)

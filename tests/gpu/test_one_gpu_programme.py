@@ -26,7 +26,7 @@ KEY = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11", "size": "full"}
 RESULT = {"table": ["| a |"], "decided": "so", "choices": {}, "constants": {}}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_every_experiment_runs_in_small_form_and_none_a_second_time(tmp_path: Path, capfd) -> None:
     """Experiment 9 raises unless a rank's share counts the bytes that a real rank sent, and they are right together."""

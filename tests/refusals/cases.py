@@ -228,11 +228,16 @@ def cast_to_fp8(tiny: TinyModels) -> Workflow:
     return graph
 
 
+def done_by(what: str, kind: str, way: str, *says: str, node: str = "KSampler", stock: bool = True) -> Case:
+    """A node of probe_nodes between loader and sampler, which does what packs were seen to do; it is named."""
+    return Case(what, node, (f"{kind} (node between)", *says), between(kind, way=way), stock=stock)
+
+
 CHANGE = "ChangeModules"
-CHANGED = "ChangeModules (node between)"
 REACH = "ReachIntoModel"
-REACHED = "ReachIntoModel (node between)"
 LATER = "RefusedLater"
+OVERRIDE = "optimized_attention_override"
+DONE_AT_ONCE = {"node": REACH, "stock": False}  # refused as the node runs
 INPUTS = {"model_patch": ["inputs", 0]}
 STRENGTH = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
 TALK = {"mode": "single_speaker", "positive": ["guidance", 0], "negative": ["guidance", 0], "vae": ["encoder", 0]}
@@ -282,65 +287,36 @@ CASES = (
         ("(node control)", "QwenFunControlNet"),
         with_fun_controlnet,
     ),
-    Case(
-        "Attention of another kind at each step (block sparse attention)",
-        "KSampler",
-        ("RefusedLater (node between)", "optimized_attention_override"),
-        between(LATER, way="at each step"),
-        stock=True,
+    done_by("Attention of another kind at each step (block sparse attention)", LATER, "at each step", OVERRIDE),
+    done_by(
+        *("A method replaced for the time of a call (TeaCache, MagCache, WaveSpeed)", CHANGE, "method for a call"),
+        "replaces diffusion_model.forward_orig",
     ),
-    Case(
-        "A method replaced for the time of a call (TeaCache, MagCache, WaveSpeed)",
-        "KSampler",
-        (CHANGED, "replaces diffusion_model.forward_orig"),
-        between(CHANGE, way="method for a call"),
-        stock=True,
+    done_by(
+        *("The forward replaced for the time of a call (TeaCache, NAG's samplers)", CHANGE, "forward for a call"),
+        "replaces diffusion_model.forward,",
     ),
-    Case(
-        "The forward replaced for the time of a call (TeaCache, NAG's samplers)",
-        "KSampler",
-        (CHANGED, "replaces diffusion_model.forward,"),
-        between(CHANGE, way="forward for a call"),
-        stock=True,
+    done_by(
+        *("Blocks replaced for the time of a call (WaveSpeed)", CHANGE, "blocks for a call"),
+        "replaces diffusion_model.single_blocks",
     ),
-    Case(
-        "Blocks replaced for the time of a call (WaveSpeed)",
-        "KSampler",
-        (CHANGED, "replaces diffusion_model.single_blocks"),
-        between(CHANGE, way="blocks for a call"),
-        stock=True,
+    done_by("A patch that a node goes on without", LATER, "go on", "double_block"),
+    done_by(
+        *("Compiling that a node goes on without", LATER, "compile and go on", "compiles", "compiled=blocks"),
+        stock=False,
     ),
-    Case(
-        "A patch that a node goes on without",
-        "KSampler",
-        ("RefusedLater (node between)", "double_block"),
-        between(LATER, way="go on"),
-        stock=True,
-    ),
-    Case(
-        "Compiling that a node goes on without",
-        "KSampler",
-        ("RefusedLater (node between)", "compiles", "compiled=blocks"),
-        between(LATER, way="compile and go on"),
-    ),
-    Case(
-        "Weights read by a node that goes on without",
-        "KSampler",
-        ("RefusedLater (node between)", "reads the model's weights"),
-        between(LATER, way="read and go on"),
-        stock=True,
-    ),
+    done_by("Weights read by a node that goes on without", LATER, "read and go on", "reads the model's weights"),
     Case(
         "Another attention function, in the MODEL of the node before",
         "KSampler",
-        ("RefusedLater (node between)", "optimized_attention_override"),
+        ("RefusedLater (node between)", OVERRIDE),
         in_the_model_of_another,
         stock=True,
     ),
     Case(
         "A patch by a node inside of another node",
         "KSampler",
-        ("(node between)", "optimized_attention_override"),
+        ("(node between)", OVERRIDE),
         between("PatchInside"),
         stock=True,
     ),
@@ -376,30 +352,23 @@ CASES = (
         ("TorchCompileModel (node before)",),
         before("TorchCompileModel", backend="inductor"),
     ),
-    Case(
-        "MultiGPU CFG Split (and Select Model Device to another device)",
-        REACH,
-        (REACHED, "name those devices in SP Config"),
-        between(REACH, way="copy to device"),
+    done_by(
+        *("MultiGPU CFG Split (and Select Model Device to another device)", REACH, "copy to device"),
+        "name those devices in SP Config",
+        **DONE_AT_ONCE,
     ),
-    Case("Injections", REACH, (REACHED, "injects modules"), between(REACH, way="inject"), stock=True),
+    done_by("Injections", REACH, "inject", "injects modules", node=REACH),
     Case(
         "Injections before Parallelize Model",
         "ParallelizeModel",
         ("ReachIntoModel (node before)", "injects"),
         before(REACH, way="inject"),
     ),
-    Case("Wrapped weights", REACH, (REACHED, "wraps weights"), between(REACH, way="wrap weight")),
-    Case("A layer replaced", REACH, (REACHED, "replaces diffusion_model.img_in"), between(REACH, way="replace layer")),
-    Case("Patches inside of blocks", REACH, (REACHED, "double_block"), between(REACH, way="patch block")),
-    Case("Blocks replaced", REACH, (REACHED, "single_block 1"), between(REACH, way="replace block"), stock=True),
-    Case(
-        "Another attention function",
-        "KSampler",
-        (REACHED, "optimized_attention_override"),
-        between(REACH, way="override attention"),
-        stock=True,
-    ),
+    done_by("Wrapped weights", REACH, "wrap weight", "wraps weights", **DONE_AT_ONCE),
+    done_by("A layer replaced", REACH, "replace layer", "replaces diffusion_model.img_in", **DONE_AT_ONCE),
+    done_by("Patches inside of blocks", REACH, "patch block", "double_block", **DONE_AT_ONCE),
+    done_by("Blocks replaced", REACH, "replace block", "single_block 1", node=REACH),
+    done_by("Another attention function", REACH, "override attention", OVERRIDE),
     Case(
         "Model merging before Parallelize Model",
         "ParallelizeModel",

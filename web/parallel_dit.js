@@ -5,7 +5,7 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 import { ErrorCard } from './panel/error_card.mjs'
-import { applySuggestion, measureOneDevice } from './panel/graph.mjs'
+import { applySuggestion, measureOneDevice, showBeside } from './panel/graph.mjs'
 import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
 import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
@@ -94,6 +94,8 @@ async function openTemplate(name) {
     const answer = await api.fetchApi(`/workflow_templates/${pack}/${name}.json`)
     if (!answer.ok) throw new Error(`${name}: ${answer.status}`)
     await app.loadGraphData(await answer.json(), true, true, name, { openSource: 'template' })
+    const look = () => showBeside(app, document.querySelector('[data-testid="pdit-sidebar"]'))
+    requestAnimationFrame(() => requestAnimationFrame(look)) // after ComfyUI's own
   } catch (error) {
     console.warn(error)
     app.extensionManager.command.execute('Comfy.BrowseTemplates')

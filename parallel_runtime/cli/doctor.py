@@ -199,7 +199,7 @@ def _without_gpu() -> str:
     if torch.version.cuda:
         return "if the machine has a GPU, look at nvidia-smi; if not, try things out with cpu:2 in SP Config's devices"
     return (
-        "if the machine has a GPU, install the torch for it; if not, try things out with cpu:2 in SP Config's devices"
+        "if the machine has a GPU, install a torch built for it; if not, try things out with cpu:2 in SP Config's devices"
     )
 
 

@@ -161,7 +161,7 @@ def on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
     """Why ranks on a CPU that is not calibrated all run."""
     if plan.ranks == 1:
         return ("one CPU rank, nothing to choose",)
-    return (f"all {plan.ranks} CPU ranks are used, as named; once `doctor --calibrate` has run they are weighed",)
+    return (f"all {plan.ranks} CPU ranks are used, as named; after `doctor --calibrate` auto chooses among them",)
 
 
 def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:

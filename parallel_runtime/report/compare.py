@@ -142,12 +142,16 @@ def summary(report: Mapping) -> dict:
 
 
 def shares_of(ranks: Iterable[Mapping]) -> dict[str, float]:
-    """How the ranks' time divides into computing, waiting for others, and idling; {} where it was not measured."""
+    """How the ranks' time divides into computing, waiting for others, and idling; {} where it was not measured.
+
+    Of ENOUGH steps without the first, in which a plan is proven and other plans are tried.
+    """
     sums = dict.fromkeys(PARTS, 0.0)
     for rank in ranks:
         if all(f"{part}_s" in rank for part in PARTS):
             for part in PARTS:
-                sums[part] += sum(rank[f"{part}_s"])
+                seconds = rank[f"{part}_s"]
+                sums[part] += sum(seconds[1:] if len(seconds) >= ENOUGH else seconds)
     whole = sum(sums.values())
     return {part: round(seconds / whole, 4) for part, seconds in sums.items()} if whole > 0 else {}
 

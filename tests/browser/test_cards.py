@@ -138,7 +138,7 @@ NOTED |= {"ended": 1_700_000_000, "took_s": 12.0, "versions": {"torch": "2.13"}}
 def test_the_doctor_says_what_to_know_first_and_folds_what_is_well(made_up: MadeUp) -> None:
     doctor = made_up.comfy.open_sidebar().get_by_test_id("pdit-doctor")
     made_up.tell(doctor=NOTED)
-    expect(doctor).to_contain_text("It can run here. To know (2):")
+    expect(doctor).to_contain_text("It can run here. Notes below: 2.")
     expect(doctor).not_to_contain_text("Everything needed is there")
     expect(doctor.locator("li:visible")).to_contain_text(["! warningcuda:9 was left out", "! devicesone GPU"])
     expect(doctor.locator("li:visible")).to_have_count(2)
@@ -175,6 +175,7 @@ def test_the_first_run_has_a_list_that_ends_or_is_dismissed_for_good(made_up: Ma
     comfy.load_example()
     made_up.tell(doctor=NOTED)
     expect(done).to_have_count(2)
+    expect(first).to_contain_text("Notes below: 2.")
     expect(first.locator("[aria-current=step]")).to_contain_text("Run")
     comfy.shot("first-run", comfy.sidebar)
     made_up.tell(doctor=NOTED, reports=[made_up.report(1, a_report(2, 3))])

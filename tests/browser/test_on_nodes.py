@@ -98,6 +98,7 @@ ADD = """async (values) => {
   await app.loadGraphData(saved) }"""
 
 
+ROOM = "app.graph.nodes[0].getLayoutWidgets().map((widget) => widget.name)"
 OF_ANOTHER_PACK = """() => {
   const node = LiteGraph.createNode('SPConfig')
   const names = () => node.widgets.map((widget) => widget.name)
@@ -118,6 +119,7 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
         comfy.page.wait_for_function(
             "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[shown, SHOWN]
         )
+        assert comfy.page.evaluate(ROOM)[: len(shown)] == shown, "what is not shown has no room in the classic renderer"
     values = comfy.page.evaluate(VALUES)
     assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
         "side branch", 1, 1, "sharded", "blocks",

@@ -131,6 +131,13 @@ COVERED = """() => {
   return nodes.flatMap((a, at) => nodes.slice(at + 1).filter((b) => over(a, b)).map((b) => [a.title, b.title])) }"""
 
 
+BESIDE = """() => {
+  const { canvas, ds } = app.canvas
+  const least = Math.min(...app.graph.nodes.map((node) => node.pos[0]))
+  const { right } = document.querySelector('[data-testid="pdit-sidebar"]').getBoundingClientRect()
+  return canvas.getBoundingClientRect().left + (least + ds.offset[0]) * ds.scale >= right }"""
+
+
 def test_the_first_runs_button_opens_the_first_template_whose_nodes_cover_nothing(told_comfy: MadeUp) -> None:
     comfy = told_comfy.comfy  # of a server that has run nothing: after a run nobody needs files
     comfy.setting("ParallelDiT.FirstRun.Over", False)
@@ -142,4 +149,5 @@ def test_the_first_runs_button_opens_the_first_template_whose_nodes_cover_nothin
     config = comfy.page.get_by_test_id("pdit-plan")
     expect(config).not_to_have_attribute("data-verdict", "bad")
     assert comfy.page.evaluate(COVERED) == []
+    comfy.page.wait_for_function(BESIDE)  # the sidebar covers nothing, either
     comfy.setting("ParallelDiT.FirstRun.Over", True)

@@ -101,7 +101,7 @@ SHOWN = [
                 ],
             }
         },
-        ["until the problems are mended", "✗ loopback", "allow it", "1 checks passed"],
+        ["until the problems below are mended", "✗ loopback", "allow it", "1 checks passed"],
     ),
 ]
 

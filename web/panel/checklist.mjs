@@ -2,6 +2,7 @@
    good: ComfyUI keeps that with the user's settings. */
 
 import { h, setAttribute, setText } from './dom.mjs'
+import { doctorsVerdict } from './doctor.mjs'
 
 const STEPS = ['doctor', 'files', 'run', 'result']
 
@@ -59,6 +60,7 @@ export function updateChecklist(section, store, t) {
     run: ran,
     result: ran && section.seen
   }
+  const told = doctor?.state && doctor.state !== 'never' ? doctorsVerdict(doctor, t) : ''
   const next = STEPS.find((step) => !done[step])
   if (next === undefined) first.setOver()
   section.hidden = next === undefined
@@ -67,6 +69,10 @@ export function updateChecklist(section, store, t) {
     setAttribute(row, 'data-done', done[step] ? 'true' : null)
     setAttribute(row, 'aria-current', step === next ? 'step' : null)
     setText(row.firstChild, done[step] ? '✓' : '○')
+    const tip = row.children[1].lastChild
+    setText(tip, (step === 'doctor' && told) || t(`first.tips.${step}`))
+    tip.hidden = done[step] && !(step === 'doctor' && told) // room for what comes below the list
     row.lastChild.hidden = done[step] || (step === 'result' && !ran)
+    row.lastChild.disabled = step === 'doctor' && doctor?.state === 'running'
   }
 }

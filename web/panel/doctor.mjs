@@ -60,6 +60,11 @@ function findingsOf(doctor, t) {
   return found.sort((a, b) => Number(b.verdict === 'fail') - Number(a.verdict === 'fail'))
 }
 
+/** What the doctor found, in one line. */
+export function doctorsVerdict(doctor, t) {
+  return verdictOf(doctor, findingsOf(doctor, t).filter((each) => each.verdict !== 'pass'), t)
+}
+
 function verdictOf(doctor, notable, t) {
   if (doctor.state === 'failed') return String(doctor.message ?? '')
   if (doctor.state !== 'done') return t(`doctor.${doctor.state === 'running' ? 'running' : 'never'}`)

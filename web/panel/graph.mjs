@@ -1,4 +1,5 @@
-/* What the panel does to the graph in the editor: the run again on one device, and another plan in SP Config.
+/* What the panel does to the graph in the editor: the run again on one device, another plan in SP Config, and where
+   the canvas looks.
 
    `app` is ComfyUI's, given by parallel_dit.js. A refusal is an Error whose text is a key of the words. */
 
@@ -8,6 +9,7 @@ import { CONFIG, nodeById, setPlan } from './workflow.mjs'
 const ONE = Object.fromEntries(AXES.map((axis) => [axis, 1]))
 const END = 'parallel-dit-measure' // of the node that has the sampler run, in what is queued alone
 const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler']
+const AROUND = { side: 24, top: 130 } // pixels that stay free of the graph; ComfyUI's own buttons are at the top
 
 /** The id that a graph is known by on the server, of a node or of all. */
 export function graphId(graph) {
@@ -33,6 +35,21 @@ export async function measureOneDevice(app, entry) {
 export async function applySuggestion(app, entry) {
   const { output } = await promptOf(app, entry)
   setPlan(nodeById(app, configOf(upTo(output, entry.node_id))), entry.summary.suggestion)
+}
+
+/** Show the whole graph beside the sidebar, below which ComfyUI's own view of it would lie. */
+export function showBeside(app, sidebar) {
+  const { canvas, ds } = app.canvas
+  const page = canvas.getBoundingClientRect()
+  const left = Math.max(0, (sidebar?.getBoundingClientRect().right ?? 0) - page.left) + AROUND.side
+  const nodes = app.graph.nodes
+  const least = [0, 1].map((axis) => Math.min(...nodes.map((node) => node.pos[axis])))
+  const most = [0, 1].map((axis) => Math.max(...nodes.map((node) => node.pos[axis] + node.size[axis])))
+  const room = [page.width - left - AROUND.side, page.height - AROUND.top - AROUND.side]
+  const scales = room.map((pixels, axis) => pixels / (most[axis] - least[axis]))
+  ds.scale = Math.max(0.1, Math.min(1, ...scales))
+  ds.offset = [left / ds.scale - least[0], AROUND.top / ds.scale - least[1]]
+  app.canvas.setDirty(true, true)
 }
 
 /* What the editor would queue now, if the run is of this graph and its sampler is still there. */

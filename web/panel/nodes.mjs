@@ -31,6 +31,7 @@ const ASK_AFTER_MS = 250
 const HEIGHT = 76
 const MARGINS = 20 // of a widget, above and below together
 const PLANS_HEIGHT = 88 // four lines: the plan, its memory, two devices
+const PLANS_MOST = 264 // twelve lines, in the classic renderer, which spreads a node's spare room over its boxes
 const SAMPLERS_HEIGHT = 148 // room for all that a run says in seven lines, so that nothing moves or is cut when it comes
 const TABLES_HEIGHT = 180
 
@@ -142,9 +143,9 @@ function show(view, entry, t) {
   drawShare(share, report, t)
 }
 
-function addBox(node, name, box, height) {
+function addBox(node, name, box, height, most = height * 1.5) {
   box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
-  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => height, getMaxHeight: () => height * 1.5 }
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => height, getMaxHeight: () => most }
   return node.addDOMWidget(name, name, box, options)
 }
 
@@ -172,9 +173,12 @@ function drawShare(bar, report, t) {
 
 function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
-  addBox(node, 'parallel_dit_plan', box, PLANS_HEIGHT)
+  addBox(node, 'parallel_dit_plan', box, PLANS_HEIGHT, PLANS_MOST)
   orderInputs(node)
   for (const widget of node.widgets ?? []) widget.advanced = widget.options?.advanced // what the classic renderer asks
+  node.getLayoutWidgets = function () {
+    return (this.widgets ?? []).filter(({ hidden, advanced }) => !hidden && (this.showAdvanced || !advanced))
+  } // its own leaves room for advanced inputs that it does not draw
   showTextsOf(node, (text) => setText(box, text))
   let timer = 0
   let asked = 0
@@ -187,8 +191,8 @@ function addPlan(node, { store, t }) {
       if (mine === asked) tell(node, box, {}, t) // an old server, or none: the node itself will say
     }
   }
-  const changed = () => {
-    showNeeded(node)
+  const changed = (opened = false) => {
+    showNeeded(node, opened === true)
     clearTimeout(timer)
     timer = setTimeout(ask, ASK_AFTER_MS)
   }
@@ -198,7 +202,7 @@ function addPlan(node, { store, t }) {
     node[event] = function (...all) {
       before?.apply(this, all)
       if (event === 'onConfigure') showChosen(node)
-      changed()
+      changed(event === 'onConfigure')
     }
   }
   let calibrations
@@ -285,7 +289,7 @@ function showChosen(node) {
 }
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */
-function showNeeded(node) {
+function showNeeded(node, opened) {
   const value = (name) => node.widgets?.find((widget) => widget.name === name)?.value
   const manual = value('mode') === 'manual'
   const stages = manual && value('pipefusion') > 1
@@ -299,7 +303,8 @@ function showNeeded(node) {
     changed = true
   }
   if (!changed) return
-  const [width] = node.size
-  node.setSize([width, node.computeSize()[1]])
+  const [width, height] = node.size
+  const least = node.computeSize()[1]
+  node.setSize([width, opened ? Math.max(height, least) : least]) // a workflow has the room that it was saved with
   node.setDirtyCanvas?.(true, true)
 }

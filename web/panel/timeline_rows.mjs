@@ -73,10 +73,13 @@ function partOf(rank, step, at_s) {
   return {}
 }
 
-/** How the time of all ranks divides; undefined where it was not measured. */
+const ENOUGH = 3 // steps from which the first does not count: there a plan is proven, and others are tried
+
+/** How the time of all ranks divides, as the server counts it; undefined where it was not measured. */
 export function sharesOf(ranks) {
   const timed = ranks.filter((rank) => rank.begin)
-  const sums = PARTS.map((name) => timed.reduce((sum, rank) => sum + rank[name].reduce((a, b) => a + b, 0), 0))
+  const counted = (times) => (times.length >= ENOUGH ? times.slice(1) : times)
+  const sums = PARTS.map((name) => timed.reduce((sum, rank) => counted(rank[name]).reduce((a, b) => a + b, sum), 0))
   const whole = sums.reduce((a, b) => a + b, 0)
   return whole > 0 ? Object.fromEntries(PARTS.map((name, index) => [name, sums[index] / whole])) : undefined
 }

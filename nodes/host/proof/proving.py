@@ -120,8 +120,8 @@ class Prover:
             return f"no proof needed: {WHOLE.reason}"
         verdicts = [proof.verdict for proof in self._store.of_any_call(self.key(plan, ()))]
         counts = [f"{verdicts.count(each)} {each}" for each in (PROVEN, NOT_PROVEN, REFUSED) if each in verdicts]
-        known = f"kinds of calls so far: {', '.join(counts)}" if counts else "nothing is known yet"
-        told = f"{plan.name} is proven with this ComfyUI before its first step, once for each kind of call; {known}"
+        known = f"kinds of calls so far: {', '.join(counts)}" if counts else "not done yet"
+        told = f"{plan.name} is proven against one device before its first step, once for each kind of call; {known}"
         return f"found, proven: {self.pooled.found_by}; {told}" if self.pooled.found_by else told
 
     @property

@@ -2,9 +2,10 @@
 
 Standard library only. Example:
 
-    python headless_client.py flux_parallel.json --server http://127.0.0.1:8188 --set sampler.seed=11 --output out
+    python headless_client.py z_image_turbo.json --server http://127.0.0.1:8188 --set sampler.seed=11 --output out
 
-Exit status: 0 when the images are in the output folder, 1 when the prompt failed, 2 when the server refused it.
+Exit status: 0 when the images are in the output folder, 1 when the prompt failed, 2 when the server refused it or there
+is none.
 """
 
 import argparse
@@ -168,6 +169,30 @@ def local_names(items: list[dict[str, str]]) -> list[str]:
     return names[1:]
 
 
+def refusal(body: str) -> str:
+    """What the server says of a workflow that it refuses, a line for each input; the body itself if it is no such."""
+    try:
+        answer = json.loads(body)
+        found = [
+            f"refused: {answer['node_errors'][node]['class_type']} (node {node}): {each['message']}: {each['details']}"
+            for node in answer["node_errors"]
+            for each in answer["node_errors"][node]["errors"]
+        ]
+        return "\n".join(found) or f"refused: {answer['error']['message']}: {answer['error']['details']}"
+    except (ValueError, TypeError, LookupError):
+        return f"refused: {body}"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A workflow in API form. Raises `ValueError` for another file, as what the editor saves."""
+    workflow = json.loads(path.read_text())
+    if not isinstance(workflow, dict) or not all(
+        isinstance(node, dict) and "class_type" in node for node in workflow.values()
+    ):
+        raise ValueError("not every entry is a node with a class_type")
+    return workflow
+
+
 def with_settings(workflow: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     """Apply NODE.INPUT=VALUE settings; a value that is JSON is taken as such, anything else as text."""
     for setting in settings:
@@ -196,16 +221,23 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("output"))
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of silence before giving up")
     options = parser.parse_args()
-    workflow = with_settings(json.loads(options.workflow.read_text()), options.settings)
+    try:
+        workflow = with_settings(read(options.workflow), options.settings)
+    except (OSError, ValueError) as error:
+        parser.error(f"{options.workflow} is no workflow in API form (Export (API) in ComfyUI's menu): {error}")
     server = Server(options.server)
     client_id = uuid.uuid4().hex
     address = "ws" + server.url.removeprefix("http") + f"/ws?clientId={client_id}"
-    websocket = WebSocket(address, options.timeout)
+    try:
+        websocket = WebSocket(address, options.timeout)
+    except OSError as error:
+        say(f"no ComfyUI answers at {server.url} ({error}); start it, or give its address with --server")
+        return 2
     try:
         prompt_id = server.queue(workflow, client_id)
         error = follow(websocket, prompt_id)
-    except urllib.error.HTTPError as refusal:
-        say(f"refused: {refusal.read().decode(errors='replace')}")
+    except urllib.error.HTTPError as refused:
+        say(refusal(refused.read().decode(errors="replace")))
         return 2
     finally:
         websocket.close()

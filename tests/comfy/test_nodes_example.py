@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from host.client import Workflow
@@ -81,7 +82,21 @@ def test_the_headless_client_tells_an_error_and_a_refusal_apart(
     assert "not a safetensors file" in failed.stdout
     refused = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"config__devices": "cuda:63"}))
     assert refused.returncode == 2
+    assert "refused: SPConfig (node config): " in refused.stdout
     assert "device cuda:63 does not exist" in refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("api_workflows", "no ComfyUI answers at http://127.0.0.1:1"),
+        ("example_workflows", "is no workflow in API form"),
+    ],
+)
+def test_the_headless_client_says_what_it_lacks(folder: str, said: str) -> None:
+    command = [sys.executable, str(CLIENT), str(PACK_ROOT / folder / "z_image_turbo.json")]
+    run = subprocess.run([*command, "--server", "http://127.0.0.1:1"], capture_output=True, text=True, check=False)
+    assert (run.returncode, said in run.stdout + run.stderr) == (2, True), run.stderr
 
 
 def test_what_a_server_calls_its_files_leads_to_one_folder_and_no_two_are_alike() -> None:

@@ -262,7 +262,7 @@ pictures: venv chromium
 	mkdir -p $(SHOTS)
 	PARALLEL_DIT_SCREENSHOTS=$(SHOTS) $(RUN) -m pytest -q tests/browser
 	$(RUN) -m tools.pictures readme $(SHOTS)
-	$(RUN) -m tools.pictures
+	taskset -c 0,1 $(RUN) -m tools.pictures
 
 # Chromium's processor time with the pack's web/ and without, while nothing happens; 12 minutes, on a quiet machine.
 # A mistake that it must find: make idle IDLE_FLAGS=--control

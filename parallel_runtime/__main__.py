@@ -11,11 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 
 from .cli.parser import GONE, make_parser
 from .cli.terminal import Paint, Progress, paint_for
 from .errors import PoolError
 
+PACK = Path(__file__).absolute().parents[1]  # by the path it was asked for, so that a linked folder finds its ComfyUI
+MODELS = ("diffusion_models", "unet", "checkpoints")  # of a ComfyUI's models
 EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -26,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{GONE[given[0]]}\n")
         return EXIT_USAGE
     arguments = make_parser().parse_args(given)
+    for name in {"model", "file"} & vars(arguments).keys():
+        setattr(arguments, name, model_file(getattr(arguments, name)))
     progress = Progress(sys.stderr)
     try:
         return COMMANDS[arguments.command](arguments, progress)
@@ -40,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress.end()
         sys.stderr.write(f"{arguments.command}: interrupted\n")
         return EXIT_INTERRUPTED
+
+
+def model_file(text: str | None, pack: Path = PACK) -> str | None:
+    """A file by its path, or by its name in the models of the ComfyUI whose custom_nodes hold the pack."""
+    if text is None or Path(text).is_file() or pack.parent.name != "custom_nodes":
+        return text
+    found = (pack.parents[1] / "models" / folder / text for folder in MODELS)
+    return next((str(path) for path in found if path.is_file()), text)
 
 
 def _tell(

@@ -203,7 +203,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
         suffix = os.path.splitext(text)[1] or "no suffix"
         raise ValueError(f"{text} has {suffix}; only .safetensors files are read, convert it first")
     if not os.path.isfile(text):
-        raise ValueError(f"{text} does not exist; choose a file that does")
+        raise ValueError(f"{text} does not exist; choose a file that does, by its path")
     return text
 
 

@@ -108,7 +108,8 @@ def _named(word: str, found: int) -> Device:
     index = _index(word)
     if index >= found:
         there = ", ".join(f"cuda:{i}" for i in range(found)) or "no CUDA device"
-        raise ValueError(f"device {word} does not exist; this machine has {there}")
+        remedy = "use what is there, or all" if found else "use cpu:2 to try things out"
+        raise ValueError(f"device {word} does not exist; this machine has {there}; {remedy}")
     return Device(kind, index)
 
 

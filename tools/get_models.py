@@ -54,8 +54,8 @@ a much longer one set `weights` yourself. "GiB a card" is what the planner count
 two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or
 half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
 `python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours, in the pack's folder with
-ComfyUI's Python.
-Of two cards with different memory the smaller one decides: 24 + 8 GB hold what 8 + 8 GB hold ([plans.md](plans.md#unequal-devices)).
+ComfyUI's Python. Of two cards with different memory the smaller one decides: 24 + 8 GB hold what 8 + 8 GB hold
+([plans.md](plans.md#unequal-devices)).
 The text encoder and the VAE are ComfyUI's: it loads each of them when it is needed, on the first card.
 
 """

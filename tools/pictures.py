@@ -1,12 +1,14 @@
 """Takes the pictures of the help and of the README anew, from a real server in a real browser.
 
-`PYTHONPATH=tests python -m tools.pictures [readme FOLDER]`; FOLDER holds what the browser tests left there
-(PARALLEL_DIT_SCREENSHOTS). Owns which picture is of what and how large it is; the page is comfy_page.py's.
+`PYTHONPATH=tests python -m tools.pictures [run | readme FOLDER]`; `run`: those of a run alone, some minutes on two
+cores that do nothing else. FOLDER holds what the browser tests left there (PARALLEL_DIT_SCREENSHOTS). Owns which
+picture is of what and how large it is; the page is comfy_page.py's.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import tempfile
@@ -37,7 +39,10 @@ RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "Para
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
 # Prompt and negative prompt of four pictures on a rank each: what two ranks gain most by. `cfg` is degree and scale.
 WINS = {"steps": 20, "ulysses": 1, "cfg": 2, "batch_size": 4}
+RANKS = 2
 MEASURED = re.compile("faster|slower|As fast as one device")
+FASTER = re.compile(r"([\d.]+)× faster")
+LEAST = 1.5  # times as fast as one rank, else no picture of the run is kept
 MEASURE = "Measure against one device"
 SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2")
 SHOW = """(kind) => {
@@ -69,20 +74,25 @@ RENAME = """async (names) => {
 
 
 def main(words: list[str]) -> None:
-    """Take the help's pictures, or make the README's of what the tests left."""
+    """Take the help's pictures and a run's, a run's alone, or make the README's of what the tests left."""
     if words[:1] == ["readme"]:
         return from_tests(Path(words[1]))
+    if words not in ([], ["run"]):
+        raise SystemExit(f"{' '.join(words)}: not known; use run, readme FOLDER, or nothing")
+    if len(os.sched_getaffinity(0)) != RANKS:  # each rank of the run has one thread then, as its caption says
+        raise SystemExit(f"the run's {RANKS} ranks are to have a core each: begin with taskset -c 0,1")
     with tempfile.TemporaryDirectory() as folder:
         add_demo_model(Path(folder))
         server = ComfyServer(models=Path(folder), packs=(TEXT_ENCODER,), flags=("--preview-method", "none"))
         with server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
-            context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=SCALE)
-            context.set_default_timeout(WAIT_MS)
-            comfy = ComfyPage(context.new_page(), server, nodes2=True)
-            comfy.open()
-            comfy.tidy()
-            of_nodes(comfy)
+            if not words:
+                context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=SCALE)
+                context.set_default_timeout(WAIT_MS)
+                comfy = ComfyPage(context.new_page(), server, nodes2=True)
+                comfy.open()
+                comfy.tidy()
+                of_nodes(comfy)
             for nodes2 in (False, True):
                 context = browser.new_context(viewport={"width": 1600, "height": 950})
                 context.set_default_timeout(WAIT_MS)
@@ -128,6 +138,9 @@ def measured(comfy: ComfyPage, *, seed: int) -> None:
         measure.click()
         rest(comfy)
     expect(figure).to_contain_text(MEASURED)
+    found = FASTER.search(figure.inner_text())
+    if found is None or float(found.group(1)) < LEAST:
+        raise SystemExit(f"{figure.inner_text()!r}: below {LEAST} times; let nothing else run on this machine")
 
 
 def rest(comfy: ComfyPage) -> None:

@@ -198,9 +198,7 @@ def _without_gpu() -> str:
         return "if the machine has a GPU, look at rocm-smi; if not, try things out with cpu:2 in SP Config's devices"
     if torch.version.cuda:
         return "if the machine has a GPU, look at nvidia-smi; if not, try things out with cpu:2 in SP Config's devices"
-    return (
-        "if the machine has a GPU, install a torch built for it; if not, try things out with cpu:2 in SP Config's devices"
-    )
+    return "if there is a GPU, install a torch made for it; if not, try things out with cpu:2 in SP Config's devices"
 
 
 def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Progress) -> list[Check]:

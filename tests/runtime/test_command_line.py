@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from host.fetch import comfyui_path
 from host.tiny_models import write_flux
 from host.workers import ENTRY, command
-from parallel_runtime.__main__ import main
+from parallel_runtime.__main__ import main, model_file
 from parallel_runtime.checkpoint import ModelSpec, read_header
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,6 +233,15 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     pickled.write_bytes(b"\x80\x02")
     assert main(["verify", "--model", str(pickled), "--plan", "ulysses=2"]) == 2
     assert "only .safetensors" in capsys.readouterr().err
+
+
+def test_a_file_is_found_by_the_name_that_loaders_list(tmp_path: Path) -> None:
+    listed = tmp_path / "models" / "unet" / "sub" / "model.safetensors"
+    listed.parent.mkdir(parents=True)
+    listed.touch()
+    pack = tmp_path / "custom_nodes" / "parallel-dit"
+    assert model_file("sub/model.safetensors", pack) == str(listed)
+    assert model_file("gone.safetensors", pack) == "gone.safetensors"
 
 
 def test_a_command_that_is_gone_says_in_a_line_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:

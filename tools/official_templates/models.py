@@ -154,6 +154,7 @@ TINY: dict[str, Tiny] = {
     "wan scail-2": wan("scail2"),
     "wan humo": wan("humo", hearing=(33, 50, 1280)),
     "wan dancer": wan("dancer"),
+    **({"wan animate 2": wan("animate2")} if "tiny_wan_animate2.safetensors" in FILES else {}),  # from 0.33 on
     "wan s2v": replace(more_wan("s2v", "s2v", 151, **SPEECH), hearing=(25, 50, 24)),
     "wan 2.2 camera": more_wan("22_camera", "camera_2.2", 152, model="model.CameraWanModel", in_dim=36),
     "wan 2.2 control": more_wan("22_control", "t2v", 153, in_dim=52, in_dim_ref_conv=16),
@@ -218,6 +219,7 @@ MODELS: Sequence[tuple[str, str]] = (
     (r"^humo", "wan humo"),
     (r"^wan2\.2_dancer", "wan dancer"),
     (r"^wan2\.2_s2v", "wan s2v"),
+    (r"^wan_animate_2", "wan animate 2"),
     (r"^wan2\.2_fun_camera", "wan 2.2 camera"),
     (r"^wan2\.2_fun_control_5B", "wan 2.2 5b control"),
     (r"^wan2\.2_fun_control", "wan 2.2 control"),
@@ -242,7 +244,7 @@ VAES: Sequence[tuple[str, tuple[int, int, int]]] = (
 
 def tiny_of(name: str) -> Tiny | None:
     """The tiny model that stands for a file; None where there is none."""
-    return next((TINY[tiny] for pattern, tiny in MODELS if re.search(pattern, base(name))), None)
+    return next((TINY.get(tiny) for pattern, tiny in MODELS if re.search(pattern, base(name))), None)
 
 
 def vae_of(name: str) -> tuple[int, int, int] | None:

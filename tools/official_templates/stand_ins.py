@@ -133,7 +133,7 @@ class Making:
 
     def _vae(self, link: Link) -> dict[str, Any]:
         node = self.graph[link[0]]
-        if node["class_type"] == "LTXVAudioVAELoader":
+        if node["class_type"] == "LTXVAudioVAELoader" or "-audio-vae" in str(node["inputs"]):  # of LTX-2, of LTX-2.5
             return node_of("RandomSoundVAE", kind="spectral")
         if "minimax_h3_audio" in str(node["inputs"]):
             return node_of("RandomSoundVAE", kind="stereo")

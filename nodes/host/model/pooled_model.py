@@ -50,8 +50,8 @@ class DeviceMemory:
         """The line on a node."""
         host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
         more = UNCOUNTED if self.weights_alone else ""
-        device = f"{self.device_bytes / 1e9:{'.1f' if self.device_bytes >= 5e7 else '.2g'}}"  # a tiny file is not 0.0 GB
-        share = f"{device} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        digits = ".1f" if self.device_bytes >= 5e7 else ".2g"  # a tiny file is not 0.0 GB
+        share = f"{self.device_bytes / 1e9:{digits}} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
         return f"weights: about {share}" if self.weights_alone else f"memory: about {share}"
 
 

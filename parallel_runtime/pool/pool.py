@@ -262,13 +262,15 @@ class Pool:
         calls: Sequence[ModelCall],
         *,
         deltas: WeightDeltas = PRISTINE,
+        on_sent: Callable[[], None] = lambda: None,
         check_cancelled: Check | None = None,
     ) -> RunResult:
         """Any number of calls of the model in one request, their rows shared out over the plan's batch groups.
 
-        Loads the model, changes its weights and makes the plan's mesh where the workers lack them. The results are on
-        the CPU. Raises ValueError for no calls, a call without rows, tensors or
-        options that cannot travel and a plan with more ranks than devices, PoolError when a rank fails.
+        Loads the model, changes its weights and makes the plan's mesh where the workers lack them. `on_sent` is called
+        once the ranks have the request; raising there cancels. The results are on the CPU. Raises ValueError for no
+        calls, a call without rows, tensors or options that cannot travel and a plan with more ranks than devices,
+        PoolError when a rank fails.
         """
         self._refuse_plan(plan)
         batch_groups = split_rows(calls, plan)
@@ -277,7 +279,7 @@ class Pool:
             ensured = workers.ensure(spec, plan, deltas, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
-            result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s)
+            result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
             self._pace.note(shape, result.wall_s - result.compile_s)
             return result
 

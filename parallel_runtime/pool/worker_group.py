@@ -328,8 +328,9 @@ class WorkerGroup:
         check: Check,
         *,
         deadline_s: float,
+        on_sent: Callable[[], None],
     ) -> RunResult:
-        """Calls of a model, each batch group running its pieces."""
+        """Calls of a model, each batch group running its pieces. `on_sent` is called once the ranks have them."""
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         if self.generation.reach(plan.ranks) > self._told_ranks:
@@ -345,7 +346,7 @@ class WorkerGroup:
             repeated=placed.repeated,
             slots=self._tracker.enter(calls, batch_groups, plan, model) if keeps else (),
         )
-        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s)
+        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=on_sent)
         if keeps:
             self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
@@ -415,6 +416,7 @@ class WorkerGroup:
         *,
         num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
         on_progress: Callable[[InFlight[Answer]], None] = lambda _: None,
         on_done: Callable[[InFlight[Answer]], None] = lambda _: None,
     ) -> InFlight[Answer]:
@@ -436,6 +438,7 @@ class WorkerGroup:
             self._arena.forget()
             raise
         try:
+            on_sent()
             self.generation.wait(check)
         finally:
             if self.generation.in_flight is in_flight:

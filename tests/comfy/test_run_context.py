@@ -110,3 +110,30 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
     for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
         run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
         assert told == run.remarks == (["blocks run uncompiled: A has no graph"] if said[0][1] else [])
+
+
+@pytest.mark.parametrize("reason", [None, "a conditioning has an area"])
+def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfyui(
+    reason: str | None, new_run, module_of_pack
+) -> None:
+    """The sampler goes on with the tensors that it showed, in place."""
+    seen: list[object] = []
+
+    class Workers:
+        def run(self, *_: object, on_sent: Any, **__: object) -> SimpleNamespace:
+            seen.append("sent")
+            on_sent()
+            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4)])
+
+    model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
+    run = replace(new_run("/a.safetensors"), model=model, recorder=None, loop_reason=reason)
+    late = module_of_pack("nodes.host.sampling.late_previews").LateCallback
+    run.late = late(lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps)), run)
+    for step in range(2):
+        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+        denoised, x = torch.tensor(1.0), torch.tensor(2.0)
+        run.late(step, denoised, x, 2)
+        denoised.zero_(), x.zero_()
+    run.call_late()
+    told = [(step, 1.0, 2.0, 2) for step in range(2)]
+    assert seen == (["sent", "sent", *told] if reason else ["sent", told[0], "sent", told[1]])

@@ -179,7 +179,9 @@ def test_the_loop_stays_with_a_guider_that_asks_otherwise(hosted_client: ComfyCl
     both = {"cond1": given["conditioning"], "cond2": given["conditioning"], "negative": given["conditioning"]}
     numbers = {"cfg_conds": 2.0, "cfg_cond2_negative": 1.5, "style": "regular"}
     graph["guider"] = node("DualCFGGuider", model=given["model"], **both, **numbers)
-    check_stays(hosted_client, graph, "the guider is a Guider_DualCFG")
+    stock, mine = hosted_client.queue(graph), check_stays(hosted_client, graph, "the guider is a Guider_DualCFG")
+    assert progress_of(mine) == progress_of(stock), "a step is told later, and each is told"
+    assert len(mine.previews) == len(stock.previews) > 0
 
 
 def check_looked(client: ComfyClient, right: Any, graph: Workflow, reason: str) -> None:

@@ -38,7 +38,7 @@ class StepResult(NamedTuple):
     wall_s: float
 
 
-def run_step(pool, *tensors, spec=None, plan=None, check_cancelled=None, **options):
+def run_step(pool, *tensors, spec=None, plan=None, on_sent=lambda: None, check_cancelled=None, **options):
     """Sum the tensors (by default a small one) in the pool. Keys of `faults` are ranks."""
     tensors = tensors or (torch.arange(10.0),)
     if "faults" in options:
@@ -50,7 +50,7 @@ def run_step(pool, *tensors, spec=None, plan=None, check_cancelled=None, **optio
         options=options,
     )
     plan = plan or ParallelPlan(ulysses=len(pool.devices))
-    result = pool.run(spec or make_spec(), plan, [call], check_cancelled=check_cancelled)
+    result = pool.run(spec or make_spec(), plan, [call], on_sent=on_sent, check_cancelled=check_cancelled)
     return StepResult(result.outs[0], result.ranks, result.wall_s)
 
 

@@ -142,6 +142,15 @@ def test_a_callback_that_calls_its_own_pool_is_told_so(pool):
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
+def test_on_sent_is_called_while_the_ranks_are_at_the_request(pool, tmp_path):
+    """Rank 0 answers once the file that it is called to make is there."""
+    go = tmp_path / "go"
+    assert torch.equal(run_step(pool, on_sent=go.touch, faults={0: [["wait_at", str(go)]]}).out, torch.arange(10.0))
+    with pytest.raises(KeyError):
+        run_step(pool, on_sent={}.popitem)
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+
+
 def test_requests_of_many_threads_go_one_after_the_other(pool):
     wrong = []
 

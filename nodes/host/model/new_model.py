@@ -28,6 +28,7 @@ from ..contract.refusals import check_controlnets, check_skipped_layers
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
 from ..proof.begin_tries import LastRun, Tunable, with_tries
+from ..sampling.late_previews import with_late_callback
 from ..sampling.run_context import RUN_KEY, begun
 from ..sampling.stock import sizes_of
 from ..sampling.worker_loop import to_workers
@@ -225,8 +226,11 @@ def with_context(
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
-        sampler = to_workers(sampler, run) if patcher.worker_loop else sampler
+        if patcher.worker_loop:
+            more, named = with_late_callback(run, sampler, more, named)
+            sampler = to_workers(sampler, run)
         samples = executor(noise, latent, sampler, sigmas, *more, **named)
+        run.call_late()
     if trier is not None:
         trier.after(run)
     if patcher.shares is None and of.shares:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,8 +27,11 @@ from ..model.pooled_model import PooledModel
 from ..tasks.cooperative_tasks import TASK, Handed, hand_over
 from .step_listener import StepListener
 
-if TYPE_CHECKING:  # it asks ComfyUI for the graph, which a run does not
+if TYPE_CHECKING:  # they ask ComfyUI for the graph and for its classes, which a run does not
     from ..contract.writers import Written
+    from ..proof.proving import Prover
+    from ..proof.trying import Trier
+    from .late_previews import LateCallback
 
 RUN_KEY = "parallel_dit_run"
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
@@ -62,26 +65,6 @@ class Recorder:
     rank_load_s: dict[int, float] = field(default_factory=dict)
 
 
-class CallProver(Protocol):
-    """Asked before each call whether its plan computes what one device does: `Prover` of proving.py."""
-
-    def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
-        """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""
-        ...
-
-    def told(self, plan: ParallelPlan) -> str:
-        """What is known of a plan before anything runs, in a line."""
-        ...
-
-
-class PlanTrier(Protocol):
-    """Asked before the first step of a run under auto: `Trier` of trying.py."""
-
-    def try_plans(self, run: "RunContext", calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
-        """Have the run go on under the quickest plan for such calls, which are those of its first step."""
-        ...
-
-
 @dataclass(kw_only=True, eq=False)
 class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
@@ -97,7 +80,8 @@ class RunContext:
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
     make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
-    `written`: what nodes wrote into the MODEL, with the node that did.
+    `written`: what nodes wrote into the MODEL, with the node that did. `late`: the callback of the step before, which
+    is called once the next request is under way.
     """
 
     model: PooledModel
@@ -109,8 +93,8 @@ class RunContext:
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
-    prover: CallProver | None = None
-    trier: PlanTrier | None = None
+    prover: "Prover | None" = None
+    trier: "Trier | None" = None
     step_seconds: list[float] = field(default_factory=list)
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
@@ -120,6 +104,7 @@ class RunContext:
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     written: "Written | None" = None
+    late: "LateCallback | None" = None
     steps: int = 1
     step: int = 0
     loop: str = "host"
@@ -219,6 +204,11 @@ class RunContext:
         self.loop_reason = reason
         self.listener.loop_stays(reason)
 
+    def call_late(self) -> None:
+        """Have the step before told now, where that was put off. Raises what its callback raises."""
+        if self.late is not None:
+            self.late.call_due()
+
     def fall_back(self, decision: Decision, why: str) -> None:
         """Go on under another plan; `why` is what the user is told."""
         self.decision = decision
@@ -301,7 +291,12 @@ class RunContext:
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         self.try_plans(calls, check_cancelled)
         result = self.model.pool.run(
-            self.model.spec, self.plan, calls, deltas=self.deltas, check_cancelled=self._checks(check_cancelled)
+            self.model.spec,
+            self.plan,
+            calls,
+            deltas=self.deltas,
+            on_sent=self.call_late,
+            check_cancelled=self._checks(check_cancelled),
         )
         self._note_uncompiled(result.ranks)
         self.step_seconds.append(result.wall_s)

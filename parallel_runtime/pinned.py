@@ -4,21 +4,7 @@ A plain copy from a GPU to pageable memory is staged by the driver and stops the
 that was queued before. Owns the stream and its events. Does not own what is copied, nor when it is waited for.
 """
 
-from typing import Protocol
-
 import torch
-
-
-class ArrivedCopy(Protocol):
-    """Whether a copy has arrived, as `torch.cuda.Event`."""
-
-    def query(self) -> bool:
-        """Whether it has, without waiting."""
-        ...
-
-    def synchronize(self) -> None:
-        """Return when it has."""
-        ...
 
 
 class SideStream:
@@ -31,8 +17,8 @@ class SideStream:
         """Memory of the host that the device writes to by itself."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> ArrivedCopy:
-        """Begin to copy, once the current stream has made `rows`."""
+    def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> torch.cuda.Event:
+        """Begin to copy, once the current stream has made `rows`; the event is when the copy is there."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             pinned.copy_(rows, non_blocking=True)

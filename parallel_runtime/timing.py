@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import torch
 
@@ -186,24 +185,12 @@ def is_timed(step: int, *, of: int, every: int) -> bool:
     return step % every == min(1, of - 1, every - 1)
 
 
-class Event(Protocol):
-    """A point in a device's queue, as `torch.cuda.Event`."""
-
-    def synchronize(self) -> None:
-        """Return when the device is there."""
-        ...
-
-    def query(self) -> bool:
-        """Whether the device is there."""
-        ...
-
-
 class LaunchThrottle:
     """Calls `beat` once for each block that the device has done."""
 
     def __init__(self, device: torch.device, beat: Callable[[], None]) -> None:
         self._device, self._beat = device, beat
-        self._queued: deque[Event] = deque()
+        self._queued: deque[torch.cuda.Event] = deque()
 
     def block_queued(self) -> None:
         """All of a block is in the device's queue. Waits while more than `BLOCKS_AHEAD` are not done."""
@@ -230,7 +217,7 @@ class LaunchThrottle:
         self._beat()
 
 
-def point_of(device: torch.device) -> Event | None:
+def point_of(device: torch.device) -> torch.cuda.Event | None:
     """Where the current stream of a CUDA device ends now; None for a CPU, which is there already."""
     if device.type != "cuda":
         return None

@@ -8,7 +8,7 @@ each has a chain. Owns the order. Does not own what a link does.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -101,12 +101,6 @@ def hook_entries(
         chain_at(block, method).put(name, around)
 
 
-class Named(Protocol):
-    """An object that knows which module of a block runs."""
-
-    site: str
-
-
 class Entrance:
     """The link of a graph: while `instead` is set, that is called in place of the block's forward."""
 
@@ -121,16 +115,3 @@ class Entrance:
     def _around(self, inner: Forward) -> Forward:
         self.inner = inner
         return self
-
-
-def at_site(switch: Named, name: str, inner: Forward, *first: object) -> Forward:
-    """A module's method, `inner`, that has `switch.site` be this name while it runs."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        around, switch.site = switch.site, name
-        try:
-            return inner(*first, *args, **kwargs)
-        finally:
-            switch.site = around
-
-    return forward

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..pinned import ArrivedCopy, SideStream
+from ..pinned import SideStream
 from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec
 from .failures import system_error
@@ -56,7 +56,7 @@ class _Copies:
 
     def __init__(self, side: SideStream) -> None:
         self._side = side
-        self._last: ArrivedCopy | None = None
+        self._last: torch.cuda.Event | None = None
         self._under_way: list[torch.Tensor] = []  # their memory must not serve others before it has been read
 
     def start(self, source: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,9 @@ import torch
 
 from ..models.block_chain import GATHER, hook_entries
 from ..models.parts import Make, as_parameter, plain_parts
+from ..parallel.collectives import Axis
 from .host_memory import host_bytes
-from .unit_feed import ShardGroup, UnitFeed
+from .unit_feed import UnitFeed
 from .unit_layout import UnitLayout
 
 META = torch.device("meta")
@@ -96,7 +97,7 @@ class BlockShards:
     def __init__(
         self,
         blocks: Mapping[str, torch.nn.Module],
-        group: ShardGroup,
+        group: Axis,
         *,
         rounded: Mapping[str, torch.dtype],
         device: torch.device,

@@ -9,41 +9,16 @@ one, the last to read the buffer that is filled next. Computing waits for what a
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
-
-class Gather(Protocol):
-    """Something on its way, as of `parallel/collectives.py`."""
-
-    def wait(self) -> None:
-        """Return when it is there."""
-        ...
-
-
-class ShardGroup(Protocol):
-    """The ranks that share a model's weights, as an `Axis` of `parallel/collectives.py` is one."""
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-        ...
-
-    @property
-    def index(self) -> int:
-        """This rank's place among them."""
-        ...
-
-    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> Gather:
-        """Begin collecting every rank's `mine` in `whole`, in their order."""
-        ...
+from ..parallel.collectives import AllGather, Axis
 
 
 class UnitFeed:
     """Hands out whole units in the order that `begin` was told."""
 
-    def __init__(self, group: ShardGroup, *, device: torch.device, offloaded: bool) -> None:
+    def __init__(self, group: Axis, *, device: torch.device, offloaded: bool) -> None:
         """`offloaded`: the shards lie on the host and are copied to the device first, just as much ahead."""
         self.group, self.device, self.offloaded = group, device, offloaded
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -53,7 +28,7 @@ class UnitFeed:
         self._order: Sequence[str] = ()
         self._shards: Mapping[str, torch.Tensor] = {}
         self._at = -1
-        self._gather: Gather | None = None
+        self._gather: AllGather | None = None
         self._arriving: int | None = None
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..pinned import ArrivedCopy, SideStream
+from ..pinned import SideStream
 from ..sampler_recurrence import PREVIEW_SLOTS
 
 
@@ -19,7 +19,7 @@ from ..sampler_recurrence import PREVIEW_SLOTS
 class _Pending:
     """A copy under way. `rows` is held here: its memory must not serve another tensor before it has been read."""
 
-    arrival: ArrivedCopy
+    arrival: torch.cuda.Event
     pinned: torch.Tensor
     rows: torch.Tensor
     target: torch.Tensor

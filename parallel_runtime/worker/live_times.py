@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import torch
 
-from ..timing import ClockRegion, Event, EventRegion, point_of
+from ..timing import ClockRegion, EventRegion, point_of
 from ..wire.replies import WAITING, TimeSpent
 
 
 class _Queued(NamedTuple):
     """A step whose work is in the device's queue: its end there, what was timed, and the permit that it waited for."""
 
-    end: Event | None
+    end: torch.cuda.Event | None
     regions: Mapping[str, ClockRegion | EventRegion]
     permit_s: float
     waited_s: float

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from ....parallel_runtime.plan import ParallelPlan
@@ -23,6 +23,9 @@ from ....parallel_runtime.redact_paths import redact_paths
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
 
+if TYPE_CHECKING:
+    from .proving import Prover
+
 log = logging.getLogger(__name__)
 # Of a copy: nothing is recorded, and nothing is kept for a later step or found of an earlier one.
 OF_A_COPY = {"timed": False, "trace": False, "step_cache": 0.0, "place": None}
@@ -32,12 +35,6 @@ SETTLED = 0.02  # a run's seconds this near to what is known are no news
 def store() -> KeptPlans:
     """The user's file."""
     return KeptPlans(KeptPlans.default_path(os.environ, Path.home()))
-
-
-class CountingProver(Protocol):
-    """What is asked of a `Prover`."""
-
-    num_computed: int
 
 
 @dataclass(kw_only=True)
@@ -52,7 +49,7 @@ class Trier:
     key: TriesKey
     plans: tuple[ParallelPlan, ...]
     rows: int
-    prover: CountingProver
+    prover: "Prover"
     kept: KeptPlan | None = None
     budget_s: float | None = None
     tries: Tries | None = None

@@ -13,22 +13,12 @@ has them say what they are given. The tensor itself decides, not its memory, so 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-
-class Sharing(Protocol):
-    """Ranks that have parts of one call; a `SequenceParallelAttention` is one."""
-
-    @property
-    def parts(self) -> int:
-        """Number of ranks."""
-
-    def maximum(self, tensor: Tensor) -> Tensor:
-        """The largest of each number over all ranks."""
-
+from ...parallel.attention import SequenceParallelAttention
 
 Scale: TypeAlias = Callable[[Tensor], Any]  # the largest value () in a tensor to what a format calls the scale of it
 
@@ -38,7 +28,7 @@ class SharedScales:
 
     def __init__(self, stock: Any) -> None:  # noqa: ANN401  comfy_kitchen's classmethod
         self.stock = stock
-        self.sharing: tuple[Sharing, ...] = ()
+        self.sharing: tuple[SequenceParallelAttention, ...] = ()
         self.layer_input: Tensor | None = None  # of the layer that asks, where it is watched
         self._last: tuple[Tensor, str, Any] | None = None  # the last such input, the format, and its scale
         self._known: dict[tuple[str, torch.dtype], Scale | None] = {}
@@ -63,7 +53,7 @@ class SharedScales:
         """Whether the format has one scale for a whole tensor, and takes it from the values."""
         return self._rule(torch.ones(()), layout_cls) is not None
 
-    def share(self, sharing: Sequence[Sharing]) -> None:
+    def share(self, sharing: Sequence[SequenceParallelAttention]) -> None:
         """Have these ranks' tensors count as one from now on; of none: those of each by themselves."""
         self.sharing, self.layer_input, self._last = tuple(sharing), None, None
 
@@ -109,7 +99,7 @@ def _quotient(largest: Tensor, *, divisor: int) -> Tensor:
 
 
 @contextmanager
-def shared(sharing: Sequence[Sharing]) -> Iterator[None]:
+def shared(sharing: Sequence[SequenceParallelAttention]) -> Iterator[None]:
     """Around a call whose rows these ranks share; without ranks, nothing. Every rank makes the same calls of layers."""
     switch = _installed() if sharing else None
     if switch is None:

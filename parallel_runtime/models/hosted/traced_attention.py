@@ -10,10 +10,13 @@ size.
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .attention import AttentionSwitch
 
 NAMESPACE = "parallel_dit"
 SCHEMA = (
@@ -25,19 +28,10 @@ OPTIONS = "transformer_options"
 PREFERRED = "preferred_attention"
 
 
-class Switch(Protocol):
-    """What stands where ComfyUI's function stood; `site`: the module of a block that runs."""
-
-    site: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """As ComfyUI's function."""
-
-
 class GraphAttention:
     """The operator, there for as long as this, once a process. `options`: those of the block whose graph runs."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, switch: "AttentionSwitch") -> None:
         self.options: Any = None  # its `transformer_options`
         self._switch = switch
         self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -69,7 +63,7 @@ class GraphAttention:
 
 
 @cache
-def graph_attention(switch: Switch) -> GraphAttention:
+def graph_attention(switch: "AttentionSwitch") -> GraphAttention:
     """The operator that calls this switch."""
     return GraphAttention(switch)
 

@@ -37,10 +37,12 @@ from typing import Any, NoReturn
 ENTRY = "parallel_runtime.worker.entry"
 COMFYUI = "main.py"
 LAUNCHER = "parallel_runtime.machines.launch"  # of a further machine's ranks
+WITH_PACK = "parallel_runtime.cli.with_pack"  # ComfyUI without a server, of commands
 # Modules that are run with -m, and scripts by their names.
 OURS = {ENTRY, LAUNCHER, "parallel_runtime.worker.by_torchrun", "parallel_runtime.machines.relay"}
 OURS |= {"parallel_runtime.models.hosted.reference", "benchmarks.gpu", "benchmarks.share"}
-WITH_RANKS = {COMFYUI, LAUNCHER, "benchmarks.gpu"}  # beside which stands a process that forks
+OURS |= {"parallel_runtime", WITH_PACK, "parallel_runtime.worker.finding"}
+WITH_RANKS = {COMFYUI, LAUNCHER, "parallel_runtime", WITH_PACK, "benchmarks.gpu"}  # beside which stands a process that forks
 PROGRAMS = OURS | {
     *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }

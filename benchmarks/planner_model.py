@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import PLAN_AXES, ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import Calibration, Interconnect, Rates, Software
@@ -18,7 +18,7 @@ from parallel_runtime.planner.known import DEVICES, known_calibration, known_rat
 from parallel_runtime.planner.work import Work
 
 HERE = Path(__file__).resolve().parent
-AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}
+AXES = {axis.short: name for name, axis in PLAN_AXES.items()}
 # The device of each machine, and how many it has.
 MACHINES = {
     "8xH100 NVLink": ("H100", 8),

@@ -207,13 +207,9 @@ class ParallelChoice:
 def choice_of(
     mode: str,
     devices: str,
-    ulysses: int,
-    ring: int,
+    *,
     lora: str = LORA_MODES[0],
-    data: int = 1,
-    cfg: int = 1,
     weights: str = WEIGHTS[0],
-    pipefusion: int = 1,
     patches: int = 0,
     warmup_steps: int = 1,
     compiled: str = COMPILED[0],
@@ -224,17 +220,19 @@ def choice_of(
     tries: str = TRIES[0],
     shares: str = MEASURED,
     plans: str = PLANS[0],
+    **degrees: int,
 ) -> ParallelChoice:
-    """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
+    """What SP Config's inputs mean on this machine, `degrees` by their axis. Raises `ValueError` for those that cannot
+    be used."""
     if (missing := missing_system()) is not None:
         raise ValueError(f"{missing}; {STOCK_NODES}")
     _refuse_attention(attention)
     plan = None
     if mode == "manual":
-        degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
-        pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
-        plan = ParallelPlan(**degrees, **pipeline, weights=weights)
-        refuse_stages_with_cache(pipefusion, step_cache)
+        staged = degrees.get("pipefusion", 1) > 1
+        pipeline = {"patches": patches, "warmup_steps": warmup_steps} if staged else {}
+        plan = ParallelPlan.from_dict({**degrees, **pipeline, "weights": weights})
+        refuse_stages_with_cache(plan.pipefusion, step_cache)
     selection = with_machines(parse_devices(devices), machines)
     selection, of_each = _with_shares(selection, shares)
     return ParallelChoice(

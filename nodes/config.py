@@ -112,7 +112,7 @@ class SPConfig(io.ComfyNode):
     def execute(cls, mode: str, devices: str, ulysses: int, ring: int, **added: str | float) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         close_unasked()
-        choice = choice_of(mode, devices, ulysses, ring, **added)
+        choice = choice_of(mode, devices, ulysses=ulysses, ring=ring, **added)
         for warning in choice.selection.warnings:
             log.warning("SP Config: %s", warning)
         lines = choice.describe()

@@ -1,18 +1,9 @@
-"""What a plan does with each device, in words for a user. Owns the words; a plan's meaning is plan.py's."""
+"""What a plan does with each device, in words for a user. Owns the lines; the words of an axis are plan.py's."""
 
 from collections.abc import Sequence
 
 from ..parallel_runtime.devices import Device
-from ..parallel_runtime.plan import ParallelPlan
-
-# Axis, and its words for one rank: its own place, and the degree.
-WORDS = {
-    "data": "replica {place}",
-    "cfg": "cond {place}",
-    "pipefusion": "stage {place}/{degree}",
-    "ring": "ring part {place}/{degree}",
-    "ulysses": "1/{degree} of the attention heads",
-}
+from ..parallel_runtime.plan import PLAN_AXES, ParallelPlan
 
 
 def roles(plan: ParallelPlan, devices: Sequence[Device]) -> list[str]:
@@ -25,7 +16,7 @@ def roles(plan: ParallelPlan, devices: Sequence[Device]) -> list[str]:
 
 def _role(plan: ParallelPlan, rank: int) -> str:
     words = [
-        WORDS[axis].format(place=place, degree=degree)
+        PLAN_AXES[axis].role.format(place=place, degree=degree)
         for (axis, place), degree in zip(plan.coordinates(rank).items(), plan.degrees, strict=True)
         if degree > 1
     ]

@@ -7,9 +7,9 @@ process group: `worker/mesh.py` does.
 import functools
 from dataclasses import dataclass
 
-from .plan import Layout, ParallelPlan
+from .plan import PLAN_AXES, TOKEN_AXES, Layout, ParallelPlan
 
-GROUPED_AXES = ("cfg", "ring", "ulysses")
+GROUPED_AXES = tuple(name for name, axis in PLAN_AXES.items() if axis.grouped)
 ACTIVATIONS, LINK, WEIGHTS = "activations", "link", "weights"
 
 
@@ -43,7 +43,7 @@ def groups_of(plan: ParallelPlan, num_ranks: int) -> tuple[ExchangeGroup, ...]:
     """
     runs = [run for axis in GROUPED_AXES if getattr(plan, axis) > 1 for run in runs_along(plan, axis)]
     if has_sequence_group(plan):
-        runs += runs_along(plan, "ring", "ulysses")
+        runs += runs_along(plan, *TOKEN_AXES)
     found = [ExchangeGroup(purpose=ACTIVATIONS, ranks=run) for run in runs if len(run) < num_ranks]
     found += [ExchangeGroup(purpose=LINK, ranks=link) for link in links_of(plan)]
     return (*found, *weight_groups(plan.layout))
@@ -68,8 +68,8 @@ def runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:
 
 
 def has_sequence_group(plan: ParallelPlan) -> bool:
-    """Whether all ranks that share a sequence exchange, where neither ring nor ulysses is that. Stages do without."""
-    return min(plan.ring, plan.ulysses) > 1 and plan.pipefusion == 1
+    """Whether ranks that share a sequence need a group of all of them, which no axis alone has. Stages do without."""
+    return plan.pipefusion == 1 and plan.parts > max(getattr(plan, axis) for axis in TOKEN_AXES)
 
 
 def links_of(plan: ParallelPlan) -> list[tuple[int, int]]:

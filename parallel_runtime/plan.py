@@ -14,10 +14,32 @@ from functools import cached_property
 from typing import NamedTuple
 
 MAX_RANKS = 8
+ROWS, BLOCKS, TOKENS = "rows", "blocks", "tokens"  # what ranks can share: of a batch, of the model, of a sequence
+
+
+class PlanAxis(NamedTuple):
+    """What all need to know of an axis: what its ranks `share`, and whether they form a process group (`grouped`).
+
+    Replicas send each other nothing, and stages have a link to the next. `short` is its word in the names of plans,
+    `role` what one rank has of it, in words for a user, of its own `{place}` and the `{degree}`.
+    """
+
+    share: str
+    grouped: bool
+    short: str
+    role: str
+
+
 # Outermost first: neighbours in the last axis exchange the most bytes, so they are the closest devices.
-AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
-OUTER_AXES = ("data", "cfg", "pipefusion")
-SHORT_NAMES = {"data": "data", "cfg": "cfg", "pipefusion": "pipe", "ring": "ring", "ulysses": "uly"}
+PLAN_AXES: Mapping[str, PlanAxis] = {
+    "data": PlanAxis(ROWS, grouped=False, short="data", role="replica {place}"),
+    "cfg": PlanAxis(ROWS, grouped=True, short="cfg", role="cond {place}"),
+    "pipefusion": PlanAxis(BLOCKS, grouped=False, short="pipe", role="stage {place}/{degree}"),
+    "ring": PlanAxis(TOKENS, grouped=True, short="ring", role="ring part {place}/{degree}"),
+    "ulysses": PlanAxis(TOKENS, grouped=True, short="uly", role="1/{degree} of the attention heads"),
+}
+AXES = tuple(PLAN_AXES)
+TOKEN_AXES = tuple(name for name, axis in PLAN_AXES.items() if axis.share == TOKENS)
 WEIGHTS = ("replicated", "sharded", "offloaded")
 PIPELINE_KEYS = ("patches", "warmup_steps")
 KEYS = (*AXES, "weights", *PIPELINE_KEYS, "shares")
@@ -188,20 +210,17 @@ class ParallelPlan:
     @cached_property
     def ranks(self) -> int:
         """Number of ranks the plan occupies."""
-        total = 1
-        for degree in self.degrees:
-            total *= degree
-        return total
+        return math.prod(self.degrees)
 
     @cached_property
     def batch_groups(self) -> int:
         """How many groups of ranks run calls, or rows of a call, of their own."""
-        return self.data * self.cfg
+        return math.prod(getattr(self, name) for name, axis in PLAN_AXES.items() if axis.share == ROWS)
 
     @cached_property
     def parts(self) -> int:
         """Ranks of one stage of a batch group: how many share a sequence."""
-        return self.ring * self.ulysses
+        return math.prod(getattr(self, axis) for axis in TOKEN_AXES)
 
     @cached_property
     def replica_ranks(self) -> int:
@@ -229,9 +248,10 @@ class ParallelPlan:
     @property
     def name(self) -> str:
         """One word for reports and charts: `single`, `uly2`, `ring2-uly2`, `cfg2-ring1-uly2`, `uly4-sharded`."""
-        outer = [axis for axis in OUTER_AXES if getattr(self, axis) > 1]
-        inner = [axis for axis in ("ring", "ulysses") if outer or getattr(self, axis) > 1]
-        parts = [f"{SHORT_NAMES[axis]}{getattr(self, axis)}" for axis in outer + inner] or ["single"]
+        outer = [axis for axis in AXES if axis not in TOKEN_AXES and getattr(self, axis) > 1]
+        beside = ("ring", "ulysses") if outer else ()  # named beside outer axes whatever their degree is
+        inner = [axis for axis in TOKEN_AXES if axis in beside or getattr(self, axis) > 1]
+        parts = [f"{PLAN_AXES[axis].short}{getattr(self, axis)}" for axis in outer + inner] or ["single"]
         parts += [":".join(map(str, self.shares))] if self.shares else []
         return "-".join(parts if self.weights == "replicated" else [*parts, self.weights])
 

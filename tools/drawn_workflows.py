@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 from demo.graphs import demo_server, find, with_demo_files
 from host.client import ComfyClient, Workflow
 from host.server import PACK_ROOT
+from parallel_runtime.plan import AXES, PIPELINE_KEYS
 from saved_workflows.ui_format import CHOICE, NOTE, is_widget
 
 from .blueprints import BLUEPRINTS, as_blueprint, without_save
@@ -44,7 +45,7 @@ COLUMNS += (
     ("Save", 4),
 )
 # What SP Config has no row for under auto, as web/panel/nodes.mjs has it.
-MANUAL_ONLY = frozenset(("ulysses", "ring", "data", "cfg", "pipefusion", "patches", "warmup_steps"))
+MANUAL_ONLY = frozenset((*AXES, *PIPELINE_KEYS))
 NOTE_SIZE = (3 * COLUMN - GAP, 360)
 THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
 RESULT = THUMBNAIL[1] - TITLE - MARGIN  # pixels of what was drawn, beside the graph

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
-from ..plan import ParallelPlan
+from ..plan import TOKEN_AXES, ParallelPlan
 from .counted import Amounts, CountedModel, amounts_of, kept_bytes_of
 from .hardware import Calibration
 from .work import Work
@@ -126,53 +126,90 @@ def _pass_s(
 def _exchanges_s(
     model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, amounts: Amounts, *, calls: int
 ) -> float:
-    """Seconds of a step for which ranks wait for heads and for hops, beside the attention that they share.
+    """Seconds of a step for which ranks wait for each other, beside the attention that they share.
 
-    A pipeline's stages send all heads at once, and gather what others have around the ring: nothing hides.
+    Raises `KeyError` for an axis whose exchange has no price: its plans would seem to send nothing.
     """
     times = calls * amounts.exchanges
     if not times:
         return 0.0
-    rates, link, around = calibration.rates, calibration.link, calibration.link_of(plan.parts, plan.ranks)
-    rows = rows_per_group(work, plan) / times  # a row's amounts are of all attentions: what one of them has of these
-    attend_s = rows * rates.attention_s(amounts.attended_flops, amounts.attended_scores)
-    waited = 0.0
-    if plan.ring > 1:
-        hop_s = rows * amounts.hop_bytes / around.bandwidth + around.latency_s
-        sent = (plan.ring - 1) * hop_s
-        both = sent + attend_s if plan.pipefusion > 1 else ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
-        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
-    if plan.ulysses > 1:
-        bandwidth = link.all_to_all_bandwidth(plan.ulysses)
-        there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
-        chunks = 1
-        if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
-            shared = SharedHeads(
-                groups=model.heads,
-                ranks=plan.ulysses,
-                keys=work.tokens,
-                head_dim=model.head_dim(work),
-                flops=rows * amounts.attended_flops,
-                arriving_bytes=there,
-                returning_bytes=back,
-            )
-            given = OverlapRates(
-                attention_flops=rates.attention_flops,
-                bandwidth=bandwidth,
-                latency_s=link.latency_s,
-                most_chunks=rates.most_chunks,
-            )
-            chunks = choose_chunks(shared, given)
-        both = chunked_s(
-            attend_s=attend_s,
-            arriving_s=there / bandwidth,
-            returning_s=back / bandwidth,
-            latency_s=link.latency_s,
-            chunks=chunks,
+    shared = _Attention(model, work, plan, calibration, amounts, times)
+    return times * sum(WAITED_S[axis](shared) for axis in TOKEN_AXES if getattr(plan, axis) > 1)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """One attention that ranks share, of so many in a step (`times`), and what it sends."""
+
+    model: CountedModel
+    work: Work
+    plan: ParallelPlan
+    calibration: Calibration
+    amounts: Amounts
+    times: float
+
+    @property
+    def rows(self) -> float:
+        """By how much a row's amounts, which are of all attentions, are to be taken."""
+        return rows_per_group(self.work, self.plan) / self.times
+
+    @property
+    def seconds(self) -> float:
+        """Of attending."""
+        amounts = self.amounts
+        return self.rows * self.calibration.rates.attention_s(amounts.attended_flops, amounts.attended_scores)
+
+    def waited_s(self, *, sent_s: float, both_s: float) -> float:
+        """Of what takes so long by itself, and so long together with attention."""
+        return self.calibration.rates.waited_s(sent_s=sent_s, attend_s=self.seconds, both_s=both_s)
+
+
+def _waited_for_hops_s(shared: _Attention) -> float:
+    """Seconds that a ring shows. A pipeline's stages gather what others have around the ring: nothing hides."""
+    plan, attend_s = shared.plan, shared.seconds
+    around = shared.calibration.link_of(plan.parts, plan.ranks)
+    hop_s = shared.rows * shared.amounts.hop_bytes / around.bandwidth + around.latency_s
+    sent = (plan.ring - 1) * hop_s
+    both = sent + attend_s if plan.pipefusion > 1 else ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
+    return shared.waited_s(sent_s=sent, both_s=both)
+
+
+def _waited_for_heads_s(shared: _Attention) -> float:
+    """Seconds that all-to-alls show, in as many chunks as ranks choose. A pipeline's stages send all heads at once."""
+    model, plan, rows, amounts = shared.model, shared.plan, shared.rows, shared.amounts
+    rates, link = shared.calibration.rates, shared.calibration.link
+    bandwidth = link.all_to_all_bandwidth(plan.ulysses)
+    there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
+    chunks = 1
+    if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
+        heads = SharedHeads(
+            groups=model.heads,
+            ranks=plan.ulysses,
+            keys=shared.work.tokens,
+            head_dim=model.head_dim(shared.work),
+            flops=rows * amounts.attended_flops,
+            arriving_bytes=there,
+            returning_bytes=back,
         )
-        sent = (there + back) / bandwidth + 2 * chunks * link.latency_s
-        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
-    return times * waited
+        given = OverlapRates(
+            attention_flops=rates.attention_flops,
+            bandwidth=bandwidth,
+            latency_s=link.latency_s,
+            most_chunks=rates.most_chunks,
+        )
+        chunks = choose_chunks(heads, given)
+    both = chunked_s(
+        attend_s=shared.seconds,
+        arriving_s=there / bandwidth,
+        returning_s=back / bandwidth,
+        latency_s=link.latency_s,
+        chunks=chunks,
+    )
+    sent = (there + back) / bandwidth + 2 * chunks * link.latency_s
+    return shared.waited_s(sent_s=sent, both_s=both)
+
+
+WAITED_S = {"ring": _waited_for_hops_s, "ulysses": _waited_for_heads_s}  # by axis, of one attention
 
 
 def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int) -> float:

@@ -27,7 +27,7 @@ from ..parallel.collectives import Axis, Traffic
 from ..parallel.links import P2PChannel
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
-from ..plan import ParallelPlan
+from ..plan import TOKEN_AXES, ParallelPlan
 from ..timing import wait_for_all
 from ..wire.replies import ProbeReply
 from .probe import probe
@@ -143,10 +143,11 @@ class Mesh:
         """All ranks that share a sequence as one axis, where they need a group."""
         if not has_sequence_group(self.plan):
             return None
-        ring, ulysses = self.axes["ring"], self.axes["ulysses"]
-        size, index = ring.size * ulysses.size, ring.index * ulysses.size + ulysses.index
-        group = groups.join(ACTIVATIONS, runs_along(self.plan, "ring", "ulysses"))
-        return Axis("sequence", size, index, group, self.traffic, self._staged)
+        group = groups.join(ACTIVATIONS, runs_along(self.plan, *TOKEN_AXES))
+        index = 0
+        for axis in map(self.axes.__getitem__, TOKEN_AXES):
+            index = index * axis.size + axis.index
+        return Axis("sequence", self.plan.parts, index, group, self.traffic, self._staged)
 
     @cached_property
     def attention(self) -> SequenceParallelAttention:
@@ -163,7 +164,7 @@ class Mesh:
             chunks=self._chunks,
             shares=self.plan.shares_within(self.batch_group),
         )
-        used = self.plan.data * self.plan.cfg * self.plan.pipefusion * attention.parts
+        used = self.plan.batch_groups * self.plan.pipefusion * attention.parts
         if used != self.plan.ranks:
             raise ValueError(
                 f"{self.plan.describe()} has {self.plan.ranks} ranks, and {used} share the work; the others would "

@@ -17,7 +17,7 @@ from benchmarks.planner_errors import (
 from benchmarks.planner_fit import FREE, START, TABLE_CONSTANTS, fit, fit_table, loss, table_loss, table_rows
 from benchmarks.planner_model import HERE, MACHINES, new_machine, parse_plan, read_rows, table_calibration
 from benchmarks.planner_table import report
-from parallel_runtime.plan import AXES, SHORT_NAMES
+from parallel_runtime.plan import AXES, PLAN_AXES
 from parallel_runtime.planner.known import DEVICES, known_link
 
 MEDIAN_ERROR = 0.15
@@ -157,7 +157,7 @@ def test_every_row_names_its_source_and_how_it_was_read() -> None:
         assert {use for *_, use in table["rows"]} <= {"fitted", "held out", "unseen"}
         for plan, seconds, _ in table["rows"]:
             parts = [
-                f"{SHORT_NAMES[axis]}{degree}" for axis, degree in zip(AXES, parse_plan(plan).degrees, strict=True)
+                f"{PLAN_AXES[axis].short}{degree}" for axis, degree in zip(AXES, parse_plan(plan).degrees, strict=True)
             ]
             assert "-".join(part for part in parts if not part.endswith("1")) == plan.removeprefix("single")
             assert seconds > 0

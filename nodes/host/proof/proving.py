@@ -24,7 +24,7 @@ from ....parallel_runtime.models.hosted.build import Recognised
 from ....parallel_runtime.models.hosted.calls import from_tree
 from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ....parallel_runtime.models.specs import find_spec, spec_of
-from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
 from ....parallel_runtime.pool.calls import ModelCall, RunResult
 from ....parallel_runtime.pool.proving import arguments_of, prove
@@ -227,7 +227,7 @@ class Prover:
 def _told(plan: ParallelPlan) -> str:
     """What of a plan cuts tokens, and how weights lie, as a proof is kept by."""
     shares = plan.shares[: plan.parts] if plan.batch_groups == 1 else plan.shares
-    cut = ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe()
+    cut = ParallelPlan(**{axis: getattr(plan, axis) for axis in TOKEN_AXES}, weights=plan.weights).describe()
     return f"{cut},shares={':'.join(map(str, shares))}" if shares else cut
 
 

@@ -7,7 +7,7 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.proof import relative_error
-from ..parallel_runtime.report.interleave import BenchmarkCase, Run, interleave, table
+from ..parallel_runtime.report.interleave import BenchmarkCase, CaseRun, interleave, table
 from .host.contract.comfyui import folder_paths
 from .host.contract.version import refuse_off
 from .host.panel.progress import NodeText
@@ -164,10 +164,10 @@ class Field:
         pooled = self.model.model.pooled
         model = under_plan(self.model, plan)
 
-        def run_once() -> Run:
+        def run_once() -> CaseRun:
             latent, record = sampled(model, self.settings, worker_loop=self.worker_loop)
             self.last_requests = record.requests
-            return Run(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
+            return CaseRun(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 
         return BenchmarkCase(
             name=name,
@@ -183,11 +183,11 @@ class Field:
         """Stock ComfyUI with as many threads as each plan has, where threads play a part."""
         copy = stock_copy(self.model)
 
-        def running(count: int | None) -> Callable[[], Run]:
-            def run_once() -> Run:
+        def running(count: int | None) -> Callable[[], CaseRun]:
+            def run_once() -> CaseRun:
                 with threads(count):
                     latent, record = sampled(copy, self.settings)
-                return Run(result=latent, loop=loop_of(record))
+                return CaseRun(result=latent, loop=loop_of(record))
 
             return run_once
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ..pool import nccl_files
-from ..pool.known_errors import NEW_DRIVER, recognise
+from ..pool.known_errors import NEW_DRIVER, find_known
 from ..pool.nccl_files import NcclFile
 from .check import Check
 from .gpu_facts import Gpu, GpuFacts
@@ -43,7 +43,7 @@ def check_cuda(facts: GpuFacts) -> Check:
     if not facts.error and facts.gpus:
         return Check(name="cuda", ok=True, seen=f"torch {facts.torch} sees {len(facts.gpus)} device(s)")
     reason = facts.error or "torch sees no device"
-    found = recognise(reason) or recognise("", facts.driver_error)
+    found = find_known(reason) or find_known("", facts.driver_error)
     others = f"; the driver sees {facts.driver_gpus}" if facts.driver_gpus else ""
     seen = f"{(found and found.cause) or reason}{others}"
     return Check(name="cuda", ok=False, seen=seen, remedy=found.known.remedy if found else _look_at(facts))
@@ -141,7 +141,7 @@ def _has_kernels(kernels: Sequence[str], gpu: Gpu) -> bool:
 def _check_answers(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
     """Whether each device took a context of ours a moment ago."""
     silent = [gpu for gpu in gpus if gpu.error]
-    found = recognise(silent[0].error) if silent else None
+    found = find_known(silent[0].error) if silent else None
     seen = "; ".join(f"cuda:{gpu.index} does not: {gpu.error}" for gpu in silent)
     return Check(
         name="devices answer",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.processes import PASSED_ON_S, Output, Work
+from ..wire.processes import PASSED_ON_S, Output, ProcessWork
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
@@ -36,7 +36,7 @@ class RankHere:
     output: Output
     pid: int = 0
     pidfd: int = -1
-    work: Work | None = None
+    work: ProcessWork | None = None
     stopped: bool = False
 
 
@@ -132,7 +132,7 @@ class RanksHere:
         if message.op is Op.HELLO:
             rank.pid = from_body(Hello, message.body, message.op.name).pid
             rank.pidfd = os.pidfd_open(rank.pid)
-            rank.work = Work(rank.pid)
+            rank.work = ProcessWork(rank.pid)
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends
         with self._results_lock:

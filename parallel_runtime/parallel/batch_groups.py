@@ -12,7 +12,7 @@ from itertools import accumulate
 from ..plan import BatchSlice
 
 
-def share_out(rows: Sequence[int], batch_groups: int, shares: Sequence[int] = ()) -> tuple[tuple[BatchSlice, ...], ...]:
+def cut_rows(rows: Sequence[int], batch_groups: int, shares: Sequence[int] = ()) -> tuple[tuple[BatchSlice, ...], ...]:
     """The pieces of each batch group. Call c has `rows[c]` rows; a batch group may have none.
 
     Rows stay in order: laid end to end, call after call, they are cut into one run a batch group. Among all such cuts

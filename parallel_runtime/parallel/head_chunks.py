@@ -21,10 +21,10 @@ from .shard import split_lengths
 Begun = TypeVar("Begun")
 
 
-class Run(NamedTuple):
-    """Consecutive shares of heads that are equally large: `shares` of them, each of so many groups."""
+class EqualParts(NamedTuple):
+    """So many (`number`) consecutive parts of heads that are equally large, of so many groups each."""
 
-    shares: int
+    number: int
     groups: int
 
 
@@ -36,7 +36,7 @@ def cut_groups(groups: int, ranks: int, chunks: int, shares: tuple[int, ...] = (
         of_ranks = [split_lengths(each, chunks) for each in split_lengths(groups, ranks, shares, least=1)]
         return tuple(zip(*of_ranks, strict=True))
     base, more = divmod(groups, ranks * chunks)
-    counts = [base + (share < more) for share in range(ranks * chunks)]
+    counts = [base + (part < more) for part in range(ranks * chunks)]
     return tuple(tuple(counts[first : first + ranks]) for first in range(0, len(counts), ranks))
 
 
@@ -98,21 +98,21 @@ class HeadsOut:
         return [self._batch * count * heads * size for heads, size in self._shapes]
 
     def _pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The messages of all chunks, one behind the other: share after share (U in each), tokens outermost in each,
+        """The messages of all chunks, one behind the other: part after part (U in each), tokens outermost in each,
         so that what arrives lies as one tensor."""
         tokens, batch = tensors[0].shape[2], self._batch
         numbers = [sum(each) * tokens * self._group for each in self._cut]
         packed = tensors[0].new_empty(sum(numbers))
         group = start = 0
-        for shares, count in _runs(self._cut):
-            row = count * self._group
-            room = packed[start : start + shares * tokens * row].view(shares, tokens, row)
-            parts = room.split_with_sizes(self._widths(count), 2)
+        for number, groups in _runs(self._cut):
+            row = groups * self._group
+            room = packed[start : start + number * tokens * row].view(number, tokens, row)
+            parts = room.split_with_sizes(self._widths(groups), 2)
             for tensor, part, (heads, size) in zip(tensors, parts, self._shapes, strict=True):
-                given = tensor.narrow(1, group * heads, shares * count * heads)
-                given = given.view(batch, shares, count * heads, tokens, size).permute(1, 3, 0, 2, 4)
-                part.view(shares, tokens, batch, count * heads, size).copy_(given)
-            group += shares * count
+                given = tensor.narrow(1, group * heads, number * groups * heads)
+                given = given.view(batch, number, groups * heads, tokens, size).permute(1, 3, 0, 2, 4)
+                part.view(number, tokens, batch, groups * heads, size).copy_(given)
+            group += number * groups
             start += room.numel()
         return list(packed.split_with_sizes(numbers))
 
@@ -159,12 +159,12 @@ class HeadsBack:
 
 
 @lru_cache(maxsize=1024)
-def _runs(cut: tuple[tuple[int, ...], ...]) -> tuple[Run, ...]:
+def _runs(cut: tuple[tuple[int, ...], ...]) -> tuple[EqualParts, ...]:
     """Equal neighbours together."""
-    found: list[Run] = []
-    for count in chain.from_iterable(cut):
-        if found and found[-1].groups == count:
-            found[-1] = Run(found[-1].shares + 1, count)
+    found: list[EqualParts] = []
+    for groups in chain.from_iterable(cut):
+        if found and found[-1].groups == groups:
+            found[-1] = EqualParts(found[-1].number + 1, groups)
         else:
-            found.append(Run(1, count))
+            found.append(EqualParts(1, groups))
     return tuple(found)

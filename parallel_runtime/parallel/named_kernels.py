@@ -21,7 +21,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class PackageKernel:
     """`member`: of yunchang's `AttnType`; `package`: the module that has the kernel; `install`: how to get that."""
 
     member: str
@@ -37,14 +37,14 @@ _OF_FLASH = (
     ("return_softmax", False),
 )
 NAMED = {
-    "FlashAttention 3": Named(
+    "FlashAttention 3": PackageKernel(
         member="FA3",
         package="flash_attn_interface",
         install="pip install yunchang, and FlashAttention 3 from the folder hopper of Dao-AILab/flash-attention",
         exact=True,
         takes=(*_OF_FLASH, ("softcap", 0.0)),
     ),
-    "SageAttention": Named(
+    "SageAttention": PackageKernel(
         member="SAGE_AUTO",
         package="sageattention",
         install="pip install yunchang sageattention",
@@ -52,7 +52,7 @@ NAMED = {
         takes=(("is_causal", False),),
         scale="sm_scale",
     ),
-    "FlashInfer": Named(
+    "FlashInfer": PackageKernel(
         member="FLASHINFER",
         package="flashinfer",
         install="pip install yunchang flashinfer-python",

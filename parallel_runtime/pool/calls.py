@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..parallel.batch_groups import share_out
+from ..parallel.batch_groups import cut_rows
 from ..parallel.shard import split_lengths
 from ..plan import BatchSlice, ParallelPlan
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
@@ -76,7 +76,7 @@ def split_rows(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
         raise ValueError("no calls to run; give at least one")
     if plan.batch_groups == 1 and all(call.rows for call in calls):  # nothing to share out
         return (tuple(BatchSlice(number, 0, call.rows) for number, call in enumerate(calls)),)
-    return share_out([call.rows for call in calls], plan.batch_groups, plan.group_shares(plan.batch_groups))
+    return cut_rows([call.rows for call in calls], plan.batch_groups, plan.group_shares(plan.batch_groups))
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:
@@ -240,7 +240,7 @@ class WorkerLoopRun:
             mesh=mesh,
             recurrence=self.recurrence,
             cfg=self.cfg,
-            batch_groups=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
+            batch_groups=work_of_groups(plan, images=self.shape[0], num_conds=len(self.conds)),
             calls=tuple(dict(cond.options) for cond in self.conds),
             timeline=self.timeline,
             cache=self.cache,
@@ -301,7 +301,7 @@ class WorkerLoopResult:
         return max((ran.skipped_calls or 0 for ran in self.ran), default=0)
 
 
-def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:
+def work_of_groups(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:
     """For each batch group, the images and the conditionings it does, and whether it exchanges with the rest of its cfg
     axis.
 
@@ -326,12 +326,12 @@ def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWor
 
 def writers(plan: ParallelPlan, run: WorkerLoopRun) -> list[int]:
     """The ranks whose rows make up a step's preview: those of the last stage of the batch groups that have work."""
-    batch_groups = shares(plan, images=run.shape[0], num_conds=len(run.conds))
+    batch_groups = work_of_groups(plan, images=run.shape[0], num_conds=len(run.conds))
     ranks_a_group = plan.ranks // plan.batch_groups
     return [
         rank
-        for batch_group, share in enumerate(batch_groups)
-        if share.conds
+        for batch_group, work in enumerate(batch_groups)
+        if work.conds
         for rank in range((batch_group + 1) * ranks_a_group - plan.parts, (batch_group + 1) * ranks_a_group)
     ]
 

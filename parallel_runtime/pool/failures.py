@@ -11,7 +11,7 @@ from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from ..wire.replies import RankError
-from .known_errors import recognise
+from .known_errors import find_known
 from .process import RankProcess
 from .remote_ranks import RemoteRank
 
@@ -52,7 +52,7 @@ def failure_of_error(rank: int, error: RankError) -> Failure:
     """The failure that an ERROR message tells of."""
     lines = error.text.strip().splitlines()
     said = f"{error.kind}: {error.text}"
-    found = recognise(said)
+    found = find_known(said)
     return Failure(
         rank,
         f"{error.kind}: {lines[0]}" if lines else error.kind,
@@ -119,7 +119,7 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
     aborted = cause == ABORTED
     kind = SilentWorkersError if failure.silent else PoolError
-    if found := recognise(failure.said, printed) if failure.said or aborted else None:
+    if found := find_known(failure.said, printed) if failure.said or aborted else None:
         cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
         remedy = f"{found.known.remedy}; {remedy}"
         kind = OutOfMemoryInRankError if found.known.out_of_memory else kind

@@ -33,7 +33,7 @@ class KnownError:
 
 
 @dataclass(frozen=True)
-class Recognised:
+class FoundError:
     """An entry, and the words of the message that it was recognised by."""
 
     known: KnownError
@@ -45,7 +45,7 @@ class Recognised:
         return f'{self.known.cause} ("{self.words}")' if self.known.cause else ""
 
 
-def recognise(text: str, printed: str = "") -> Recognised | None:
+def find_known(text: str, printed: str = "") -> FoundError | None:
     """The first entry that matches `text`, None when none does. Where `text` is empty or vague, `printed` may say more.
 
     `printed` is what a rank has printed last: NCCL's warnings, and the exceptions of threads that Python never sees.
@@ -56,10 +56,10 @@ def recognise(text: str, printed: str = "") -> Recognised | None:
     return _first(printed) or found
 
 
-def _first(text: str) -> Recognised | None:
+def _first(text: str) -> FoundError | None:
     for known in KNOWN:
         if match := re.search(known.pattern, text):
-            return Recognised(known, " ".join(match.group().split()))
+            return FoundError(known, " ".join(match.group().split()))
     return None
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
-from ..wire.processes import Output, Work, is_stopped
+from ..wire.processes import Output, ProcessWork, is_stopped
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
@@ -29,7 +29,7 @@ class OwnedProcess:
         self.output = output
         self.pidfd, self._lifeline = fds
         self._process = process
-        self._work = Work(process.pid)
+        self._work = ProcessWork(process.pid)
 
     @property
     def pid(self) -> int:

@@ -133,15 +133,15 @@ def summary(report: Mapping) -> dict:
         told |= {"plan": plan["name"], "ranks": plan["ranks"]}
     if math.isfinite(step_s := step_of(report)):
         told["step_s"] = step_s
-    shares = shares_of(report.get("ranks", []))
-    if shares:
-        told["shares"] = shares
+    fractions = time_fractions(report.get("ranks", []))
+    if fractions:
+        told["shares"] = fractions
         if plan is not None and plan["ranks"] > 1:
-            told["verdict"] = verdict(shares)
+            told["verdict"] = verdict(fractions)
     return told
 
 
-def shares_of(ranks: Iterable[Mapping]) -> dict[str, float]:
+def time_fractions(ranks: Iterable[Mapping]) -> dict[str, float]:
     """How the ranks' time divides into computing, waiting for others, and idling; {} where it was not measured.
 
     Of ENOUGH steps without the first, in which a plan is proven and other plans are tried.
@@ -156,9 +156,9 @@ def shares_of(ranks: Iterable[Mapping]) -> dict[str, float]:
     return {part: round(seconds / whole, 4) for part, seconds in sums.items()} if whole > 0 else {}
 
 
-def verdict(shares: Mapping[str, float]) -> str:
-    """`good`, `fair` or `poor`, by the share of the time in which the ranks compute."""
-    return "good" if shares["compute"] >= GOOD else "fair" if shares["compute"] >= FAIR else "poor"
+def verdict(fractions: Mapping[str, float]) -> str:
+    """`good`, `fair` or `poor`, by the fraction of the time in which the ranks compute."""
+    return "good" if fractions["compute"] >= GOOD else "fair" if fractions["compute"] >= FAIR else "poor"
 
 
 def speedup(run: Facts, known: Iterable[Facts]) -> dict | None:

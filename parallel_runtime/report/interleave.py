@@ -23,7 +23,7 @@ BLOCKS = frozenset(("double_blocks_s", "single_blocks_s"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class CaseRun:
     """What one run of a case gave: its result on the CPU, and of workers what they said, since `began_s`.
 
     `loop` is where the loop of a sampling run was, as the schema has it.
@@ -45,7 +45,7 @@ class BenchmarkCase:
     name: str
     kind: str
     engine: str
-    run: Callable[[], Run]
+    run: Callable[[], CaseRun]
     plan: ParallelPlan | None = None
     devices: Sequence[Device] = ()
     threads: int | None = None
@@ -60,10 +60,10 @@ class Timed:
     run_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     blocks_s: list[float] = field(default_factory=list)
-    last: Run | None = None
+    last: CaseRun | None = None
     utilisation: Mapping[int, float] = field(default_factory=dict)
 
-    def add(self, seconds: float, run: Run, *, busy: Mapping[int, float]) -> None:
+    def add(self, seconds: float, run: CaseRun, *, busy: Mapping[int, float]) -> None:
         """Take in one run, and how `busy` the driver said each rank's device was in it."""
         self.last, self.utilisation = run, busy
         self.run_s.append(seconds)

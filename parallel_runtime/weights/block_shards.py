@@ -26,7 +26,7 @@ LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightOwner:
     """A weight's place in a block: the module that has it, its name there, and how it is made of plain tensors."""
 
     owner: torch.nn.Module
@@ -44,14 +44,14 @@ class Unit:
     def __init__(self, path: str, block: torch.nn.Module, rounded: Mapping[str, torch.dtype], *, shards: int) -> None:
         """`rounded`: weights that are held in another dtype than the file's."""
         self.rounded = rounded
-        self.slots: dict[str, Slot] = {}
+        self.owners: dict[str, WeightOwner] = {}
         self.pristine: dict[str, torch.nn.Parameter] = {}
         self.changed: frozenset[str] = frozenset()  # weights that are not what the file says
         for below, owner in block.named_modules():
             for name, weight in owner._parameters.items():
                 if weight is not None:
                     full = ".".join(part for part in (path, below, name) if part)
-                    self.slots[full] = Slot(owner, name, full)
+                    self.owners[full] = WeightOwner(owner, name, full)
                     self.pristine[full] = weight
         self._shards = shards
         self.lay_out({})
@@ -61,7 +61,7 @@ class Unit:
         self.changed = frozenset(changed)
         self.makes: dict[str, tuple[Make, int]] = {}
         sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        for path in self.slots:
+        for path in self.owners:
             parts, make = plain_parts(changed.get(path, self.pristine[path]))
             if path in self.rounded and path not in changed:
                 parts = [parts[0].to(META, self.rounded[path])]
@@ -71,7 +71,7 @@ class Unit:
 
     def cut(self, shard: torch.Tensor, index: int, changed: Mapping[str, torch.nn.Parameter]) -> None:
         """Copy what the rank of that index holds of every weight into its bytes, `shard`; `changed` as `lay_out`."""
-        for path in self.slots:
+        for path in self.owners:
             parts, _ = plain_parts(changed.get(path, self.pristine[path]))
             if path in self.rounded and path not in changed:
                 parts = [parts[0].to(self.rounded[path])]
@@ -116,7 +116,7 @@ class BlockShards:
         self._whole: dict[tuple[str, int], dict[str, torch.nn.Parameter]] = {}  # by unit and where its bytes lie
         self._order: list[str] = []  # as the last whole call asked for them
         self._asked: list[str] = []
-        self._unit_of = {slot: path for path, unit in self._units.items() for slot in unit.slots}
+        self._unit_of = {owner: path for path, unit in self._units.items() for owner in unit.owners}
         self.idle = False  # blocks are called, and do not run: none is gathered
         for path, block in blocks.items():
             entries = ("forward",) if methods is None else methods(path)
@@ -208,13 +208,13 @@ class BlockShards:
         whole = self._whole.get(key)
         if whole is None:
             whole = self._whole[key] = unit.whole(received)
-        for name, slot in unit.slots.items():
-            slot.put(whole[name])
+        for name, owner in unit.owners.items():
+            owner.put(whole[name])
 
     def _release(self, path: str) -> None:
         """After a block ran: its weights are the next one's buffer soon."""
-        for slot in self._units[path].slots.values():
-            slot.put(None)
+        for owner in self._units[path].owners.values():
+            owner.put(None)
 
 
 def blocks_of(

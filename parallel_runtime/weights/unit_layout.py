@@ -17,7 +17,7 @@ ALIGNMENT = 64  # bytes: what the processor's and the GPU's widest loads like, a
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightSpan:
     """Where one weight lies in its unit: `start` is a byte offset."""
 
     dtype: torch.dtype
@@ -48,11 +48,11 @@ class UnitLayout:
     """Where each weight of a unit lies, by its name within the unit, and which rank holds which bytes of it."""
 
     def __init__(self, weights: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, shards: int) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.spans: dict[str, WeightSpan] = {}
         end = 0
         for name, (dtype, shape) in weights.items():
-            self.slots[name] = Slot(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)
-            end = self.slots[name].stop
+            self.spans[name] = WeightSpan(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)
+            end = self.spans[name].stop
         self.shards = shards
         self.shard_bytes = max(1, -(-end // (ALIGNMENT * shards))) * ALIGNMENT
 
@@ -63,15 +63,15 @@ class UnitLayout:
 
     def part(self, name: str, index: int) -> ShardRange:
         """What the rank of that index holds of a weight; often nothing."""
-        slot, begin = self.slots[name], index * self.shard_bytes
-        low = min(max(slot.start, begin), slot.stop)
-        high = max(min(slot.stop, begin + self.shard_bytes), low)
-        size = slot.dtype.itemsize
+        span, begin = self.spans[name], index * self.shard_bytes
+        low = min(max(span.start, begin), span.stop)
+        high = max(min(span.stop, begin + self.shard_bytes), low)
+        size = span.dtype.itemsize
         start = min(max(low - begin, 0), self.shard_bytes)
-        return ShardRange((low - slot.start) // size, (high - slot.start) // size, start, slot.dtype)
+        return ShardRange((low - span.start) // size, (high - span.start) // size, start, span.dtype)
 
     def views(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The weights in the bytes (num_bytes,) of the whole unit, which lie at a multiple of 64."""
         return {
-            name: whole[slot.start : slot.stop].view(slot.dtype).view(slot.shape) for name, slot in self.slots.items()
+            name: whole[span.start : span.stop].view(span.dtype).view(span.shape) for name, span in self.spans.items()
         }

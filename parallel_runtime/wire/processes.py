@@ -34,7 +34,7 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
-class Work:
+class ProcessWork:
     """What a process has done so far, which tells whether it gets on while it cannot show a pulse: it imports."""
 
     def __init__(self, pid: int) -> None:

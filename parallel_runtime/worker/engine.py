@@ -257,8 +257,8 @@ class Engine:
             loop.run(gate, step_done=lambda step, spent: progress(Progress(done=step + 1, total=steps, spent=spent)))
         finally:
             self.models.end_runs()
-        share = request.batch_groups[mesh.batch_group]
-        pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
+        work = request.batch_groups[mesh.batch_group]
+        pieces = tuple(BatchSlice(cond, work.start, work.stop) for cond in work.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
         return SampleReply(memory=self._memory(), ran=ran)
 

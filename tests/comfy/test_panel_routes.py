@@ -168,13 +168,13 @@ def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack
     context = module_of_pack("nodes.host.sampling.run_context")
     recorder, live = context.Recorder(), module_of_pack("nodes.host.panel.live_times").LiveTimes()
     live.begins(SimpleNamespace(recorder=recorder, model=SimpleNamespace(devices=("cpu:0", "cpu:1"))))
-    assert live.shares(("cpu:0", "cpu:1"), []) == [None, None]
+    assert live.fractions(("cpu:0", "cpu:1"), []) == [None, None]
     timed = SimpleNamespace(step_s=(0.4,), regions={"communication_s": (0.1,)}, timed_steps=None)
     ranks = [SimpleNamespace(ran=timed), SimpleNamespace(ran=None)]
     for began_s in (10.0, 10.5):
         request = context.MeasuredRequest(num_calls=1, began_s=began_s, wall_s=0.5, ranks=ranks, traces={})
         recorder.requests.append(request)
-    shares = live.shares(("cpu:0", "cpu:1"), [])
+    shares = live.fractions(("cpu:0", "cpu:1"), [])
     assert shares == [{"compute": 0.6, "communication": 0.2, "idle": 0.2}, None]
 
 

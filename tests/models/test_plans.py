@@ -23,7 +23,7 @@ from parallel_runtime.models.specs.words import (
     Last,
     Order,
     Ranges,
-    Run,
+    StreamTokens,
     Tokens,
     introduced_by,
     parse,
@@ -31,7 +31,7 @@ from parallel_runtime.models.specs.words import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-TXT, IMG = Run("txt"), Run("img")
+TXT, IMG = StreamTokens("txt"), StreamTokens("img")
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ TXT, IMG = Run("txt"), Run("img")
     [
         ("img", Tokens((IMG,))),
         ("img@0", Tokens((IMG,), 0)),
-        ("-txt+img@2", Tokens((Run("txt", held=True), IMG), 2)),
+        ("-txt+img@2", Tokens((StreamTokens("txt", held=True), IMG), 2)),
         ("img+*", Tokens((IMG,), 1, rest=True)),
         ("order:txt+img", Order((TXT, IMG))),
-        ("ranges:-txt+img", Ranges((Run("txt", held=True), IMG))),
+        ("ranges:-txt+img", Ranges((StreamTokens("txt", held=True), IMG))),
         ("index:img", Index("img")),
         ("last:img", Last("img")),
         ("every:txt", Every("txt")),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
-from parallel_runtime.pool.known_errors import KNOWN, recognise
+from parallel_runtime.pool.known_errors import KNOWN, find_known
 from parallel_runtime.wire.replies import RankError
 from pool.echo_pool import FRESH, failure, first_line
 
@@ -34,7 +34,7 @@ def raised(recorded, rank=1):
 @pytest.mark.parametrize("recorded", RECORDED, ids=name_of)
 def test_each_recorded_message_is_the_known_error_it_should_be(recorded):
     kind, text = recorded["type"], recorded["text"]
-    found = recognise("", text) if kind in ("print", "abort") else recognise(f"{kind}: {text}")
+    found = find_known("", text) if kind in ("print", "abort") else find_known(f"{kind}: {text}")
     assert found is not None, "not in the table"
     assert found.known.name == recorded["known"]
 
@@ -105,7 +105,7 @@ def test_what_is_not_known_stays_as_it_is(kind, text):
     ],
 )
 def test_memory_is_recognised_by_the_type_of_an_error(said):
-    found = recognise(said)
+    found = find_known(said)
     assert found is not None
     assert found.known.name == "memory"
 

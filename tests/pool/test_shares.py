@@ -3,7 +3,7 @@
 import torch
 
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import Steps, shares
+from parallel_runtime.pool.calls import Steps, work_of_groups
 from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
 
@@ -14,16 +14,16 @@ def share(start: int, stop: int, *conds: int, exchange: bool = False) -> GroupWo
 
 def test_each_side_goes_to_a_batch_group_of_its_own_and_images_to_the_replicas() -> None:
     four = ParallelPlan(data=2, cfg=2)
-    assert shares(four, images=3, num_conds=2) == (
+    assert work_of_groups(four, images=3, num_conds=2) == (
         share(0, 2, 0, exchange=True),
         share(0, 2, 1, exchange=True),
         share(2, 3, 0, exchange=True),
         share(2, 3, 1, exchange=True),
     )
-    one_image = shares(four, images=1, num_conds=2)
+    one_image = work_of_groups(four, images=1, num_conds=2)
     assert one_image[2:] == (share(1, 1), share(1, 1)), "a replica without an image does nothing"
-    assert shares(four, images=3, num_conds=1) == (share(0, 1, 0), share(1, 2, 0), share(2, 3, 0), share(3, 3))
-    assert shares(ParallelPlan(data=2), images=2, num_conds=2) == (share(0, 1, 0, 1), share(1, 2, 0, 1))
+    assert work_of_groups(four, images=3, num_conds=1) == (share(0, 1, 0), share(1, 2, 0), share(2, 3, 0), share(3, 3))
+    assert work_of_groups(ParallelPlan(data=2), images=2, num_conds=2) == (share(0, 1, 0, 1), share(1, 2, 0, 1))
 
 
 def test_a_step_is_told_once_every_writer_has_done_it_in_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.parallel.batch_groups import BatchSlice, share_out
+from parallel_runtime.parallel.batch_groups import BatchSlice, cut_rows
 
 CALLS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 FEW_CALLS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
@@ -18,7 +18,7 @@ def loads(batch_groups: tuple[tuple[BatchSlice, ...], ...]) -> list[int]:
 
 @given(CALLS, st.integers(1, 8))
 def test_every_row_of_every_call_is_run_once_and_in_order(rows: list[int], batch_groups: int) -> None:
-    shared = share_out(rows, batch_groups)
+    shared = cut_rows(rows, batch_groups)
     assert len(shared) == batch_groups
     run = [(piece.call, row) for pieces in shared for piece in pieces for row in range(piece.start, piece.stop)]
     assert run == [(call, row) for call, count in enumerate(rows) for row in range(count)]
@@ -29,25 +29,25 @@ def test_every_row_of_every_call_is_run_once_and_in_order(rows: list[int], batch
 def test_no_other_cut_has_a_smaller_largest_batch_group(rows: list[int], batch_groups: int) -> None:
     every_cut = combinations_with_replacement(range(sum(rows) + 1), batch_groups - 1)
     possible = [max(b - a for a, b in zip((0, *cuts), (*cuts, sum(rows)), strict=True)) for cuts in every_cut]
-    assert max(loads(share_out(rows, batch_groups))) == min(possible)
+    assert max(loads(cut_rows(rows, batch_groups))) == min(possible)
 
 
 def test_five_over_two_is_three_and_two() -> None:
-    assert share_out([5], 2) == ((BatchSlice(0, 0, 3),), (BatchSlice(0, 3, 5),))
-    assert share_out([1] * 5, 2) == (
+    assert cut_rows([5], 2) == ((BatchSlice(0, 0, 3),), (BatchSlice(0, 3, 5),))
+    assert cut_rows([1] * 5, 2) == (
         (BatchSlice(0, 0, 1), BatchSlice(1, 0, 1), BatchSlice(2, 0, 1)),
         (BatchSlice(3, 0, 1), BatchSlice(4, 0, 1)),
     )
 
 
 def test_cond_and_uncond_get_a_batch_group_each() -> None:
-    assert share_out([1, 1], 2) == ((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 1),))
-    assert share_out([2, 2], 2) == ((BatchSlice(0, 0, 2),), (BatchSlice(1, 0, 2),))
+    assert cut_rows([1, 1], 2) == ((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 1),))
+    assert cut_rows([2, 2], 2) == ((BatchSlice(0, 0, 2),), (BatchSlice(1, 0, 2),))
 
 
 def test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing() -> None:
     """Three rows each over four batch groups: two rows of two calls would be two passes over the blocks."""
-    assert share_out([3, 3], 4) == (
+    assert cut_rows([3, 3], 4) == (
         (BatchSlice(0, 0, 2),),
         (BatchSlice(0, 2, 3),),
         (BatchSlice(1, 0, 2),),
@@ -56,12 +56,12 @@ def test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing() -> None:
 
 
 def test_no_batch_group_is_idle_while_another_could_give_it_a_row() -> None:
-    assert share_out([4], 3) == ((BatchSlice(0, 0, 2),), (BatchSlice(0, 2, 3),), (BatchSlice(0, 3, 4),))
-    assert share_out([1], 3) == ((BatchSlice(0, 0, 1),), (), ())
+    assert cut_rows([4], 3) == ((BatchSlice(0, 0, 2),), (BatchSlice(0, 2, 3),), (BatchSlice(0, 3, 4),))
+    assert cut_rows([1], 3) == ((BatchSlice(0, 0, 1),), (), ())
 
 
 def test_a_full_list_over_all_batch_groups_is_shared_out_evenly() -> None:
-    assert loads(share_out([64, 64], 8)) == [16] * 8
+    assert loads(cut_rows([64, 64], 8)) == [16] * 8
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_full_list_over_all_batch_groups_is_shared_out_evenly() -> None:
 )
 def test_what_cannot_be_shared_out_is_refused(rows: list[int], batch_groups: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        share_out(rows, batch_groups)
+        cut_rows(rows, batch_groups)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_what_cannot_be_shared_out_is_refused(rows: list[int], batch_groups: int
     [([6], (2, 1), [4, 2]), ([3, 3], (2, 1), [4, 2]), ([1, 1], (2, 1), [1, 1]), ([5], (1, 3, 1), [1, 3, 1])],
 )
 def test_rows_follow_the_shares_of_batch_groups(rows: list[int], shares: tuple[int, ...], expected: list[int]) -> None:
-    assert loads(share_out(rows, len(shares), shares)) == expected
+    assert loads(cut_rows(rows, len(shares), shares)) == expected

@@ -7,7 +7,7 @@ import torch
 
 from parallel_runtime.devices import Device
 from parallel_runtime.report.environment import SAMPLE_S, utilisation
-from parallel_runtime.report.interleave import BenchmarkCase, Run, interleave
+from parallel_runtime.report.interleave import BenchmarkCase, CaseRun, interleave
 
 HERE = torch.cuda.is_available()
 
@@ -17,9 +17,9 @@ def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
     ran: list[str] = []
 
     def case(name: str) -> BenchmarkCase:
-        def run() -> Run:
+        def run() -> CaseRun:
             ran.append(name)
-            return Run(result=torch.zeros(1))
+            return CaseRun(result=torch.zeros(1))
 
         return BenchmarkCase(name=name, kind="one_process", engine="diffusers", run=run)
 

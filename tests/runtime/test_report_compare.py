@@ -14,9 +14,9 @@ from parallel_runtime.report.compare import (
     name_works,
     quicker,
     quoted,
-    shares_of,
     speedup,
     summary,
+    time_fractions,
     verdict,
 )
 
@@ -218,7 +218,7 @@ def test_the_plan_that_was_quickest_at_the_same_is_what_to_try() -> None:
 @pytest.mark.parametrize(("compute", "said"), [(0.84, "good"), (0.6, "fair"), (0.3, "poor")])
 def test_where_the_time_went_makes_the_verdict(compute: float, said: str) -> None:
     rank = {"compute_s": [0, compute, compute], "communication_s": [0] + [0.9 - compute] * 2, "idle_s": [9.0, 0.1, 0.1]}
-    shares = shares_of([rank, {"rank": 1}])  # the first step also proves the plan
+    shares = time_fractions([rank, {"rank": 1}])  # the first step also proves the plan
     assert shares == {"compute": compute, "communication": pytest.approx(0.9 - compute), "idle": 0.1}
     assert verdict(shares) == said
     told = summary(run(PAIR, 0.28) | {"ranks": [rank]})

@@ -35,7 +35,7 @@ UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file 
 
 
 @dataclass(frozen=True)
-class Looking:
+class PlanSearch:
     """`unkept`: what is known of classes that this process looked at and no file says: of those that it did not look at
     to the end, which it does not begin again, and of all where no file can be written."""
 
@@ -116,4 +116,4 @@ def _given(transformer: torch.nn.Module, found: Found) -> str:
     return why_unshared(transformer)
 
 
-LOOKING = Looking()
+LOOKING = PlanSearch()

@@ -29,14 +29,14 @@ class LiveTimes:
         if known is None or known.recorder() is not run.recorder:
             self._runs[run.model.devices] = _Requests(run.recorder)
 
-    def shares(self, devices: Devices, told: Sequence[Mapping[str, float] | None]) -> list[dict[str, float] | None]:
+    def fractions(self, devices: Devices, told: Sequence[Mapping[str, float] | None]) -> list[dict[str, float] | None]:
         """How each rank's time so far divides into `PARTS`, in hundredths; None of a rank of which nothing is known.
 
         `told` is what ranks say of a loop of their own, by rank, [] without one.
         """
         run = self._runs.get(devices)
         spent = list(told) if any(told) else [] if run is None else run.spent()
-        return [_shares(each) for each in spent] + [None] * (len(devices) - len(spent))
+        return [_fractions(each) for each in spent] + [None] * (len(devices) - len(spent))
 
 
 class _Requests:
@@ -86,7 +86,7 @@ def busy_and_waiting(ran: RankStep | RankRun) -> tuple[float, float]:
     return busy_s, waits_s * busy_s / timed_s if timed_s > 0 else 0.0  # the other steps are taken to be alike
 
 
-def _shares(spent: Mapping[str, float] | None) -> dict[str, float] | None:
+def _fractions(spent: Mapping[str, float] | None) -> dict[str, float] | None:
     whole = 0.0 if spent is None else sum(spent.values())
     if spent is None or whole <= 0:
         return None

@@ -110,8 +110,8 @@ class PanelState:
             rank["memory"] = memory
         shown["sampling"] = self._is_sampling(pool, status["state"], run)
         if shown["sampling"]:
-            shares = LIVE.shares(pool.devices, status["spent"])
-            for rank, known in zip(shown["ranks"], shares, strict=True):
+            fractions = LIVE.fractions(pool.devices, status["spent"])
+            for rank, known in zip(shown["ranks"], fractions, strict=True):
                 rank |= {} if known is None else {"shares": known}
         return shown
 

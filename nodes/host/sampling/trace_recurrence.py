@@ -31,7 +31,7 @@ class NotLinearError(ValueError):
 
 
 @dataclass(kw_only=True)
-class Run:
+class TracedCalls:
     """What a sampler passed to its model, and the denoised latents that it called back with."""
 
     inputs: list[torch.Tensor] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _Model(comfy.samplers.KSamplerX0Inpaint):
         guider: comfy.samplers.CFGGuider,
         sigmas: torch.Tensor,
         *,
-        run: Run,
+        run: TracedCalls,
         answer: Callable[[int, torch.Tensor], torch.Tensor],
         options: dict,
         max_calls: int,
@@ -90,11 +90,11 @@ class SamplerRun:
 
     def with_answers(
         self, x: torch.Tensor, answer: Callable[[int, torch.Tensor], torch.Tensor], *, shown: bool = True
-    ) -> Run:
+    ) -> TracedCalls:
         """Run the sampler from `x` with a model that answers as told. What is noted lies in host memory.
 
         `shown`: whether to note what each step shows."""
-        run = Run()
+        run = TracedCalls()
         options = self.extra_args["model_options"]
         max_calls = _max_calls(len(self.sigmas))
         model = _Model(self.guider, self.sigmas, run=run, answer=answer, options=options, max_calls=max_calls)
@@ -258,7 +258,9 @@ def _given(state: RecurrenceStep, number: int, still: Sequence[torch.Tensor]) ->
     return noise
 
 
-def _check(recurrence: SamplerRecurrence, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:
+def _check(
+    recurrence: SamplerRecurrence, run: TracedCalls, still: TracedCalls, vectors: torch.Tensor, tolerance: float
+) -> None:
     """Raise `NotLinearError` unless the recurrence reproduces the sampler's run on random numbers, and what the sampler
     shows after a step is what the model said last. `still` is its run on zeros of the same shape."""
     noise = [*still.inputs, still.result]

@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan
-from ....parallel_runtime.pool.calls import Inpaint, WorkerLoopRun, refuse_long, seen_shape, shares
+from ....parallel_runtime.pool.calls import Inpaint, WorkerLoopRun, refuse_long, seen_shape, work_of_groups
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ..contract.comfyui import CFGGuider, WrappersMP, check_cancelled, comfy, is_absent
@@ -332,7 +332,7 @@ def _refuse_cache(plan: ParallelPlan, cached: object | None) -> None:
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
     """Raise `HostLoopError` where ComfyUI's loop keeps more batch groups at work: it may cut a batch between
     conditionings."""
-    working = sum(bool(share.conds) for share in shares(plan, images=images, num_conds=num_conds))
+    working = sum(bool(work.conds) for work in work_of_groups(plan, images=images, num_conds=num_conds))
     if working < min(plan.batch_groups, images * num_conds):
         raise HostLoopError(
             f"{plan.name} shares out {images} image(s) inside the workers, but prompt and negative here; use cfg=2"

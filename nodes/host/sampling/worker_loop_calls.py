@@ -19,7 +19,7 @@ from ....parallel_runtime.models.hosted.formats import coarse_inputs
 from ....parallel_runtime.models.hosted.other_calls import apply_call
 from ....parallel_runtime.models.specs import find_spec
 from ....parallel_runtime.models.specs.whole import find_whole
-from ....parallel_runtime.pool.calls import ModelCall, shape_of, shares
+from ....parallel_runtime.pool.calls import ModelCall, shape_of, work_of_groups
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from ..contract.refusals import INSIDE_BLOCKS
@@ -87,7 +87,7 @@ def conds_of_run(
     asked = [[name] for name in names] if run.plan.cfg > 1 else [list(names)]
     around = {WrappersMP.APPLY_MODEL: apply_model}
     inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
-    groups = shares(run.plan, images=len(x), num_conds=len(names))
+    groups = work_of_groups(run.plan, images=len(x), num_conds=len(names))
     stages = run.plan.pipefusion > 1 and run.plan.layout.shards > run.plan.parts
     if stages and not all(share.conds for share in groups):
         raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")

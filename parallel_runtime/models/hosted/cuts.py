@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..specs.words import Frames, Run, Tokens
+from ..specs.words import Frames, StreamTokens, Tokens
 from .call import TokenCall
 from .lightricks import cut_guides, cut_timestep
 
@@ -114,7 +114,7 @@ def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
     return torch.cat(pieces, word.dim) if len(pieces) > 1 else pieces[0]
 
 
-def other_length(call: TokenCall, runs: Sequence[Run], planned: int, found: int) -> str:
+def other_length(call: TokenCall, runs: Sequence[StreamTokens], planned: int, found: int) -> str:
     names = "+".join(run.stream for run in runs)
     return (
         f"{call.name}: {names} has {planned} tokens by the plan and {found} in this call; "

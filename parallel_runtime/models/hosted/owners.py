@@ -35,7 +35,7 @@ class MixedPatchesError(ValueError):
     """No patch has numbers of the latent to itself."""
 
 
-class Looking:
+class BlocksLookedAt:
     """Stands in the place of a call's blocks: what they are given is looked at, and they return `tokens`."""
 
     def __init__(self, tokens: float) -> None:
@@ -62,8 +62,8 @@ def find_owners(outputs: Outputs, staged: StagedBlocks, latent: Tensor, *, patch
         raise MixedPatchesError(mixes)
     alone = SequenceParallelAttention()
 
-    def run(x: Tensor, part: int, tokens: float) -> tuple[Looking, list[Tensor]]:
-        looking = Looking(tokens)
+    def run(x: Tensor, part: int, tokens: float) -> tuple[BlocksLookedAt, list[Tensor]]:
+        looking = BlocksLookedAt(tokens)
         deal = partial(
             PassCall,
             alone,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...parallel.attention import SequenceParallelAttention
 from ...parallel.kept_keys import HeldRows, KeptKeys
-from ..specs.words import Attention, Run
+from ..specs.words import Attention, StreamTokens
 from .call import Exchange, TokenCall
 from .places import rows_of
 
@@ -166,7 +166,7 @@ class PassCall(TokenCall):
             return slice(before, before + sum(self.of_chunk(key_lengths)))
         known = self.changed.get((id(attention), -1))
         if known is None:
-            runs = [Run(stream) for stream in attention.keys]
+            runs = [StreamTokens(stream) for stream in attention.keys]
             came, kept = (
                 torch.cat([rows_of(call, runs, part, with_uncut=part == 0) for part in range(call.parts)])
                 for call in (self, self._parts)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..specs.words import GRID, Grid, Run
+from ..specs.words import GRID, Grid, StreamTokens
 from .call import TokenCall
 from .cuts import other_length
 
@@ -31,7 +31,7 @@ def cut_grid(call: TokenCall, value: Tensor, word: Grid) -> Tensor:
     return value.narrow(dim + axis, start, length).clone(memory_format=torch.contiguous_format)
 
 
-def in_part_order(call: TokenCall, mask: Tensor, runs: Sequence[Run]) -> Tensor:
+def in_part_order(call: TokenCall, mask: Tensor, runs: Sequence[StreamTokens]) -> Tensor:
     """A mask (..., queries or 1, keys or 1) over whole tokens, in the order in which the ranks hold them."""
     if all(run.stream in call.uncut for run in runs):
         return mask
@@ -45,7 +45,7 @@ def in_part_order(call: TokenCall, mask: Tensor, runs: Sequence[Run]) -> Tensor:
     return mask
 
 
-def rows_of(call: TokenCall, runs: Sequence[Run], part: int, *, with_uncut: bool) -> Tensor:
+def rows_of(call: TokenCall, runs: Sequence[StreamTokens], part: int, *, with_uncut: bool) -> Tensor:
     """Where the tokens of one rank lie among all tokens of these runs."""
     rows, first = [], 0
     for run in runs:
@@ -66,7 +66,7 @@ def _tokens_of(call: TokenCall, stream: str, part: int) -> tuple[Tensor, int]:
     return tokens.narrow(_longer_side(call), start, lengths[part]).flatten(), tokens.numel()
 
 
-def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) -> list[tuple]:
+def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[StreamTokens]) -> list[tuple]:
     """Ranges (start, end, ...) of tokens, end None for the last, as ranges of this rank's tokens."""
     found = []
     for start, end, *rest in ranges:

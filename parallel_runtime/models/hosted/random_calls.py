@@ -70,7 +70,7 @@ def make_calls(
     sides = [replace(size, seed=size.seed + number, text_tokens=tokens) for number, tokens in enumerate(texts)]
     found: list[list[Recorded]] = [[] for _ in range(steps)]
     for side in sides:
-        run = _Run(model, side, shapes, widths, device)
+        run = _SampledSide(model, side, shapes, widths, device)
         try:
             recorded = run.euler(steps)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -144,7 +144,7 @@ def call_of(
     then it is made on the CPU.
     """
     made_on = CPU if device.type == "meta" else device
-    given = _Run(model, size, shapes, widths, made_on).arguments()
+    given = _SampledSide(model, size, shapes, widths, made_on).arguments()
     args, kwargs = tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, given)
 
     def call(**options: object) -> Any:  # noqa: ANN401
@@ -164,7 +164,7 @@ def uncomputed_call(
 
     Raises `ValueError` for a model that cannot be called so.
     """
-    args, kwargs = _Run(model, size, shapes, widths, CPU).arguments()
+    args, kwargs = _SampledSide(model, size, shapes, widths, CPU).arguments()
     return forward_call(model.diffusion_model, model.latent_format.latent_channels, args, kwargs)
 
 
@@ -176,7 +176,7 @@ class _CalledWith(Exception):  # noqa: N818  nothing went wrong
         self.arguments = args, kwargs
 
 
-class _Run:
+class _SampledSide:
     """One side of a sampling run: a latent, a conditioning, and the calls that ComfyUI makes of them."""
 
     def __init__(
@@ -308,7 +308,7 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
                 continue
         used = {part: width if width != PROBE_WIDTHS[part] else None for part, width in widths.items()}
         try:
-            _Run(model, small, shapes, used, CPU).arguments()
+            _SampledSide(model, small, shapes, used, CPU).arguments()
         except KeyError:  # it is asked for, though any width will do
             return widths
         return used

@@ -58,7 +58,7 @@ class LowRank:
 
 
 @dataclass
-class Run:
+class OutputRows:
     """The LoRAs of one run of a layer's outputs, side by side: `up` (O', r), `down` (r, I, *kernel), `scale` (r,) fp32.
 
     `factors`: of each of their ranks, the number of its LoRA among all of the layer, and alpha over rank.
@@ -83,7 +83,7 @@ class LayerBranches:
     """The LoRAs beside one layer, whose forward adds what they make to its output until they are taken off."""
 
     def __init__(self, layer: nn.Module) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[OutputRows] = []
         self.layer: Any = layer
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
         self._before = vars(layer).get("forward")
@@ -107,7 +107,7 @@ class LayerBranches:
             out.narrow(-1 if self._convolve is None else 1, run.first, run.up.shape[0]).add_(self._product(run, x))
         return out
 
-    def _product(self, run: Run, x: Tensor) -> Tensor:
+    def _product(self, run: OutputRows, x: Tensor) -> Tensor:
         down, up = run.down.to(x.dtype), run.up.to(x.dtype)
         if self._convolve is None:
             return F.linear((F.linear(x, down) * run.scale).to(x.dtype), up)
@@ -167,13 +167,13 @@ class SideBranches:
         return self._forms[block]
 
 
-def _runs_of(loras: Sequence[LowRank]) -> list[Run]:
+def _runs_of(loras: Sequence[LowRank]) -> list[OutputRows]:
     """LoRAs of the same outputs together, so that each run of outputs has two products however many there are."""
     numbered: dict[tuple[int, int], list[int]] = {}
     for number, lora in enumerate(loras):
         numbered.setdefault((lora.first, lora.up.shape[0]), []).append(number)
     return [
-        Run(
+        OutputRows(
             first,
             _joined([loras[number].up for number in numbers], 1),
             _joined([loras[number].down for number in numbers], 0),

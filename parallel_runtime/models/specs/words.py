@@ -60,7 +60,7 @@ ATTENDED = re.compile(r"(?:index:|kept:)?[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Run:
+class StreamTokens:
     """The tokens of one stream. `held`: only this rank's are there."""
 
     stream: str
@@ -75,7 +75,7 @@ class Tokens:
     `heads`: a tensor of 4 dims has heads in dim 1 and the tokens in dim 2.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[StreamTokens, ...]
     dim: int = 1
     rest: bool = False
     opens: bool = False
@@ -102,14 +102,14 @@ class Grid:
 class Order:
     """A mask over all tokens of these runs."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[StreamTokens, ...]
 
 
 @dataclass(frozen=True)
 class Ranges:
     """A list of (start, end, ...) over the tokens of these runs."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[StreamTokens, ...]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def parse(text: WordText) -> Word:
     return _of_kind(kind, runs, ndim, text)
 
 
-def _of_kind(kind: str, runs: tuple[Run, ...], ndim: str, text: str) -> Word:
+def _of_kind(kind: str, runs: tuple[StreamTokens, ...], ndim: str, text: str) -> Word:
     if kind == "order":
         return Order(runs)
     if kind == "ranges":
@@ -241,11 +241,11 @@ def parse_attention(text: str) -> Attention:
     return Attention(tuple(sides[0]), tuple(sides[-1]), otherwise=otherwise)
 
 
-def _runs(names: list[str], text: str) -> tuple[Run, ...]:
+def _runs(names: list[str], text: str) -> tuple[StreamTokens, ...]:
     wrong = [name for name in names if not RUN.fullmatch(name) or name == GRID]
     if wrong:
         raise ValueError(f"{text!r}: {wrong[0]!r} is no stream here; use names like img, or -img")
-    return tuple(Run(name.removeprefix("-"), held=name.startswith("-")) for name in names)
+    return tuple(StreamTokens(name.removeprefix("-"), held=name.startswith("-")) for name in names)
 
 
 def streams_in(word: Word | Attention) -> set[str]:

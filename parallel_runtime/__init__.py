@@ -1,9 +1,9 @@
 """Run one diffusion transformer over several devices, without importing ComfyUI.
 
 The folders, from the caller down: `pool` (the parent's side), `wire` (what passes between the sides), `worker` (one
-rank), `weights` (what a rank holds of a model), `models` (the models, and what must be known of them), `parallel` (who
-holds which tokens and how they attend). Nothing but the standard library is imported here, so that a worker can answer
-before it imports torch.
+rank), `weights` (what a rank holds of a model), `models` (the models, and what must be known of them), `parallel`
+(which rank holds which tokens, and how ranks attend). Nothing but the standard library is imported here, so that a
+worker can answer before it imports torch.
 """
 
 import re

@@ -145,10 +145,10 @@ def check_segment_room(room: tuple[int, int] | None, *, ranks: int, over_host: b
     seen = f"{free / 2**20:,.0f} MiB free of {total / 2**20:,.0f} in /dev/shm"
     if not over_host:
         return Check(name=name, ok=True, seen=f"{seen}; little is needed")
-    ring, everybody = (count * CHANNELS * SEGMENT_BYTES for count in (ranks, ranks * (ranks - 1)))
+    ring, all_pairs = (count * CHANNELS * SEGMENT_BYTES for count in (ranks, ranks * (ranks - 1)))
     return Check(
         name=name,
-        ok=free >= max(ADVISED_BYTES, everybody),
+        ok=free >= max(ADVISED_BYTES, all_pairs),
         seen=f"{seen}; copies between {ranks} ranks go through it and take {ring / 2**20:,.0f} MiB or more",
         remedy=MORE_ROOM,
         needed=free < ring,

@@ -196,7 +196,9 @@ class Session:
             text = bytes(self._come[HEAD.size : HEAD.size + length])
             del self._come[: HEAD.size + length]
             if not hmac.compare_digest(code, hmac.digest(self._their_key, NUMBER.pack(self._taken) + text, "sha256")):
-                raise ProtocolError("a frame was changed on its way, or is nobody's; use a network that you trust")
+                raise ProtocolError(
+                    "a frame was changed on its way, or is of an unknown sender; use a network that you trust"
+                )
             self._taken += 1
             found.append(_parsed(text))
         return found

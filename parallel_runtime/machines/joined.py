@@ -89,7 +89,7 @@ def serve(joining: Joining, say: Callable[[str], None]) -> None:
     try:
         sock = socket.create_connection((joining.host, joining.port), timeout=CONNECT_S)
     except OSError as error:
-        raise ConnectionLostError(f"nobody answers ({error.strerror or error})") from error
+        raise ConnectionLostError(f"no answer ({error.strerror or error})") from error
     with sock:
         try:
             connection = _Connection(sock, _prove(sock, joining.token))
@@ -216,14 +216,14 @@ class _Member:
             elif isinstance(message, FindFile):
                 threading.Thread(target=self._find, args=(message,), name="find", daemon=True).start()
             elif not isinstance(message, Beat):
-                raise ProtocolError(f"it said {type(message).__name__}, which nobody waits for")
+                raise ProtocolError(f"it said {type(message).__name__}, which was not asked for")
 
     def _find(self, asked: FindFile) -> None:
         try:
             from .files import find  # here: it imports torch, which only the command has done already
 
             answer = find(asked.number, asked.identity, self._joining.models)
-        except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer
+        except Exception as error:  # noqa: BLE001  whatever it is, ComfyUI waits for an answer
             problem = f"the search for {asked.identity.name!r} failed: {type(error).__name__}: {error}"
             answer = FoundFile(asked.number, problem=problem[:MAX_LINES_CHARS])
         self._answers.put(answer)

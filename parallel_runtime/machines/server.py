@@ -214,7 +214,7 @@ class MachineServer:
                     return
 
     def _admit(self, connection: _Connection, message: object, session: Session) -> None:
-        """Take a machine that says who it is, or refuse it in words."""
+        """Take a machine that introduces itself, or refuse it in words."""
         if not isinstance(message, Introduction):
             raise ProtocolError("it did not introduce itself first")
         reason = difference(self._versions, message.versions) or self._taken(connection, message)

@@ -125,7 +125,7 @@ class Axis:
 
 
 class AllToAll:
-    """Runs of rows on their way to everybody. `at_once`: the rank does nothing before it waits.
+    """Each rank's rows for each other rank, on their way. `at_once`: the rank does nothing before it waits.
 
     A device then has the exchange on the stream that it computes on, where torch can, so no stream joins another.
     """
@@ -194,7 +194,7 @@ class Shift:
 
 
 class AllGather:
-    """Everybody's part of one flat tensor on its way to everybody.
+    """One flat tensor, of which each rank has a part, on its way to all ranks.
 
     gloo's own gather receives into memory of its own as large as the whole, and copies: messages straight to their
     places took half the time (40 MB from each of two ranks: 41 against 89 ms).

@@ -148,7 +148,7 @@ class ComfyUIProcess:
                 line = process.stdout.readline()
         except BrokenPipeError:
             pass
-        except BaseException:  # nobody waits for the answer any more
+        except BaseException:  # the caller does not wait for the answer any more
             self._kill()
             raise
         if not line:

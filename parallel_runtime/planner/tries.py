@@ -77,7 +77,7 @@ def worth_trying(
 
 def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
     """All exact plans that fit and may be as quick as `taken`, which comes first, by their predictions; () where it is
-    not among them. What they take is not weighed: somebody asked for them (`tune`)."""
+    not among them. What they take is not weighed: the user asked for them (`tune`)."""
     rows = _exact(table)
     if taken not in rows:
         return ()

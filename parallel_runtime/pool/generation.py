@@ -391,4 +391,4 @@ class Generation(RankSet):
 
 def _unasked(message: Message) -> ProtocolError:
     said = f"{message.op.name} to request {message.request} of generation {message.generation}"
-    return ProtocolError(f"it answered {said}, which nobody asked")
+    return ProtocolError(f"it answered {said}, which was not asked for")

@@ -165,7 +165,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="device busy",
         pattern=r"(?:all )?CUDA-capable device(?:s|\(s\)) (?:are|is/are) busy or unavailable",
         cause="the device takes no further process: its compute mode is exclusive, or a dead program still holds it",
-        remedy="allow several processes (nvidia-smi -c 0), or name another device; nvidia-smi shows who holds it",
+        remedy="allow several processes (nvidia-smi -c 0), or name another device; nvidia-smi shows what holds it",
     ),
     KnownError(
         name="mps unreachable",

@@ -126,7 +126,7 @@ def test_the_vae_leaves_the_workers_with_their_models(hosted_client: ComfyClient
         ("of another pack", "1 16 1 8 66", "cpu:2", "a AnotherVAE is not ComfyUI's own VAE"),
         ("ltx, noise", "1 128 2 4 18", "cpu:2", "it draws random numbers as it decodes, others for each tile"),
         ("wan 2.1", "1 16 1 8 20", "cpu:2", "the picture is one tile"),
-        ("wan 2.1", "1 16 1 8 66", "cpu:1", "one device (cpu:0) has nobody to share with"),
+        ("wan 2.1", "1 16 1 8 66", "cpu:1", "one device (cpu:0) has no other to share with"),
     ],
 )
 def test_what_ranks_cannot_decode_comfyui_decodes_and_says_why(

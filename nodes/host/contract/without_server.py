@@ -1,4 +1,4 @@
-"""ComfyUI in a process that serves nobody: its modules are found, and told the options of its command line.
+"""ComfyUI in a process without a server: its modules are found, and told the options of its command line.
 
 Owns the order: nothing of ComfyUI's may be imported before. For the commands that run as ComfyUI would
 (nodes/without_server.py).

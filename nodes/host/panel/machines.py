@@ -1,7 +1,7 @@
 """Further machines of this ComfyUI: the address where they may join, the token, and which machines are there.
 
 Owns one server an address, made when a node first offers it and closed when a prompt has SP Configs and none of them
-names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own who is let in
+names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own which ones are let in
 (machines/server.py) nor what their ranks do (pool/remote_ranks.py).
 """
 

@@ -1,7 +1,7 @@
 """Which sampling runs try plans before their first step, and what of earlier tries a run begins with.
 
 Owns what tries are kept by here (`key_of`), and what is known of a MODEL between its runs (`Tunable`). Does not own how
-plans are tried (trying.py), nor the tries that somebody asks for (tuning.py).
+plans are tried (trying.py), nor the tries that a user asks for (tuning.py).
 """
 
 import functools

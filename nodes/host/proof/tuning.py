@@ -1,4 +1,4 @@
-"""Tries that somebody asks for: plans on a made-up call of a kind of work, within a budget of seconds.
+"""Tries that a user asks for: plans on a made-up call of a kind of work, within a budget of seconds.
 
 Owns the made-up call, which plans the budget is for, and what is said of them. How plans are tried and kept is
 trying.py's: the next run of such work begins under what was found.

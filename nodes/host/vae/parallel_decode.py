@@ -247,7 +247,7 @@ def _pixels_of(vae: VAE, latent: torch.Tensor) -> tuple[int, ...]:
 def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Tensor:
     """The latent as tiled decode takes it, on the CPU. Raises `CannotShareError`."""
     if len(devices) < 2:
-        raise CannotShareError(f"one device ({devices[0]}) has nobody to share with")
+        raise CannotShareError(f"one device ({devices[0]}) has no other to share with")
     if type(vae) is not VAE or vae.first_stage_model is None:
         raise CannotShareError(f"a {type(vae).__name__} is not ComfyUI's own VAE")
     kind = type(vae.first_stage_model).__name__

@@ -1,4 +1,4 @@
-"""Finds the plan of a model that nobody has described, by looking at its calls.
+"""Finds the plan of a model that has no written one, by looking at its calls.
 
     seen = look(model, call, tap)         # one call, at one size
     for candidate in plans([seen, ...]):  # those that explain all calls, the one that cuts most first

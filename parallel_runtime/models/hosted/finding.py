@@ -1,4 +1,4 @@
-"""ComfyUI's attention function, handed to whoever looks for a plan: every call of it in one form.
+"""ComfyUI's attention function, as the finder of plans sees it: every call in one form.
 
 Does not own what is found of it (models/finder).
 """

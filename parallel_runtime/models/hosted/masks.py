@@ -36,7 +36,7 @@ def window_mask(mask: Tensor, window: int, tokens: int) -> Tensor:
 
 
 def _has_own_rows(call: TokenCall, mask: Tensor, queries: tuple[int, ...]) -> bool:
-    """Whether a mask has a row for each query of this rank, and neither for everybody's nor one row for all.
+    """Whether a mask has a row for each query of this rank, and neither for those of all ranks nor one row for all.
 
     All ranks must say the same, and a rank with one query cannot know: then they tell each other what they have. Where
     all have one query and one row, each may take the row for its own.

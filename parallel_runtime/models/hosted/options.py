@@ -17,7 +17,7 @@ from typing import Any
 
 # What ranks do not get. Everything else may change what a module computes.
 KEPT: Mapping[str, tuple[str, ...]] = {
-    "ranks listen to nobody and show nothing": (
+    "ranks listen on no address and show nothing": (
         *("--listen", "--port", "--tls-keyfile", "--tls-certfile", "--enable-cors-header", "--max-upload-size"),
         *("--auto-launch", "--disable-auto-launch", "--dont-print-server", "--windows-standalone-build"),
         *("--front-end-version", "--front-end-root", "--enable-compress-response-body", "--comfy-api-base"),

@@ -362,7 +362,7 @@ def _no_call(error: Exception) -> str:
 
 
 def _mend(widths: dict[str, int | None], last: Sequence[tuple[int, int]]) -> bool:
-    """Set the width that the layer called last wants; False where it met none of those that nobody has."""
+    """Set the width that the layer called last wants; False where the layer was given none of `PROBE_WIDTHS`."""
     if not last:
         return False
     wanted, given = last[-1]

@@ -292,7 +292,7 @@ def answer(reference: Reference, line: str) -> dict[str, Any]:
     question = json.loads(line)
     try:
         if question["do"] not in reference.questions:
-            raise RuntimeError(f"nobody answers {question['do']!r}")
+            raise RuntimeError(f"there is no question {question['do']!r}")
         found: dict[str, Any] = getattr(reference, question["do"])(**question["with"])
         return {"answer": found}
     except ModuleNotFoundError as error:

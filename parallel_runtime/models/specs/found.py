@@ -74,7 +74,7 @@ def of_report(report: Mapping[str, Any]) -> Found:
 
 
 def give_found(model: object, found: Found) -> None:
-    """Have `spec_of` of this model say what was found, where nobody wrote a plan of its class."""
+    """Have `spec_of` of this model say what was found, where its class has no written plan."""
     vars(model)[ATTRIBUTE] = found
 
 
@@ -133,7 +133,7 @@ class FoundPlans:
         return self._save(key, {"cuts": cuts, "errors": dict(errors), "plan": to_data(spec)})
 
     def save_refusal(self, key: FoundKey, why: str) -> bool:
-        """Keep why there is none, so that nobody looks again; False where the folder cannot be written."""
+        """Keep why there is none, so that no process looks again; False where the folder cannot be written."""
         return self._save(key, {"refused": why, "finder": finder_source()})
 
     def _save(self, key: FoundKey, what: Mapping[str, object]) -> bool:

@@ -5,7 +5,7 @@ its length from the tensor; from then on the stream's length is known.
 
 Words for a tensor, or for each tensor in a tuple or list:
 
-    "img"             dim 1 holds the tokens of img: this rank's are taken, or everybody's put together
+    "img"             dim 1 holds the tokens of img: this rank's are taken, or those of all ranks put together
     "img@2"           the same in dim 2
     "heads:img"       the same in dim 1; of a tensor of 4 dims in dim 2, behind its heads
     "txt+img"         two streams, one after another; "-txt+img": of txt, only this rank's are there already

@@ -11,11 +11,12 @@ import torch
 
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
+from ..proof import relative_error
 from ..report.build import cached_calls
 from ..wire.replies import CachedCalls
 from .terminal import Progress
 from .trial import Results, Trial
-from .workload import relative_error, worst
+from .workload import worst
 
 if TYPE_CHECKING:
     from .verify import PlanRunner

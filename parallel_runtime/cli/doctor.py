@@ -31,7 +31,7 @@ from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
-from ..proof import ProofStore, default_path
+from ..proof import ProofStore, default_path, relative_error
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
@@ -51,7 +51,7 @@ from .sample import HEADS, write_sample
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Trial
 from .verify import FP32_TOLERANCE, PlanRunner
-from .workload import Workload, relative_error
+from .workload import Workload
 
 JOIN_S = 120.0
 REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing else needs it

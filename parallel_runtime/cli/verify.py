@@ -33,12 +33,13 @@ from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
+from ..proof import relative_error
 from ..weight_delta import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Results, Trial
-from .workload import Workload, choose_devices, refuse_uncompilable, relative_error, worst
+from .workload import Workload, choose_devices, refuse_uncompilable, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1

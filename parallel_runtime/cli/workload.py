@@ -13,7 +13,6 @@ import torch
 from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
 from ..plan import ParallelPlan
-from ..proof import relative_error as relative_error
 
 MAX_FRAMES = 1 << 12
 MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here

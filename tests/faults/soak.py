@@ -19,11 +19,11 @@ import psutil
 import torch
 
 from host.forked_ranks import FOR_COMFYUI, fork_ranks
-from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 
 from .soak_cases import Case, Cases
 from .soak_ledger import Ledger

@@ -13,9 +13,9 @@ import torch
 from host.hosted_runs import asking, host_loop, make_run, with_options
 from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 
 RUNS = {
     "one side": {},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from parallel_runtime.cli.workload import relative_error as relative_error  # for those who compare latents
+from parallel_runtime.proof import relative_error as relative_error  # for those who compare latents
 
 from .client import ComfyClient, PromptResult, Workflow
 

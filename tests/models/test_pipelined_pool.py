@@ -14,10 +14,10 @@ import torch
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,6 @@ import torch
 from families.variants import BY_NAME, write_families
 from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
@@ -25,6 +24,7 @@ from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 

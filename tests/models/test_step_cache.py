@@ -16,12 +16,12 @@ import torch
 from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from parallel_runtime.models.specs import SPECS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.proof import relative_error
 from tools.known import cases
 
 from .cases import CASES as ALL

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from noted import note
 
-from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.proof import relative_error
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 from parallel_runtime.worker.mesh import Groups, Mesh

@@ -1,4 +1,4 @@
-"""TIMING: what a node of ours measured, in the one schema of docs/report.md. Owns which record becomes which part."""
+"""TIMING: what a node measured, in the one schema of docs/report.md. Owns which record becomes which part."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -220,7 +220,7 @@ def _report(
     warnings: Sequence[str] = (),
     **parts: object,
 ) -> dict:
-    """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything; `decision`: what it ran."""
+    """A report of `kind` with what a parallel MODEL adds to it, where it had requests; `decision`: what it ran."""
     if pooled is not None:
         devices = pooled.devices
         plan = pooled.plan if decision is None else decision.plan

@@ -174,7 +174,7 @@ class ParallelPlan:
         return tuple(each if len(set(each)) > 1 else () for each in (ring, ulysses))  # type: ignore[return-value]
 
     def group_shares(self, groups: int) -> tuple[int, ...]:
-        """The shares of so many groups of consecutive ranks, each what its ranks have together; () for equal ones."""
+        """The shares of `groups` groups of consecutive ranks, each the sum of its ranks'; () for equal ones."""
         size = self.ranks // groups
         found = tuple(sum(self.shares[start : start + size]) for start in range(0, len(self.shares), size))
         return found if len(set(found)) > 1 else ()
@@ -299,7 +299,7 @@ class ParallelPlan:
 
 
 def crossing(run: int, num_ranks: int, ranks_by_machine: Sequence[int]) -> bool:
-    """Whether any of the runs of so many consecutive ranks, of `num_ranks`, has ranks of two machines."""
+    """Whether any run of `run` consecutive ranks, of `num_ranks`, has ranks of two machines."""
     ends = itertools.accumulate(ranks_by_machine)
     return any(end < num_ranks and end % run for end in ends)
 
@@ -341,7 +341,7 @@ def auto_plan(
 
     Ulysses moves fewer bytes a step than ring (arXiv 2405.07719, table 1) and its attention is one full kernel.
     `batch_groups`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks,
-    each gets ranks of its own, which exchange nothing with the others'.
+    each gets ranks of its own, which exchange nothing with those of another call.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks is outside 1 to {MAX_RANKS}; name fewer devices")

@@ -163,7 +163,7 @@ class RegionTimer:
         return _seconds(self.regions)
 
     def enter_step(self, step: int, of: int) -> bool:
-        """Be on in this step of so many, or off; returns which."""
+        """Be on in this step of `of`, or off; returns which."""
         self.on = self.asked and is_timed(step, of=of, every=self._every)
         return self.on
 
@@ -178,7 +178,7 @@ class RegionTimer:
 
 
 def is_timed(step: int, *, of: int, every: int) -> bool:
-    """Whether a step of so many is one of those whose parts are timed: the second, and each `every`-th after it.
+    """Whether a step, of `of`, is one of those whose parts are timed: the second, and each `every`-th after it.
 
     The first makes room and connects, and is like no other; of a run of one step it is the one.
     """

@@ -139,7 +139,7 @@ def _has_kernels(kernels: Sequence[str], gpu: Gpu) -> bool:
 
 
 def _check_answers(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
-    """Whether each device took a context of ours a moment ago."""
+    """Whether each device took a context of this process a moment ago."""
     silent = [gpu for gpu in gpus if gpu.error]
     found = find_known(silent[0].error) if silent else None
     seen = "; ".join(f"cuda:{gpu.index} does not: {gpu.error}" for gpu in silent)

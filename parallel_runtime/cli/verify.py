@@ -1,4 +1,4 @@
-"""`verify`: is a plan equal to one process, which knows nothing of ours?
+"""`verify`: does a plan compute what one process computes without this pack?
 
 What runs are as many calls as the plan's cfg degree, as cond and uncond, of unequal text; rows of their batch are what
 the data degree shares out. The one process is ComfyUI's own module; for Flux.1, `--against diffusers` takes the

@@ -4,8 +4,8 @@ Owns the connection's client end and that no process of a generation outlives it
 (launch.py), nor the command line (cli/join.py).
 
 A generation is a launcher and what it starts. Each launcher adopts what its own processes leave behind, and this
-process what a dead launcher leaves: a child of ours that is no launcher is an orphan, and ended. Nothing else is
-started here.
+process what a dead launcher leaves: a child of this process that is no launcher is an orphan, and ended. Nothing else
+is started here.
 """
 
 import ctypes

@@ -93,7 +93,7 @@ class Machine:
             return self._changed.wait_for(lambda: generation in self._ended or self.lost is not None, deadline_s)
 
     def find_file(self, identity: FileIdentity, content: Callable[[], str]) -> FoundFile:
-        """The machine's own copy of a file; `content()` is the hash of ours (files.py).
+        """The machine's own copy of a file; `content()` is the hash of ComfyUI's copy (files.py).
 
         It has a minute, and a second more for each 25 MB. Raises ValueError where it has none or another, PoolError
         when it is lost or late.

@@ -1,4 +1,4 @@
-"""What ranks of this machine have written of a request's results, to be sent where the others' parts are.
+"""What ranks of this machine have written of a request's results, to be sent to where the other ranks' parts are.
 
 Each rank writes the rows that are its own, into memory that the ranks of a machine share; which ones they are only the
 ranks know. So the room for results is filled beforehand with a signalling NaN, which no arithmetic returns (IEEE

@@ -99,7 +99,7 @@ class CountedModel:
         return replace(self, whole=whole, shared=shared, filling=None, kept_bytes={})
 
     def image_tokens(self, numbers: float) -> int:
-        """Tokens of a latent of so many numbers a row."""
+        """Tokens of a latent of `numbers` numbers a row."""
         return max(1, round(numbers / self.numbers_per_token))
 
     def may_run(self, plan: ParallelPlan) -> bool:

@@ -89,7 +89,7 @@ def _with_choices(calibration: Calibration, device: Device) -> Calibration:
 
 
 def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
-    """Constants of one machine for several of its like, with a link between them that is not measured."""
+    """Constants of one machine for several equal machines, with a link between them that is not measured."""
     source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
     return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
 

@@ -127,7 +127,7 @@ def kept_bytes(num_ranks: int) -> int:
 
 
 def bytes_of(sizes: Iterable[int]) -> int:
-    """What communicators of so many ranks take on each of them."""
+    """What one rank needs for its communicators, each of so many (`sizes`) ranks."""
     return sum(COMMUNICATOR_BYTES + (size - 1) * CONNECTION_BYTES for size in sizes)
 
 

@@ -115,7 +115,9 @@ def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
 
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
-HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
+HELD_UP = (
+    0.5  # of the deadline: a pause of the parent, such as a frozen container's or a caller's, and silence starts anew
+)
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
 CLOSED = "closed its channel"
 

@@ -23,7 +23,7 @@ REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes t
 
 
 class OwnedProcess:
-    """A process of ours and what ties it to us."""
+    """A process that the parent started, and what ties it to the parent."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Output, *, fds: tuple[int, int]) -> None:
         self.output = output
@@ -69,7 +69,7 @@ class OwnedProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> bool:
-        """Wait for the killed process and close everything of ours. False when the system has not let go of it."""
+        """Wait for the killed process and close its files here. False when the system has not let go of it."""
         try:
             self._process.wait(REAP_TIMEOUT_S)
             reaped = True
@@ -124,7 +124,7 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int |
 def spawn_owned(
     module: str, arguments: Mapping[str, object], fds: Sequence[int], environment: Mapping[str, str]
 ) -> OwnedProcess:
-    """Start a module of ours as a process that inherits `fds` and ends with us. Raises OSError.
+    """Start a module of this pack as a process that inherits `fds` and ends with us. Raises OSError.
 
     Beside its arguments it gets `--parent`, our process, and `--lifeline`, what to give `lifeline.arm`.
     """

@@ -85,7 +85,7 @@ class UnitFeed:
         self._order, self._at = (), -1
 
     def _start(self, position: int) -> None:
-        """Send this rank's part of a unit on its way, and have the others' come."""
+        """Begin to send this rank's part of a unit, and to receive the other ranks' parts."""
         shard, whole = self._shards[self._order[position]], self._whole(position)
         with self._beside_computing():
             if self.offloaded:

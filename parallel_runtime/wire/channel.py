@@ -264,7 +264,7 @@ class Channel:
         try:
             num_bytes, ancillary, flags = self._packet()
         except ConnectionResetError:
-            # The other end went with messages of ours unread. The kernel says so once, before what that end sent last.
+            # The other end went before it read all messages of this end. The kernel says so once, before the rest.
             num_bytes, ancillary, flags = self._packet()
         fds = _descriptors(ancillary)
         try:

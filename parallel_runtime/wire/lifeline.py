@@ -4,7 +4,7 @@ Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP m
 
 1. A pipe whose write end only the parent holds, close-on-exec. When the parent exits, is killed or replaces itself with
    `execv`, the kernel hangs the pipe up and, asked by `O_ASYNC` and `F_SETSIG`, kills this process and what it started.
-   No code of ours runs, so a thread that holds the interpreter lock in a kernel cannot delay it.
+   No Python code runs, so a thread that holds the interpreter lock in a kernel cannot delay it.
 2. A thread that waits for the parent's pidfd. It covers a write end that leaked into another child of the parent.
 
 `PR_SET_PDEATHSIG` is neither: it follows the thread that started us, which ComfyUI may end, and misses `execv`.

@@ -2,8 +2,8 @@
 ranks leave.
 
 NCCL names them nccl-XXXXXX and unlinks each once both its ranks have it; one whose ranks end before that stays until
-the machine restarts. A name does not tell whose it is, so only those are removed that a rank of ours has mapped.
-Owns no segment of ours: those are memfds (channel.py) and leave nothing.
+the machine restarts. A name does not tell whose it is, so only those are removed that a rank of this pool has mapped.
+Does not own the pool's own segments: they are memfds (channel.py) and leave nothing.
 """
 
 import os

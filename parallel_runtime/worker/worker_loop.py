@@ -51,7 +51,7 @@ class Gate:
     def wait(self, step: int, *, meanwhile: Callable[[], None]) -> float:
         """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`.
 
-        `meanwhile` is called again and again: the parent may wait for a preview of ours before it raises the credit.
+        `meanwhile` is called again and again: the parent may wait for this rank's preview before it raises the credit.
         """
         began = time.perf_counter()
         self._show_waiting(True)  # for the ranks behind; their hearts beat

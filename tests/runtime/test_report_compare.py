@@ -123,7 +123,7 @@ UNLIKE = {
     "no step timed": {"timings": {"step_s": []}},
     "one step timed": {"timings": {"step_s": [0.42]}},
     "a clock that stood still": {"timings": {"step_s": [0.0] * 20}},
-    "no MODEL of ours": {"model": {}},
+    "no parallel MODEL": {"model": {}},
 }
 
 

@@ -1,4 +1,4 @@
-"""What to do in place of a node of another pack that a MODEL of ours cannot have, by the name of its class.
+"""What to do in place of a node of another pack that a parallel MODEL cannot have, by the name of its class.
 
 Also which file to load in place of one in GGUF. Owns both tables, which have words alone: what a node does to a MODEL
 is found by what it did (refusals.py), and no node is refused for its name. The first row that matches a class is its.

@@ -48,7 +48,7 @@ def why_no_nodes() -> str:
 
 
 def what_is_missing(error: Exception) -> str:
-    """One line about why the nodes could not be imported: a package of ours, or something of ComfyUI's."""
+    """One line about why the nodes could not be imported: a package that this pack needs, or a name of ComfyUI's."""
     missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing and missing not in OF_COMFYUI:
         return f"Parallel DiT needs the package {missing}; pip install -r requirements.txt in its folder"

@@ -1,6 +1,6 @@
 """Which node of the graph put something into a MODEL or a conditioning, for messages that name it.
 
-Two things say it: a MODEL of ours notes which node executed when it was changed (`Written`), and a function says in
+Two things say it: a parallel MODEL notes which node executed when it was changed (`Written`), and a function says in
 which file it is defined, as a node's class does. The second finds what was written while a sampler runs, and what a
 MODEL of a stock loader carries. Owns that search. Does not own what is refused (refusals.py).
 """
@@ -81,7 +81,7 @@ def nodes_before() -> list[GraphNode]:
 
 
 class Written:
-    """What nodes wrote into a MODEL of ours, by identity, with the node that did; values stay alive in it."""
+    """What nodes wrote into a parallel MODEL, by identity, with the node that did; values stay alive in it."""
 
     def __init__(self, known: Mapping[int, tuple[object, GraphNode | None]] | None = None) -> None:
         self._known = dict(known or {})

@@ -1,4 +1,4 @@
-"""How a MODEL of ours is made of a file, and where each of its sampling runs gets its context.
+"""How a parallel MODEL is made of a file, and where each of its sampling runs gets its context.
 
 Owns when a plan is chosen, and by what, and that a run's loop goes to the workers where it can. What a plan is chosen
 by is the chooser's, what a run is asked for workload_from_guider.py's.

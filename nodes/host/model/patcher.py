@@ -1,4 +1,4 @@
-"""ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
+"""ComfyUI's handle on a parallel MODEL: its memory manager's load, unload and free become calls to the pool.
 
 Owns when weights enter and leave the workers, what a sampling run's context is made of, and the refusal of nodes that
 would change weights. A pool cannot hold half a model, so every partial request is answered in full. What a later
@@ -258,7 +258,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         *more: object,
         **named: object,
     ) -> list:
-        """Refused when any of `patches` names a weight of ours."""
+        """Refused when any of `patches` names a weight that the ranks hold."""
         applied = super().add_hook_patches(hook, patches, strength_patch, strength_model, *more, **named)
         if applied:
             raise refuse_by(nodes_of(*HOOKS), "it changes weights by a hook of a conditioning")

@@ -72,7 +72,7 @@ class OwnWeights:
 
 @contextmanager
 def readable_weights(model: Any, patches: Mapping[str, Sequence[tuple]], conds: Mapping[str, Any]) -> Iterator[None]:  # noqa: ANN401
-    """Have the layers of `model`, one of ours, give the file's values for the block, if `conds` have a ControlNet."""
+    """Have the layers of a parallel `model` give the file's values for the block, if `conds` have a ControlNet."""
     recognised = model.prover.recognised
     controlled = any(entry.get("control") is not None for side in conds.values() for entry in side or ())
     with ExitStack() as hooks:

@@ -1,4 +1,4 @@
-"""What a benchmark runs: a MODEL of ours under other plans, and stock ComfyUI's own model of the same file.
+"""What a benchmark runs: a parallel MODEL under other plans, and stock ComfyUI's own model of the same file.
 
 Owns how each is made and how one sampling run of it is measured. Does not own the order of runs nor what is compared.
 """

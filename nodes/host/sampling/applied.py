@@ -19,7 +19,7 @@ SIDES = ("positive", "negative")
 
 
 def applied_to(model: ModelPatcher, settings: Mapping[str, object]) -> dict:
-    """`patches` of a MODEL of ours and `controls` of a run with KSampler's inputs, those of them that there are."""
+    """`patches` of a parallel MODEL and `controls` of a run with KSampler's inputs, those of them that there are."""
     found = {"patches": _patches(model), "controls": [_control(each) for each in _controls(settings)]}
     return {name: part for name, part in found.items() if part}
 

@@ -67,7 +67,7 @@ class Recorder:
 
 @dataclass(kw_only=True, eq=False)
 class RunContext:
-    """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
+    """One sampling run with a parallel MODEL; no two are equal, and a deep copy of the options has the same one.
 
     What it is of stays; what the run finds is noted in it. `decision` changes before the first step alone: `trier` may
     find a quicker plan (`keep`), and an automatic plan whose proof fails gives way to one for the run's `images`, and

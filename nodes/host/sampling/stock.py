@@ -41,7 +41,7 @@ class SamplingRecord:
     proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
     remarks: Sequence[str] = ()  # what the user is told of a plan that was given up
     skipped: StepCache | None = None  # what EasyCache or LazyCache skipped
-    step_cache: float = 0.0  # the threshold of ours
+    step_cache: float = 0.0  # the threshold of SP Config's
 
     @property
     def requests(self) -> list[MeasuredRequest]:
@@ -65,7 +65,7 @@ def scheduler_names() -> list[str]:
 
 
 def pooled_of(model: ModelPatcher) -> PooledModel | None:
-    """What a MODEL of ours stands for; None for any other."""
+    """What a parallel MODEL stands for; None for any other."""
     return model.model.pooled if isinstance(model, RemotePatcher) else None
 
 
@@ -75,7 +75,7 @@ def decision_of(model: ModelPatcher) -> Decision | None:
 
 
 def advice_of(model: ModelPatcher, settings: Mapping[str, object]) -> dict | None:
-    """The plan that the planner would rather have for such a run of a MODEL of ours; None where it has none."""
+    """The plan that the planner would rather have for such a run of a parallel MODEL; None where it has none."""
     try:
         return model.advice(settings) if isinstance(model, RemotePatcher) else None
     except ValueError:  # it has sampled: what cannot be weighed needs no advice

@@ -224,7 +224,7 @@ def _alone(task: Callable[[], T], kept: Sequence[Kept]) -> T:
 
 @contextmanager
 def _in_place(kept: list[tuple[Kept, Any]]) -> Iterator[None]:
-    """A task's versions for the time of the block, and then the others' again; what the block made of them is kept."""
+    """A task's versions for the time of the block, then those of before; what the block made of the task's is kept."""
     others = [(each, each.get()) for each, _ in kept]
     for each, version in kept:
         each.put(version)

@@ -1,4 +1,4 @@
-"""ComfyUI's own module in one process, without anything of ours in it: what verify holds a plan against.
+"""ComfyUI's own module in one process, without hooks of this pack: verify compares a plan with it.
 
 `python -m parallel_runtime.models.hosted.reference` is that process, and this its whole life: it reads a question a
 line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Its arguments are

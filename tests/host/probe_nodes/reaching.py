@@ -155,7 +155,7 @@ def switch_loop_wrong(model: io.Model, way: str) -> io.NodeOutput:
 
 @node("SwitchOffExchange", gives=[io.Model])
 def switch_off_exchange(model: io.Model, rows: bool = False) -> io.NodeOutput:
-    """The negative control of every comparison in a server: a MODEL of ours whose ranks exchange nothing.
+    """The negative control of every comparison in a server: a parallel MODEL whose ranks exchange nothing.
 
     Where they have nothing to exchange (`rows`), those of other rows of a batch run the first one as well.
     """

@@ -42,7 +42,8 @@ WITH_PACK = "parallel_runtime.cli.with_pack"  # ComfyUI without a server, of com
 OURS = {ENTRY, LAUNCHER, "parallel_runtime.worker.by_torchrun", "parallel_runtime.machines.relay"}
 OURS |= {"parallel_runtime.models.hosted.reference", "benchmarks.gpu", "benchmarks.share"}
 OURS |= {"parallel_runtime", WITH_PACK, "parallel_runtime.worker.finding"}
-WITH_RANKS = {COMFYUI, LAUNCHER, "parallel_runtime", WITH_PACK, "benchmarks.gpu"}  # beside which stands a process that forks
+# Beside these stands a process that forks their ranks.
+WITH_RANKS = {COMFYUI, LAUNCHER, "parallel_runtime", WITH_PACK, "benchmarks.gpu"}
 PROGRAMS = OURS | {
     *(COMFYUI, "models.ranks", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
 }

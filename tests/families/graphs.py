@@ -9,15 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from host.client import Workflow
+from host.workflows import node
 
 WIDTH, HEIGHT = 112, 80  # 14 x 10 latent pixels, 7 x 5 tokens: 35, which neither 2 nor 3 divides
 LENGTH = 17  # pictures: 5 latent frames, 175 tokens
 PROMPT_SEED, NEGATIVE_SEED, PICTURE_SEED = 11, 12, 13
-
-
-def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    """A node in API form."""
-    return {"class_type": class_type, "inputs": inputs}
 
 
 def plain(file: str, *, cfg: float, seed: int, steps: int) -> Workflow:

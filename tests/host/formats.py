@@ -14,6 +14,7 @@ import torch
 
 from .client import ComfyClient, Workflow
 from .pack_workflows import latent_of, relative_error
+from .workflows import node
 
 FP8 = torch.float8_e4m3fn
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8, "fp8 scaled": FP8, "fp8 scaled, old names": FP8}
@@ -48,7 +49,7 @@ def behind_model(graph: Workflow, class_type: str, **inputs: object) -> Workflow
     """The graph with a node between its model and its sampler."""
     graph = copy.deepcopy(graph)
     held = graph["sampler"]["inputs"]["model"]
-    graph[class_type] = {"class_type": class_type, "inputs": {"model": held, **inputs}}
+    graph[class_type] = node(class_type, model=held, **inputs)
     graph["sampler"]["inputs"]["model"] = [class_type, 0]
     return graph
 

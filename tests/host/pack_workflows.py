@@ -14,6 +14,7 @@ from safetensors.torch import load
 from parallel_runtime.proof import relative_error as relative_error  # for those who compare latents
 
 from .client import ComfyClient, PromptResult, Workflow
+from .workflows import node
 
 LOADER = "ParallelFluxLoader"
 TOLERANCE = 1e-5  # fp32: the largest relative error the design allows, for any plan
@@ -37,24 +38,19 @@ def parallel(
     """
     graph = copy.deepcopy(graph)
     inputs = {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring, **optional}
-    graph["config"] = {"class_type": "SPConfig", "inputs": inputs}
-    graph["model"] = {
-        "class_type": loader,
-        "inputs": {
-            "unet_name": graph["model"]["inputs"]["unet_name"],
-            "weight_dtype": weight_dtype,
-            "sp_config": ["config", 0],
-        },
-    }
+    graph["config"] = node("SPConfig", **inputs)
+    graph["model"] = node(
+        loader, unet_name=graph["model"]["inputs"]["unet_name"], weight_dtype=weight_dtype, sp_config=["config", 0]
+    )
     graph["sampler"]["class_type"] = sampler
     return graph
 
 
 def to_latent(graph: Workflow) -> Workflow:
     """The same graph, saving the sampler's latent in place of an image."""
-    graph = {name: node for name, node in copy.deepcopy(graph).items() if name not in ("decode", "save")}
+    graph = {name: each for name, each in copy.deepcopy(graph).items() if name not in ("decode", "save")}
     inputs = {"samples": ["sampler", 0], "filename_prefix": "latent"}
-    return graph | {"save": {"class_type": "SaveLatent", "inputs": inputs}}
+    return graph | {"save": node("SaveLatent", **inputs)}
 
 
 def saved_latent(client: ComfyClient, result: PromptResult, *, node: str = "save") -> torch.Tensor:

@@ -6,8 +6,15 @@ Node ids are words, so a failing test says which node it was. Every builder retu
 
 from __future__ import annotations
 
+from typing import Any
+
 from .client import Workflow
 from .tiny_models import TinyModels
+
+
+def node(class_type: str, **inputs: Any) -> dict[str, Any]:
+    """A node in API form."""
+    return {"class_type": class_type, "inputs": inputs}
 
 
 def text_to_image(
@@ -24,36 +31,28 @@ def text_to_image(
 ) -> Workflow:
     """Flux dev as everybody's first graph has it: UNETLoader, KSampler at cfg 1, VAEDecode, SaveImage."""
     return {
-        "model": {"class_type": "UNETLoader", "inputs": {"unet_name": tiny.dev, "weight_dtype": "default"}},
-        "clip": {
-            "class_type": "TinyDualCLIPLoader",
-            "inputs": {"clip_name1": tiny.clip_l, "clip_name2": tiny.t5, "type": "flux"},
-        },
-        "vae": {"class_type": "VAELoader", "inputs": {"vae_name": tiny.vae}},
-        "positive": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["clip", 0], "text": prompt}},
-        "guidance": {"class_type": "FluxGuidance", "inputs": {"conditioning": ["positive", 0], "guidance": guidance}},
-        "negative": {"class_type": "ConditioningZeroOut", "inputs": {"conditioning": ["positive", 0]}},
-        "latent": {
-            "class_type": "EmptySD3LatentImage",
-            "inputs": {"width": width, "height": height, "batch_size": batch},
-        },
-        "sampler": {
-            "class_type": "KSampler",
-            "inputs": {
-                "model": ["model", 0],
-                "positive": ["guidance", 0],
-                "negative": ["negative", 0],
-                "latent_image": ["latent", 0],
-                "seed": seed,
-                "steps": steps,
-                "cfg": 1.0,
-                "sampler_name": sampler,
-                "scheduler": "simple",
-                "denoise": 1.0,
-            },
-        },
-        "decode": {"class_type": "VAEDecode", "inputs": {"samples": ["sampler", 0], "vae": ["vae", 0]}},
-        "save": {"class_type": "SaveImage", "inputs": {"images": ["decode", 0], "filename_prefix": "stock"}},
+        "model": node("UNETLoader", unet_name=tiny.dev, weight_dtype="default"),
+        "clip": node("TinyDualCLIPLoader", clip_name1=tiny.clip_l, clip_name2=tiny.t5, type="flux"),
+        "vae": node("VAELoader", vae_name=tiny.vae),
+        "positive": node("CLIPTextEncode", clip=["clip", 0], text=prompt),
+        "guidance": node("FluxGuidance", conditioning=["positive", 0], guidance=guidance),
+        "negative": node("ConditioningZeroOut", conditioning=["positive", 0]),
+        "latent": node("EmptySD3LatentImage", width=width, height=height, batch_size=batch),
+        "sampler": node(
+            "KSampler",
+            model=["model", 0],
+            positive=["guidance", 0],
+            negative=["negative", 0],
+            latent_image=["latent", 0],
+            seed=seed,
+            steps=steps,
+            cfg=1.0,
+            sampler_name=sampler,
+            scheduler="simple",
+            denoise=1.0,
+        ),
+        "decode": node("VAEDecode", samples=["sampler", 0], vae=["vae", 0]),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="stock"),
     }
 
 
@@ -67,44 +66,38 @@ def schnell(tiny: TinyModels, *, steps: int = 2, width: int = 128, height: int =
 def with_lora(graph: Workflow, name: str, *, strength: float = 1.0) -> Workflow:
     """Puts a LoraLoaderModelOnly between the sampler and whatever model it has."""
     inputs = graph["sampler"]["inputs"]
-    graph["lora"] = {
-        "class_type": "LoraLoaderModelOnly",
-        "inputs": {"model": inputs["model"], "lora_name": name, "strength_model": strength},
-    }
+    graph["lora"] = node("LoraLoaderModelOnly", model=inputs["model"], lora_name=name, strength_model=strength)
     inputs["model"] = ["lora", 0]
     return graph
 
 
 def with_image(graph: Workflow, image: str) -> Workflow:
     """Adds a LoadImage of an uploaded image; its mask is output 1."""
-    graph["image"] = {"class_type": "LoadImage", "inputs": {"image": image}}
+    graph["image"] = node("LoadImage", image=image)
     return graph
 
 
 def with_controlnet(graph: Workflow, tiny: TinyModels, name: str, image: str, *, strength: float = 0.7) -> Workflow:
     """Applies a ControlNet with an uploaded hint image to both conditionings."""
     with_image(graph, image)
-    graph["controlnet"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": name}}
+    graph["controlnet"] = node("ControlNetLoader", control_net_name=name)
     source = "controlnet"
     if name == tiny.controlnet_union:
-        graph["union_type"] = {
-            "class_type": "SetUnionControlNetType",
-            "inputs": {"control_net": ["controlnet", 0], "type": "canny/lineart/anime_lineart/mlsd"},
-        }
+        graph["union_type"] = node(
+            "SetUnionControlNetType", control_net=["controlnet", 0], type="canny/lineart/anime_lineart/mlsd"
+        )
         source = "union_type"
     inputs = graph["sampler"]["inputs"]
-    graph["apply"] = {
-        "class_type": "ControlNetApplyAdvanced",
-        "inputs": {
-            "positive": inputs["positive"],
-            "negative": inputs["negative"],
-            "control_net": [source, 0],
-            "image": ["image", 0],
-            "vae": ["vae", 0],
-            "strength": strength,
-            "start_percent": 0.0,
-            "end_percent": 1.0,
-        },
-    }
+    graph["apply"] = node(
+        "ControlNetApplyAdvanced",
+        positive=inputs["positive"],
+        negative=inputs["negative"],
+        control_net=[source, 0],
+        image=["image", 0],
+        vae=["vae", 0],
+        strength=strength,
+        start_percent=0.0,
+        end_percent=1.0,
+    )
     inputs["positive"], inputs["negative"] = ["apply", 0], ["apply", 1]
     return graph

@@ -18,9 +18,10 @@ from host import workflows
 from host.client import Workflow
 from host.pack_workflows import parallel, to_latent
 from host.tiny_models import TinyModels, write_layout
+from host.workflows import node
 
 Build = Callable[[TinyModels], Workflow]
-CONFIG = {"class_type": "SPConfig", "inputs": {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1}}
+CONFIG = node("SPConfig", mode="auto", devices="cpu:2", ulysses=1, ring=1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def ours(tiny: TinyModels) -> Workflow:
 def adopted(tiny: TinyModels, source: str = "model") -> Workflow:
     """Load Diffusion Model, then Parallelize Model behind `source`, then KSampler."""
     graph = to_latent(workflows.text_to_image(tiny, width=64, height=64))
-    graph["parallel"] = {"class_type": "ParallelizeModel", "inputs": {"model": [source, 0], "sp_config": ["config", 0]}}
+    graph["parallel"] = node("ParallelizeModel", model=[source, 0], sp_config=["config", 0])
     graph["sampler"]["inputs"]["model"] = ["parallel", 0]
     return graph | {"config": CONFIG}
 
@@ -57,7 +58,7 @@ def between(class_type: str, **inputs: Any) -> Build:
 
     def build(tiny: TinyModels) -> Workflow:
         graph = ours(tiny)
-        graph["between"] = {"class_type": class_type, "inputs": {"model": ["model", 0], **inputs}}
+        graph["between"] = node(class_type, model=["model", 0], **inputs)
         graph["sampler"]["inputs"]["model"] = ["between", 0]
         return graph
 
@@ -69,7 +70,7 @@ def before(class_type: str, **inputs: Any) -> Build:
 
     def build(tiny: TinyModels) -> Workflow:
         graph = adopted(tiny, "before")
-        return graph | {"before": {"class_type": class_type, "inputs": {"model": ["model", 0], **inputs}}}
+        return graph | {"before": node(class_type, model=["model", 0], **inputs)}
 
     return build
 
@@ -77,7 +78,7 @@ def before(class_type: str, **inputs: Any) -> Build:
 def merged(graph: Workflow, name: str) -> Workflow:
     """The graph with a merge of its MODEL with itself under `name`."""
     inputs = {"model1": ["model", 0], "model2": ["model", 0], "ratio": 0.5}
-    return graph | {name: {"class_type": "ModelMergeSimple", "inputs": inputs}}
+    return graph | {name: node("ModelMergeSimple", **inputs)}
 
 
 def merged_after(tiny: TinyModels) -> Workflow:
@@ -93,7 +94,7 @@ def saved(class_type: str, **more: Any) -> Build:
     def build(tiny: TinyModels) -> Workflow:
         graph = ours(tiny)
         inputs = {"model": ["model", 0], "filename_prefix": "no", **more}
-        graph["between"] = {"class_type": class_type, "inputs": inputs}
+        graph["between"] = node(class_type, **inputs)
         return {name: graph[name] for name in ("config", "model", "clip", "vae", "between")}
 
     return build
@@ -103,7 +104,7 @@ def in_the_model_of_another(tiny: TinyModels) -> Workflow:
     """A node that changes the MODEL of the node before it, which copied the loader's."""
     graph = between(LATER, way="in place")(tiny)
     inputs = {"model": ["model", 0], "max_shift": 1.37, "base_shift": 0.5, "width": 64, "height": 64}
-    graph["shifted"] = {"class_type": "ModelSamplingFlux", "inputs": inputs}
+    graph["shifted"] = node("ModelSamplingFlux", **inputs)
     graph["between"]["inputs"]["model"] = ["shifted", 0]
     return graph
 
@@ -113,12 +114,9 @@ def patched_by(class_type: str, **inputs: Any) -> Build:
 
     def build(tiny: TinyModels) -> Workflow:
         graph = between(class_type, **inputs)(tiny)
-        graph["inputs"] = {"class_type": "RefusedInputs", "inputs": {}}
-        graph["pictures"] = {
-            "class_type": "RandomPictures",
-            "inputs": {"width": 64, "height": 64, "count": 1, "seed": 1},
-        }
-        graph["encoder"] = {"class_type": "RandomVAE", "inputs": {"channels": 16, "spatial": 8, "temporal": 4}}
+        graph["inputs"] = node("RefusedInputs")
+        graph["pictures"] = node("RandomPictures", width=64, height=64, count=1, seed=1)
+        graph["encoder"] = node("RandomVAE", channels=16, spatial=8, temporal=4)
         return graph
 
     return build
@@ -137,13 +135,13 @@ def with_fun_controlnet(tiny: TinyModels) -> Workflow:
         write_layout(tiny.models / "controlnet" / name, file.rows(shapes), seed=33)
     graph = ours(tiny)
     sampler = graph["sampler"]["inputs"]
-    graph["net"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": name}}
-    graph["pictures"] = {"class_type": "RandomPictures", "inputs": {"width": 64, "height": 64, "count": 1, "seed": 1}}
-    graph["encoder"] = {"class_type": "RandomVAE", "inputs": {"channels": 16, "spatial": 8, "temporal": 1}}
+    graph["net"] = node("ControlNetLoader", control_net_name=name)
+    graph["pictures"] = node("RandomPictures", width=64, height=64, count=1, seed=1)
+    graph["encoder"] = node("RandomVAE", channels=16, spatial=8, temporal=1)
     inputs = {"positive": sampler["positive"], "negative": sampler["negative"], "control_net": ["net", 0]}
     inputs |= {"image": ["pictures", 0], "vae": ["encoder", 0], "strength": 0.9}
     inputs |= {"start_percent": 0.0, "end_percent": 1.0}
-    graph["control"] = {"class_type": "ControlNetApplyAdvanced", "inputs": inputs}
+    graph["control"] = node("ControlNetApplyAdvanced", **inputs)
     sampler["positive"], sampler["negative"] = ["control", 0], ["control", 1]
     return graph
 
@@ -159,26 +157,17 @@ def frame_by_frame(tiny: TinyModels) -> Workflow:
     inputs = {"tokens": TOKENS, "width": TEXT}
     graph: Workflow = {
         "config": CONFIG,
-        "model": {
-            "class_type": "ParallelModelLoader",
-            "inputs": {"unet_name": file.name, "weight_dtype": "default", "sp_config": ["config", 0]},
-        },
-        "positive": {"class_type": "RandomConditioning", "inputs": {**inputs, "seed": 1}},
-        "negative": {"class_type": "RandomConditioning", "inputs": {**inputs, "seed": 2}},
-        "latent": {
-            "class_type": "EmptyARVideoLatent",
-            "inputs": {"width": 64, "height": 64, "length": 5, "batch_size": 1},
-        },
-        "frames": {"class_type": "SamplerARVideo", "inputs": {"num_frame_per_block": 1}},
-        "sigmas": {
-            "class_type": "BasicScheduler",
-            "inputs": {"model": ["model", 0], "scheduler": "simple", "steps": 2, "denoise": 1.0},
-        },
+        "model": node("ParallelModelLoader", unet_name=file.name, weight_dtype="default", sp_config=["config", 0]),
+        "positive": node("RandomConditioning", **inputs, seed=1),
+        "negative": node("RandomConditioning", **inputs, seed=2),
+        "latent": node("EmptyARVideoLatent", width=64, height=64, length=5, batch_size=1),
+        "frames": node("SamplerARVideo", num_frame_per_block=1),
+        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
     }
     sampler = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0], "add_noise": True}
     sampler |= {"noise_seed": 1, "cfg": 1.0, "sampler": ["frames", 0], "sigmas": ["sigmas", 0]}
-    graph["sampler"] = {"class_type": "SamplerCustom", "inputs": {**sampler, "latent_image": ["latent", 0]}}
-    graph["save"] = {"class_type": "SaveLatent", "inputs": {"samples": ["sampler", 0], "filename_prefix": "latent"}}
+    graph["sampler"] = node("SamplerCustom", **sampler, latent_image=["latent", 0])
+    graph["save"] = node("SaveLatent", samples=["sampler", 0], filename_prefix="latent")
     return graph
 
 
@@ -188,9 +177,9 @@ def with_hook(hook: str, **inputs: Any) -> Build:
     def build(tiny: TinyModels) -> Workflow:
         graph = ours(tiny)
         strengths = {"strength_model": 1.0, "strength_clip": 0.0}
-        graph["hook"] = {"class_type": hook, "inputs": {**inputs, **strengths}}
+        graph["hook"] = node(hook, **inputs, **strengths)
         hooked = {"cond_NEW": ["guidance", 0], "strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
-        graph["hooked"] = {"class_type": "ConditioningSetProperties", "inputs": hooked}
+        graph["hooked"] = node("ConditioningSetProperties", **hooked)
         graph["sampler"]["inputs"]["positive"] = ["hooked", 0]
         return graph
 
@@ -203,7 +192,7 @@ def read_by(published: str) -> Build:
     def build(tiny: TinyModels) -> Workflow:
         graph = adopted(tiny)
         inputs = {"unet_name": graph["model"]["inputs"]["unet_name"], "published": published}
-        return graph | {"model": {"class_type": "LoadAsGGUF", "inputs": inputs}}
+        return graph | {"model": node("LoadAsGGUF", **inputs)}
 
     return build
 
@@ -211,10 +200,7 @@ def read_by(published: str) -> Build:
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     graph = adopted(tiny)
-    graph["again"] = {
-        "class_type": "ParallelizeModel",
-        "inputs": {"model": ["parallel", 0], "sp_config": ["config", 0]},
-    }
+    graph["again"] = node("ParallelizeModel", model=["parallel", 0], sp_config=["config", 0])
     graph["sampler"]["inputs"]["model"] = ["again", 0]
     return graph
 
@@ -223,7 +209,7 @@ def cast_to_fp8(tiny: TinyModels) -> Workflow:
     """The stock loader asked to cast, and a node that says what to multiply in."""
     graph = adopted(tiny)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    graph["dtype"] = {"class_type": "ModelComputeDtype", "inputs": {"model": ["model", 0], "dtype": "bf16"}}
+    graph["dtype"] = node("ModelComputeDtype", model=["model", 0], dtype="bf16")
     graph["parallel"]["inputs"]["model"] = ["dtype", 0]
     return graph
 

@@ -10,6 +10,7 @@ import torch
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import latent_of
 from host.tiny_models import TinyModels
+from host.workflows import node
 
 from .cases import LATER, REACH, between, ours, patched_by
 
@@ -41,7 +42,7 @@ def two_samplers(tiny: TinyModels, *, refused: str) -> Workflow:
     graph = ours(tiny)
     for name, source in (("first", "sampler"), ("second", "next")):
         way = "override attention" if name == refused else "none"
-        graph[name] = {"class_type": REACH, "inputs": {"model": ["model", 0], "way": way}}
+        graph[name] = node(REACH, model=["model", 0], way=way)
         if source == "next":
             graph["next"] = copy.deepcopy(graph["sampler"])
             graph["next"]["inputs"] |= {"latent_image": ["sampler", 0], "seed": 5}
@@ -63,7 +64,7 @@ def test_of_two_nodes_of_a_class_behind_each_other_the_one_that_wrote_is_named(
     ways: tuple[str, str], client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     graph = between(REACH, way=ways[0])(tiny_models)
-    graph["other"] = {"class_type": REACH, "inputs": {"model": ["between", 0], "way": ways[1]}}
+    graph["other"] = node(REACH, model=["between", 0], way=ways[1])
     graph["sampler"]["inputs"]["model"] = ["other", 0]
     wrote = "other" if ways[0] == "none" else "between"
     assert first_line(client, graph, "KSampler").startswith(f"ReachIntoModel (node {wrote}): it patches")
@@ -71,7 +72,7 @@ def test_of_two_nodes_of_a_class_behind_each_other_the_one_that_wrote_is_named(
 
 def test_two_nodes_that_patch_blocks_have_a_line_each(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = between(REACH, way="override attention")(tiny_models)
-    graph["other"] = {"class_type": LATER, "inputs": {"model": ["between", 0], "way": "write a block"}}
+    graph["other"] = node(LATER, model=["between", 0], way="write a block")
     graph["sampler"]["inputs"]["model"] = ["other", 0]
     lines = client.queue(graph).error_message.splitlines()
     assert any(line.startswith("RefusedLater (node other): it patches") and "single_block 1" in line for line in lines)

@@ -8,6 +8,7 @@ import pytest
 
 from host.client import ComfyClient, Workflow
 from host.tiny_models import TinyModels
+from host.workflows import node
 from tools.refusals_table import DOCUMENT, has_node, message, row
 
 from .cases import CASES, Case
@@ -40,7 +41,7 @@ def stock(graph: Workflow) -> Workflow:
     """The same graph with the stock loader."""
     inputs = {"unet_name": graph["model"]["inputs"]["unet_name"], "weight_dtype": "default"}
     kept = {name: node for name, node in graph.items() if name != "config"}
-    return kept | {"model": {"class_type": "UNETLoader", "inputs": inputs}}
+    return kept | {"model": node("UNETLoader", **inputs)}
 
 
 @pytest.mark.full

@@ -139,11 +139,6 @@ def test_a_batch_whose_images_have_texts_of_their_own(hosted_client: ComfyClient
     assert relative_error(stock(one_text)[1], latents[1]) > VISIBLE
 
 
-def test_idle_ranks_keep_up_with_the_others(hosted_client: ComfyClient, stock: Stock) -> None:
-    """At cfg 1 half of the ranks have nothing to do but to put sharded blocks together with the rest."""
-    check(hosted_client, stock, small(WAN.name, cfg=1.0, steps=2), "cfg 2 x ulysses 2, sharded")
-
-
 def controlled(graph: Workflow) -> Workflow:
     """With a second prompt beside the first."""
     graph["both"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["negative", 0])
@@ -219,16 +214,6 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
     wrong_on_purpose = latent_of(hosted_client, switched_off(ours(graph)))
     assert relative_error(wrong_on_purpose, right) > 2 * allowed, "a wrong plan would pass"
     path.unlink()
-
-
-def test_a_pipeline_stays_full_and_computes_what_it_does_step_by_step(hosted_client: ComfyClient, stock: Stock) -> None:
-    graph, plan = small(WAN.name, steps=4), {**PIPELINE, "warmup_steps": 1}
-    full = hosted_client.queue(ours(graph, plan))
-    assert loop_of(full) == {"kind": "resident"}
-    latent = saved_latent(hosted_client, full)
-    assert relative_error(latent, latent_of(hosted_client, ours(graph, plan, loop="host"))) <= TOLERANCE
-    assert relative_error(latent, stock(graph)) > 1e-5  # its keys are older
-    check(hosted_client, stock, graph, {**PIPELINE, "warmup_steps": 4})
 
 
 def test_a_pipeline_whose_patches_share_numbers_says_so(hosted_client: ComfyClient, stock: Stock) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.long_video import held, measured, peak, video_call, write_wan
@@ -19,6 +20,7 @@ TOKENS = CALL.tensors["t0"][0, 0].numel() // 4
 TABLE = TOKENS**2  # 142 MB, of one byte a pair
 
 
+@pytest.mark.full
 def test_no_rank_holds_a_table_of_tokens_squared_and_four_hold_less_than_one(tmp_path: Path) -> None:
     """What is cut is a quarter; the latent, the tokens as they are embedded and their rotary table are whole."""
     wan, comfyui = write_wan(tmp_path), str(comfyui_path())

@@ -16,7 +16,6 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.server import ComfyServer
 
 from .conftest import Stock
-from .graphs import node
 from .hosted import VISIBLE, between
 from .variants import BY_NAME
 
@@ -106,21 +105,6 @@ def test_a_first_block_cache_skips_the_same_calls_under_every_plan_and_in_both_l
         assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE, (plan, loop)
         told, groups = first_block(result), PLANS[plan].get("cfg", 1)
         assert (told["skipped"], told["of"]) == (skipped * groups, STEPS * groups), (plan, loop)
-
-
-def test_prompts_that_are_two_calls_decide_apart_under_every_plan(hosted_client: ComfyClient) -> None:
-    graph = BY_NAME[WAN].graph(cfg=3.0, seed=532, steps=STEPS)
-    graph["longer"] = node("ConditioningConcat", conditioning_to=["negative", 0], conditioning_from=["positive", 0])
-    graph["sampler"]["inputs"]["negative"] = ["longer", 0]
-    one, *others = (
-        hosted_client.queue(ours(graph, plan, loop=loop, step_cache=THRESHOLD))
-        for plan, loop in (("one rank", "host"), ("one rank", "auto"), ("cfg 2", "auto"))
-    )
-    latent = saved_latent(hosted_client, one)
-    assert first_block(one)["of"] == 2 * STEPS and first_block(one)["skipped"] > 0
-    for result in others:
-        assert first_block(result) == first_block(one)
-        assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE
 
 
 def test_with_ksampler_and_parallelize_model_on_one_device_too(hosted_client: ComfyClient) -> None:

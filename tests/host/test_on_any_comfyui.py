@@ -103,6 +103,7 @@ def test_a_package_that_is_asked_for_replaces_what_the_tree_and_the_constraints_
     assert name_of("Comfy_Kitchen>=0.2") == name_of("comfy-kitchen") == "comfy-kitchen"
 
 
+@pytest.mark.full
 def test_a_newer_release_of_a_package_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -29,7 +29,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
     "ring 2": {"devices": "cpu:2", "ring": 2},
     "cfg 2": {"devices": "cpu:2", "cfg": 2},
-    "ring 3": {"devices": "cpu:3", "ring": 3},
+    "ring 3": {"devices": "cpu:4", "ring": 3},  # other devices are other workers
     "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
 }
 SAMPLERS = ("KSampler", "KSamplerAdvanced")

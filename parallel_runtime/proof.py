@@ -3,9 +3,8 @@
 ComfyUI's own code runs in the ranks, and users have other versions of it than we test. So a call is computed shared and
 whole once for each `ProofKey`, and compared; pool/proving.py asks for the calls. Plain data but for the comparison.
 
-Owns the key, the tolerances, the verdict and the file `$XDG_CACHE_HOME/parallel-dit/proofs.json`, beside the planner's
-calibrations. Written whole to a new file that then takes the old one's place. A file that is damaged, or of another
-version, counts as empty, is warned of and replaced by the next proof; delete it to have everything proven again.
+Owns the key, the tolerances, the verdict and the file `proofs.json` in the user's cache folder (user_files.py); delete
+it to have everything proven again.
 
     {"version": 1, "proofs": {"2f1c...": {"key": {"comfyui": "0.30.0", ...}, "proof": {"verdict": "proven", ...}}}}
 """
@@ -17,11 +16,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .user_files import read_json, replace_json, user_file
+from .user_files import Entries, user_file
 
 log = logging.getLogger(__name__)
 
@@ -147,9 +145,13 @@ class ProofStore:
 
     path: Path
 
+    @property
+    def _entries(self) -> Entries:
+        return Entries(self.path, "proofs", VERSION, most=KEPT, then="each plan is proven again")
+
     def load(self, key: ProofKey) -> Proof | None:
         """The proof kept for this key; None when there is none that can be used."""
-        entry = self._entries().get(key.digest)
+        entry = self._entries.all().get(key.digest)
         if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
             return None
         return _proof(entry.get("proof"))
@@ -157,14 +159,14 @@ class ProofStore:
     def of_any_call(self, key: ProofKey) -> list[Proof]:
         """The proofs kept for calls with any arguments, else of this key."""
         wanted = json.loads(json.dumps(asdict(key) | {"arguments": []}))
-        entries = [each for each in self._entries().values() if isinstance(each, dict)]
+        entries = [each for each in self._entries.all().values() if isinstance(each, dict)]
         found = [each for each in entries if isinstance(each.get("key"), dict)]
         proofs = [_proof(each.get("proof")) for each in found if each["key"] | {"arguments": []} == wanted]
         return [proof for proof in proofs if proof is not None]
 
     def counted(self, comfyui: str) -> dict[str, int]:
         """How many kinds of calls have each verdict with a version of ComfyUI, for all classes and plans."""
-        entries = [each for each in self._entries().values() if isinstance(each, dict)]
+        entries = [each for each in self._entries.all().values() if isinstance(each, dict)]
         found = [
             each for each in entries if isinstance(each.get("key"), dict) and each["key"].get("comfyui") == comfyui
         ]
@@ -173,23 +175,10 @@ class ProofStore:
 
     def save(self, key: ProofKey, proof: Proof) -> None:
         """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
-        entries = {**self._entries(), key.digest: {"key": asdict(key), "proof": asdict(proof)}}
-        content = {"version": VERSION, "proofs": dict(list(entries.items())[-KEPT:])}
         try:
-            replace_json(self.path, content)
+            self._entries.put(key.digest, {"key": asdict(key), "proof": asdict(proof)})
         except OSError as error:
             log.warning("proofs cannot be kept in %s (%s); set XDG_CACHE_HOME to a folder", self.path, error.strerror)
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            content = read_json(self.path)
-        except FileNotFoundError:
-            return {}
-        proofs = content.get("proofs") if isinstance(content, dict) and content.get("version") == VERSION else None
-        if isinstance(proofs, dict):
-            return proofs
-        log.warning("%s is damaged or of another version and is not believed; each plan is proven again", self.path)
-        return {}
 
 
 def _proof(entry: object) -> Proof | None:

@@ -1,16 +1,20 @@
 """Small JSON files in the user's cache folder, `$XDG_CACHE_HOME/parallel-dit`, without that variable `~/.cache/...`.
 
-Owns where they lie and that they are replaced whole: a reader never sees half of one. What is in them is their owners'.
+Owns where they lie, that they are replaced whole, so a reader never sees half of one, and the form of those that hold
+entries by a key. What an entry says is its owner's.
 """
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = "parallel-dit"
+log = logging.getLogger(__name__)
 
 
 def user_file(environ: Mapping[str, str], home: Path, name: str) -> Path:
@@ -41,3 +45,38 @@ def replace_json(path: Path, content: object) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What one such file holds: `{"version": ..., NAME: {key: entry}}`, the last `most` entries that were put.
+
+    A file that is damaged, or of another version, counts as empty and is replaced by the next `put`. It is warned of
+    where `then` says what happens now.
+    """
+
+    path: Path
+    name: str
+    version: int
+    most: int | None = None
+    then: str = ""
+
+    def all(self) -> dict[str, Any]:
+        """Every entry by its key; what an entry is made of is not checked."""
+        try:
+            content = read_json(self.path)
+        except FileNotFoundError:
+            return {}
+        usable = isinstance(content, dict) and content.get("version") == self.version
+        found = content.get(self.name) if usable else None
+        if isinstance(found, dict):
+            return found
+        if self.then:
+            log.warning("%s is damaged or of another version and is not believed; %s", self.path, self.then)
+        return {}
+
+    def put(self, key: str, entry: Mapping[str, object]) -> None:
+        """Keep an entry in the place of the key's last one. Raises as `replace_json`."""
+        others = {each: other for each, other in self.all().items() if each != key}
+        kept = list({**others, key: entry}.items())
+        replace_json(self.path, {"version": self.version, self.name: dict(kept[-self.most :] if self.most else kept)})

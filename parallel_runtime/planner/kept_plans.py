@@ -1,8 +1,7 @@
 """What tries found, kept between runs: one small JSON file, an entry for each kind of work on each set of devices.
 
 Owns the file `plans.json` in the user's cache folder (user_files.py) and what an entry holds for. One that was made
-with another driver, torch, ComfyUI or pack, or on other devices, has another key and is not found. A file that is
-damaged, or of another version, counts as empty, is warned of, and replaced by the next write.
+with another driver, torch, ComfyUI or pack, or on other devices, has another key and is not found.
 
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "plan": "ring=2", "seconds": {"ring=2": 0.41, ...}, ...}}}
 """
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan import ParallelPlan
-from ..user_files import read_json, replace_json, user_file
+from ..user_files import Entries, user_file
 from .tries import KeptPlan
 
 log = logging.getLogger(__name__)
@@ -52,6 +51,10 @@ class KeptPlans:
 
     path: Path
 
+    @property
+    def _entries(self) -> Entries:
+        return Entries(self.path, "plans", VERSION, most=KEPT, then="plans are tried again")
+
     @staticmethod
     def default_path(environ: Mapping[str, str], home: Path) -> Path:
         """The file's place for a user."""
@@ -59,7 +62,7 @@ class KeptPlans:
 
     def load(self, key: TriesKey) -> KeptPlan | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries().get(key.digest)
+        entry = self._entries.all().get(key.digest)
         if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
             return None
         return _kept(entry)
@@ -74,23 +77,10 @@ class KeptPlans:
             "expected_s": kept.expected_s,
             "again": kept.again,
         }
-        others = {digest: each for digest, each in self._entries().items() if digest != key.digest}
-        entries = list({**others, key.digest: entry}.items())[-KEPT:]
         try:
-            replace_json(self.path, {"version": VERSION, "plans": dict(entries)})
+            self._entries.put(key.digest, entry)
         except OSError as error:
             log.warning("tried plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            content = read_json(self.path)
-        except FileNotFoundError:
-            return {}
-        plans = content.get("plans") if isinstance(content, dict) and content.get("version") == VERSION else None
-        if isinstance(plans, dict):
-            return plans
-        log.warning("%s is damaged or of another version and is not believed; plans are tried again", self.path)
-        return {}
 
 
 def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:

@@ -1,8 +1,6 @@
 """Calibrations kept between runs: one small JSON file in the user's cache folder, an entry for each set of devices.
 
-Owns the file: `$XDG_CACHE_HOME/parallel-dit/calibration.json`, without that variable `~/.cache/...`. Written whole to a
-new file that then takes the old one's place, so a reader never sees half of it. A file that is damaged, or of another
-version, counts as empty and is replaced by the next write; delete it to forget everything.
+Owns the file `calibration.json` in the user's cache folder (user_files.py); delete it to forget everything.
 
     {"version": 1, "devices": {"2 x NAME, torch 2.6": {"rates": {...}, "link": {...}, "software": {...}, ...}}}
 """
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan import MAX_RANKS
-from ..user_files import read_json, replace_json, user_file
+from ..user_files import Entries, user_file
 from .hardware import Calibration, Interconnect, Rates, Software
 
 VERSION = 1
@@ -37,9 +35,13 @@ class CalibrationStore:
 
     path: Path
 
+    @property
+    def _entries(self) -> Entries:
+        return Entries(self.path, "devices", VERSION)
+
     def load(self, device_set: str) -> Calibration | None:
         """The constants kept for these devices, None when there are none that can be used."""
-        entry = self._entries().get(device_set)
+        entry = self._entries.all().get(device_set)
         return None if entry is None else _calibration(entry)
 
     def load_for(self, kind: str, devices: int) -> Calibration | None:
@@ -61,17 +63,7 @@ class CalibrationStore:
         """Keep them. Raises `OSError` where the folder cannot be written."""
         entry = {name: value for name, value in asdict(calibration).items() if value is not None}
         del entry["machines"]  # the devices' own to say
-        entries = {**self._entries(), device_set: entry}
-        replace_json(self.path, {"version": VERSION, "devices": entries})
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            content = read_json(self.path)
-        except FileNotFoundError:
-            return {}
-        usable = isinstance(content, dict) and content.get("version") == VERSION
-        devices = content.get("devices") if usable else None
-        return devices if isinstance(devices, dict) else {}
+        self._entries.put(device_set, entry)
 
 
 def _calibration(entry: object) -> Calibration | None:

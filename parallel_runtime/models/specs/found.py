@@ -2,8 +2,7 @@
 
 Owns the file `found_plans.json` in the user's cache folder (user_files.py), and how a model carries what was found of
 it. An entry holds for the source of the class and of what it is made of, and for ComfyUI's version; another one is
-found anew. A class of which none was found has the reason in its entry, which holds for the finder that looked. A file
-that is damaged, or of another version, counts as empty and is replaced by the next write.
+found anew. A class of which none was found has the reason in its entry, which holds for the finder that looked.
 
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "cuts": "cut once", "errors": {...}, "plan": {...}},
                              "9a04...": {"key": {...}, "refused": "blocks.0.attn mixes tokens: ...", "finder": "77ab"}}}
@@ -21,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...user_files import read_json, replace_json, user_file
+from ...user_files import Entries, user_file
 from .spec import ShardingSpec
 from .written import from_data, to_data
 
@@ -108,6 +107,10 @@ class FoundPlans:
 
     path: Path
 
+    @property
+    def _entries(self) -> Entries:
+        return Entries(self.path, "plans", VERSION, most=KEPT, then="plans are found anew")
+
     @staticmethod
     def default_path(environ: Mapping[str, str], home: Path) -> Path:
         """The file's place for a user."""
@@ -115,7 +118,7 @@ class FoundPlans:
 
     def load(self, key: FoundKey) -> Found | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries().get(key.digest)
+        entry = self._entries.all().get(key.digest)
         if not isinstance(entry, dict) or entry.get("key") != asdict(key):
             return None
         if isinstance(why := entry.get("refused"), str):
@@ -137,24 +140,12 @@ class FoundPlans:
         return self._save(key, {"refused": why, "finder": finder_source()})
 
     def _save(self, key: FoundKey, what: Mapping[str, object]) -> bool:
-        entries = {**self._entries(), key.digest: {"key": asdict(key), **what}}
         try:
-            replace_json(self.path, {"version": VERSION, "plans": dict(list(entries.items())[-KEPT:])})
+            self._entries.put(key.digest, {"key": asdict(key), **what})
         except OSError as error:
             log.warning("found plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
             return False
         return True
-
-    def _entries(self) -> dict[str, Any]:
-        try:
-            content = read_json(self.path)
-        except FileNotFoundError:
-            return {}
-        plans = content.get("plans") if isinstance(content, dict) and content.get("version") == VERSION else None
-        if isinstance(plans, dict):
-            return plans
-        log.warning("%s is damaged or of another version and is not used; plans are found anew", self.path)
-        return {}
 
 
 def key_of(model_class: type) -> FoundKey | None:

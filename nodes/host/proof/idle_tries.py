@@ -58,6 +58,7 @@ class IdleTrier:
             listener=StepListener(),
             recorder=None,
             trier=None,
+            late=None,
             step_seconds=[],
             proofs=list(run.proofs),
             remarks=[],

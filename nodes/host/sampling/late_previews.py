@@ -18,7 +18,7 @@ from ..tasks.cooperative_tasks import inside_a_task
 if TYPE_CHECKING:
     from .run_context import RunContext
 
-OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
+OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # step, denoised, x, and how many steps there are
 NAME = "callback"  # the argument of ComfyUI's `outer_sample`
 
 

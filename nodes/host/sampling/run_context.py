@@ -361,6 +361,7 @@ def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
     try:
         yield
     finally:
+        run.late = None  # it holds the previewer
         _INSIDE.reset(token)
         options[RUN_KEY] = around
         if around is None:

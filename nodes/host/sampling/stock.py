@@ -13,10 +13,10 @@ from ..contract.comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
 from ..contract.order import StepCache, skipped_by_stock
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
+from .late_previews import OnStep
 from .run_context import MeasuredRequest, Recorder, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"
-OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,9 @@ from ..contract.order import why_runs_keep_order
 from ..contract.version import refuse_off
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
+from ..sampling.late_previews import OnStep
 from ..sampling.run_context import MeasuredRequest, Recorder
-from ..sampling.stock import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
+from ..sampling.stock import SamplingRecord, check_latent, decision_of, pooled_of, timed_run
 from ..sampling.workload_from_guider import work_of_settings
 from .cooperative_tasks import Kept, RandomNumbers, run_in_turns
 

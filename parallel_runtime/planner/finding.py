@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..checkpoint import ComfyUI
-from ..models.specs.found import kept_plans, key_in
+from ..models.specs.found import found_specs, key_in
 from ..models.specs.written import from_data
 from .comfyui_process import ComfyUIProcess, version_of
 
@@ -33,7 +33,7 @@ def find_plan(
     with ComfyUIProcess(comfyui, "cpu", counting=True, program=PROGRAM, limit_s=limit_s, tick=tick) as process:
         report = process.ask("find", path=os.path.abspath(path), checkpoint=checkpoint)
     report |= {"comfyui": version_of(comfyui), "kept": ""}
-    key, kept = key_in(report), kept_plans()
+    key, kept = key_in(report), found_specs()
     if report["refused"]:
         done = kept.save_refusal(key, report["refused"])
     else:

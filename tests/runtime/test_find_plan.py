@@ -22,10 +22,10 @@ from parallel_runtime.models.specs import SPECS, find_spec, found, spec_of
 from parallel_runtime.models.specs.found import (
     Found,
     FoundKey,
-    FoundPlans,
+    FoundSpecs,
+    found_spec_of,
+    found_specs,
     give_found,
-    kept_of,
-    kept_plans,
     key_of,
     none_found,
 )
@@ -56,7 +56,7 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(tmp_path: Path) -> 
     assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
     assert report["plan"]["gather"] == {"head": "img"}
     key = FoundKey(model_class=WAN, source=report["source"], comfyui=report["comfyui"])
-    kept = FoundPlans(Path(report["kept"])).load(key)
+    kept = FoundSpecs(Path(report["kept"])).load(key)
     assert kept is not None and kept.spec == from_data(report["plan"])
     said = find_plan.describe(report)
     assert "cross_attn" in said and said.splitlines()[-1].startswith("found, proven: cut once")
@@ -65,7 +65,7 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(tmp_path: Path) -> 
 def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = FoundPlans(tmp_path / "found_plans.json")
+    kept = FoundSpecs(tmp_path / "found_plans.json")
     spec = SPECS[FLUX]
     assert kept.load(KEY) is None
     assert kept.save(KEY, spec, cuts="cut once", errors={"error": 1e-7, "control": 0.1})
@@ -82,7 +82,7 @@ def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(
 
 
 def test_why_there_is_none_holds_for_the_finder_that_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = FoundPlans(tmp_path / "found_plans.json")
+    kept = FoundSpecs(tmp_path / "found_plans.json")
     assert kept.save_refusal(KEY, "blocks.0 mixes tokens")
     assert kept.load(KEY) == Found(why="no plan was found: blocks.0 mixes tokens")
     monkeypatch.setattr(found, "finder_source", lambda: "another")
@@ -108,9 +108,9 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     with pytest.raises(ValueError, match="New has no plan"):
         spec_of(model)
     key, spec = key_of(kind), SPECS[FLUX]
-    assert key is not None and kept_of(kind) is None
-    assert kept_plans().save(key, spec, cuts="cut once", errors={"error": 0.0, "control": 1.0})
-    give_found(model, kept_of(kind))
+    assert key is not None and found_spec_of(kind) is None
+    assert found_specs().save(key, spec, cuts="cut once", errors={"error": 0.0, "control": 1.0})
+    give_found(model, found_spec_of(kind))
     assert spec_of(model) == spec and find_spec(kind()) is None  # it is the model's, not the class's
     give_found(model, none_found("blocks.0 mixes tokens"))
     with pytest.raises(ValueError, match="no plan was found: blocks.0 mixes tokens; use cfg parallel"):
@@ -119,7 +119,7 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     give_found(written, Found(spec=SPECS[WAN]))
     assert spec_of(written) == spec
     file.write_text("# another one")
-    assert kept_of(kind) is None
+    assert found_spec_of(kind) is None
 
 
 def looking() -> list[int]:

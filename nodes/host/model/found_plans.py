@@ -14,8 +14,8 @@ from ....parallel_runtime.models.specs import may_be_found
 from ....parallel_runtime.models.specs.found import (
     Found,
     FoundKey,
+    found_specs,
     give_found,
-    kept_plans,
     key_in,
     key_of,
     none_found,
@@ -35,7 +35,7 @@ UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file 
 
 
 @dataclass(frozen=True)
-class PlanSearch:
+class SpecSearch:
     """`unkept`: what is known of classes that this process looked at and no file says: of those that it did not look at
     to the end, which it does not begin again, and of all where no file can be written."""
 
@@ -43,13 +43,13 @@ class PlanSearch:
 
     def news(self) -> int:
         """Of how many of them another process has kept something since."""
-        kept = kept_plans()
+        kept = found_specs()
         return sum(kept.load(key) is not None for key in self.unkept)
 
     def state(self) -> object:
         """Another one whenever something more is known."""
         try:
-            changed = kept_plans().path.stat().st_mtime_ns
+            changed = found_specs().path.stat().st_mtime_ns
         except OSError:
             changed = 0
         return changed, len(self.unkept)
@@ -64,7 +64,7 @@ class PlanSearch:
         key = key_of(type(transformer)) if may_be_found(type(transformer)) else None
         if key is None:
             return source
-        found = kept_plans().load(key)
+        found = found_specs().load(key)
         if found is not None and found.spec is not None and (misfit := _given(transformer, found)):
             log.warning("the plan that is kept for %s is not used, it is found anew: %s", key.model_class, misfit)
             found = None
@@ -116,4 +116,4 @@ def _given(transformer: torch.nn.Module, found: Found) -> str:
     return why_unshared(transformer)
 
 
-LOOKING = PlanSearch()
+LOOKING = SpecSearch()

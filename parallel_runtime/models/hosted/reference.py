@@ -22,7 +22,7 @@ import torch
 from ...checkpoint import ComfyUI
 from ...wire.lifeline import arm
 from ..specs import find_spec, may_be_found, spec_of
-from ..specs.found import found_of, give_found, kept_of, of_text, to_text
+from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text
 from .attention import installed
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
@@ -250,7 +250,7 @@ class Reference:
         """The same, whose module has the plan that was found for its class."""
         kind = type(built.module)
         if may_be_found(kind):
-            found = kept_of(kind) if self.found is None else of_text(self.found) if self.found else None
+            found = found_spec_of(kind) if self.found is None else of_text(self.found) if self.found else None
             if found is not None:
                 give_found(built.module, found)
         return built

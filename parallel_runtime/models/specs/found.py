@@ -102,7 +102,7 @@ def of_text(text: str) -> Found:
 
 
 @dataclass(frozen=True)
-class FoundPlans:
+class FoundSpecs:
     """The entries of one file."""
 
     path: Path
@@ -175,12 +175,12 @@ def finder_source() -> str:
     return found.hexdigest()[:16]
 
 
-def kept_of(model_class: type) -> Found | None:
+def found_spec_of(model_class: type) -> Found | None:
     """What this user has kept of a class of a ComfyUI's that is imported; None for nothing."""
     key = key_of(model_class)
-    return None if key is None else kept_plans().load(key)
+    return None if key is None else found_specs().load(key)
 
 
-def kept_plans() -> FoundPlans:
+def found_specs() -> FoundSpecs:
     """The user's file."""
-    return FoundPlans(FoundPlans.default_path(os.environ, Path.home()))
+    return FoundSpecs(FoundSpecs.default_path(os.environ, Path.home()))

@@ -62,7 +62,7 @@ def checked(deadline_s: float) -> float:
 
 
 def listen_anew(ranks: Sequence[AnyRank]) -> None:
-    """From now on silence counts: these ranks are asked something."""
+    """Count the silence of these ranks from now on: they are asked something."""
     now_s = time.monotonic()
     for rank in ranks:
         rank.last_heard_s = rank.last_pulse_s = now_s
@@ -115,9 +115,7 @@ def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
 
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
-HELD_UP = (
-    0.5  # of the deadline: a pause of the parent, such as a frozen container's or a caller's, and silence starts anew
-)
+HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
 CLOSED = "closed its channel"
 

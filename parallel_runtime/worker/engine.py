@@ -1,7 +1,7 @@
 """What one rank holds and what it answers: models and meshes by number, loaded, changed, run and freed.
 
-Owns the handles and the requests. Marries one model and one plan's mesh; a step of it is hosted.py's. Knows no ComfyUI,
-no socket, and no arithmetic of a model.
+Owns the handles, and what each request does. Runs a model under a plan's mesh; a step of it is hosted.py's. Knows no
+ComfyUI, no socket, and no arithmetic of a model.
 """
 
 import gc
@@ -169,7 +169,7 @@ class Engine:
         return EmptyReply()
 
     def _trim(self, request: Trim) -> MemoryReply:
-        """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
+        """Forget a sampling run that has ended; torch gives back what it caches where others compute on the device."""
         self.inputs.clear()
         self.held_state.drop()
         if self.rank in request.ranks:

@@ -1,6 +1,6 @@
 """A step of one of ComfyUI's own models on one rank.
 
-Owns the marriage of the module with this rank's part of a plan. Does not own the module and its weights
+Owns how the module runs under this rank's part of a plan. Does not own the module and its weights
 (hosted_weights.py), how its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/attention.py).
 """
 
@@ -89,7 +89,7 @@ class HostedModel:
         return kept_state(self.module)
 
     def end_run(self) -> None:
-        """Keep nothing of a run."""
+        """Forget what the module kept of a run."""
         if "kept" in vars(self) and self.kept is not None:
             self.kept.end()
 
@@ -164,12 +164,11 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
         sequence.most_keys = 0
-        self.compiled: CompiledRun | None = None  # by which blocks run as graphs
+        self.compiled: CompiledRun | None = None  # with which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
-        self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
-            None
-        )  # what a step cache keeps of a piece
+        # what a step cache keeps of a piece
+        self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: None
 
     @property
     def weights(self) -> HostedWeights:
@@ -190,7 +189,7 @@ class HostedForward:
         return KeptCalls(**vars(self.model.kept.take_counted()))
 
     def begin_run(self, run: object, *, ranks: int) -> None:
-        """The calls are of this run, by any name, on so many ranks; None: of none, and the module keeps nothing."""
+        """The next calls are of this run, by any name, on `ranks` ranks; None: of none, so the module keeps nothing."""
         self._in_run = run is not None
         if self.model.kept is None:
             return

@@ -203,8 +203,10 @@ def tiled(
         stand_in.first_stage_model = _Tiles(function)
     stand_in.device, stand_in.output_device = CPU, output
     stand_in.patcher = ModelPatcher(
-        torch.nn.Linear(1, 1), load_device=CPU, offload_device=CPU
-    )  # nothing to make room for
+        torch.nn.Linear(1, 1),  # nothing to make room for
+        load_device=CPU,
+        offload_device=CPU,
+    )
     stand_in.memory_used_decode = lambda *_: 0
     defaults = {
         name: options["default"]

@@ -2,9 +2,9 @@
 
 Streams are cut into runs whose lengths differ by at most one, or are in proportion to the ranks' shares, each of at
 least one token. Of two streams one has its longer runs on the first ranks, the other on the last. A stream of fewer
-tokens than ranks is not cut: ComfyUI's modules stand no tensor without tokens; nor is one that its spec says every rank
-has. Every rank computes all of it, and as keys it counts once, on the first rank. Keys that a class kept of a call
-before are on every rank, and none sends them.
+tokens than ranks is not cut, since ComfyUI's modules fail on a tensor without tokens; nor is one that its spec says
+every rank has. Every rank computes all of such a stream, and its keys count once, on the first rank. Keys that a class
+kept of a call before are on every rank, and none sends them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class TokenCall:
         self.first_keys: FirstKeys | None = None  # of the block that runs, if its word is "again"
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
-        """Deal the tokens of a stream that is new."""
+        """Cut a new stream of `total` tokens: how many each rank has."""
         if 0 < total < self.parts:
             self.uncut.add(stream)
             lengths = (total,) * self.parts

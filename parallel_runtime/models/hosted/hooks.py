@@ -69,7 +69,7 @@ class SharedModel:
         self._sites.clear()
 
     def _wrap(self, module: nn.Module, around: Around, method: str = "forward") -> None:
-        """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""
+        """Put a function around a module's method. torch's own hooks would take longer than what they do."""
         self._links.append((module, method, around))
         chain_at(module, method).put(SHARE, around)
 
@@ -169,10 +169,8 @@ def _changed(call: TokenCall, argument: Argument, value: Any) -> Any:  # noqa: A
         return argument.change(call, value)
     known = call.changed.get((id(value), argument.key))
     if known is None:
-        known = call.changed[(id(value), argument.key)] = (
-            value,
-            argument.change(call, value),
-        )  # value: keeps its id its own
+        changed = argument.change(call, value)
+        known = call.changed[(id(value), argument.key)] = value, changed  # with `value`, whose id no other has then
     return known[1]
 
 

@@ -137,3 +137,29 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     run.call_late()
     told = [(step, 1.0, 2.0, 2) for step in range(2)]
     assert seen == (["sent", "sent", *told] if reason else ["sent", told[0], "sent", told[1]])
+
+
+LATE = """
+import importlib, sys
+from types import SimpleNamespace
+import torch
+from trace_samplers import NAME, load
+load(sys.argv[1])
+import comfy.samplers, latent_preview
+late = importlib.import_module(f"{NAME}.nodes.host.sampling.late_previews")
+formats = SimpleNamespace(latent_rgb_factors=None, taesd_decoder_name=None)
+model = SimpleNamespace(load_device=torch.device("cpu"), model=SimpleNamespace(latent_format=formats))
+sampler = comfy.samplers.KSAMPLER(comfy.k_diffusion.sampling.sample_euler)
+stock, of_a_pack = latent_preview.prepare_callback(model, 3), lambda *_: None
+for sampler, given, named in (
+    (sampler, (None, stock, False), {}), (sampler, (), {"callback": stock}),
+    (sampler, (None, of_a_pack), {}), (object(), (None, stock), {}), (sampler, (None,), {}),
+):
+    run = SimpleNamespace(late=None)
+    arguments, named = late.with_late_callback(run, sampler, given, named)
+    print(run.late is not None and run.late in [*arguments, *named.values()])
+"""
+
+
+def test_comfyuis_own_callback_with_a_stock_sampler_is_the_one_that_may_come_late(in_comfyui) -> None:
+    assert in_comfyui(LATE) == ["True", "True", "False", "False", "False"]

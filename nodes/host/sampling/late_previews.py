@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .run_context import RunContext
 
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]  # step, denoised, x, and how many steps there are
-NAME = "callback"  # the argument of ComfyUI's `outer_sample`
+NAME, BEFORE = "callback", "sigmas"  # arguments of ComfyUI's `outer_sample`
 
 
 class LateCallback:
@@ -53,9 +53,10 @@ def with_late_callback(
     change nothing else: ComfyUI's own callback, and a stock sampler."""
     arguments, named = list(arguments), dict(named)
     parameters = list(inspect.signature(CFGGuider.outer_sample).parameters)
-    position = parameters.index(NAME) - parameters.index("sigmas") - 1 if NAME in parameters else len(arguments)
+    known = type(sampler) is comfy.samplers.KSAMPLER and {NAME, BEFORE} <= set(parameters)
+    position = parameters.index(NAME) - parameters.index(BEFORE) - 1 if known else len(arguments)
     holder, key = (named, NAME) if NAME in named else (arguments, position)
-    if type(sampler) is not comfy.samplers.KSAMPLER or (key != NAME and position >= len(arguments)):
+    if not known or (holder is arguments and position >= len(arguments)):
         return arguments, named
     callback = holder[key]
     if callback is not None and not foreign(callback) and not foreign(sampler.sampler_function):

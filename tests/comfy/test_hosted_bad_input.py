@@ -162,7 +162,7 @@ def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_
     hosted_client.queue({"model": graph["model"], "save": node("ModelSave", model=["model", 0], **prefix)})
     (made,) = (hosted_server.output / "diffusion_models").iterdir()
     graph["model"]["inputs"]["unet_name"] = made.name
-    mine = saved_latent(hosted_client, hosted_client.queue(ours(graph, mode="manual", ring=2)))  # 5 heads
+    mine = saved_latent(hosted_client, hosted_client.queue(ours(graph, mode="manual", ring=2)))  # of 3 heads
     assert relative_error(mine, stock) <= TOLERANCE
     (folder / DIFFUSERS).unlink()
     made.unlink()

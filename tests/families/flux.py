@@ -1,4 +1,4 @@
-"""Flux.1 with 5 heads, from a text and with a reference (Kontext), Flux.2 (dev, klein), and Chroma.
+"""Flux.1 with 3 heads, from a text and with a reference (Kontext), Flux.2 (dev, klein), and Chroma.
 
 The files of Flux.1 are those that tests/host writes, by its own layouts.
 """
@@ -15,9 +15,9 @@ from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
 from .variant import Variant
 
 FAMILY, FAMILY_2, CHROMA = "Flux.1", "Flux.2", "Chroma"
-SHAPE = layouts.FluxShape(hidden=640, depth=1, single=2)
+SHAPE = layouts.FluxShape(hidden=384, depth=1, single=2)
 # Flux.2 has no bias, heads of 128 as 4 axes of 32, an MLP of 3 times the width, one modulation for all blocks.
-FLUX_2 = {"hidden_size": 640, "num_heads": 5, "axes_dim": [32, 32, 32, 32], "depth": 1, "depth_single_blocks": 2}
+FLUX_2 = {"hidden_size": 384, "num_heads": 3, "axes_dim": [32, 32, 32, 32], "depth": 1, "depth_single_blocks": 2}
 FLUX_2 |= {"in_channels": 128, "out_channels": 128, "context_in_dim": 48, "vec_in_dim": None, "mlp_ratio": 3.0}
 FLUX_2 |= {"theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": True, "txt_ids_dims": [3]}
 FLUX_2 |= {"global_modulation": True, "mlp_silu_act": True, "ops_bias": False}
@@ -44,7 +44,7 @@ FILES = (
     ModelFile(
         name="tiny_flux_2_klein.safetensors",
         class_path="comfy.ldm.flux.model.Flux",
-        arguments=FLUX_2 | {"guidance_embed": False, "hidden_size": 384, "num_heads": 3},
+        arguments=FLUX_2 | {"guidance_embed": False},
         rules=(MODULATIONS,),
         seed=62,
     ),

@@ -6,6 +6,8 @@ not own: which plan a kind of work gets (comfy/test_auto_each_run.py).
 
 from __future__ import annotations
 
+from typing import Any
+
 from host.client import Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 
@@ -30,37 +32,34 @@ def small(*, seed: int = 7) -> Workflow:
     return graph
 
 
+def memory_of(drifted: Drifted, **file: str) -> dict[str, Any]:
+    """What the node shows of a plan by hand."""
+    by_hand = {"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}
+    found: dict[str, Any] = drifted.client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
+    return found
+
+
 def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(drifted: Drifted) -> None:
+    """Auto counts a file once it knows its ranks, and then says what a step takes; before, it says that it does not."""
     client, asked = drifted.client, {"mode": "auto", "devices": "cpu:3", "unet_name": FLUX.file}
     result = client.queue(automatic("cpu:3"))
     assert any("uly3" in text for _, text in result.texts), result.texts
     assert not any("chosen for" in text for _, text in result.texts)
     assert client.get("/parallel_dit/plan", **asked)["plan"] == "uly3"
-    before = client.get("/parallel_dit/state")["calibrations"]
+    half = {"unet_name": FLUX.file, "weight_dtype": "bfloat16"}
+    uncounted, known = memory_of(drifted, **half), client.get("/parallel_dit/state")["calibrations"]
+    graph = to_latent(parallel(small(), mode="manual", ring=2, weight_dtype="bfloat16"))
+    told = [text.splitlines() for node, text in client.queue(graph).require_success().texts if node == "model"]
+    (line,) = {line for lines in told for line in lines if "GB on each device" in line}
+    assert line.startswith("weights: about 0.") and line.endswith("; what a step computes is not in this figure")
     calibrate(drifted.cache, "cpu:3")
     result = client.queue(automatic("cpu:3", seed=8))
     assert any("single, chosen for 4 image tokens, 11 text tokens" in text for _, text in result.texts), result.texts
     assert relative_error(saved_latent(client, result), latent_of(client, small(seed=8))) <= TOLERANCE
     now = client.get("/parallel_dit/plan", **asked)
     assert any("chosen for" in reason for reason in now["reasons"]), now
-    assert client.get("/parallel_dit/state")["calibrations"] == before + 1
-
-
-def test_what_a_step_takes_is_in_the_figure_once_the_file_was_counted_and_before_it_says_that_it_is_not(
-    drifted: Drifted,
-) -> None:
-    client, file = drifted.client, {"unet_name": FLUX.file, "weight_dtype": "bfloat16"}
-    calibrate(drifted.cache, "cpu:4")
-    by_hand = {"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}
-    before = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
-    graph = to_latent(parallel(small(), mode="manual", ring=2, weight_dtype="bfloat16"))
-    told = [text.splitlines() for node, text in client.queue(graph).require_success().texts if node == "model"]
-    (line,) = {line for lines in told for line in lines if "GB on each device" in line}
-    assert line.startswith("weights: about 0.")
-    assert line.endswith("; what a step computes is not in this figure")
-    client.queue(
-        automatic("cpu:4", weight_dtype="bfloat16")
-    ).require_success()  # whose files auto counts, as it knows them
-    after = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
-    assert (before["weights_alone"], after["weights_alone"]) == (True, False)
-    assert after["device"] > before["device"]
+    assert client.get("/parallel_dit/state")["calibrations"] == known + 1
+    client.queue(automatic("cpu:3", weight_dtype="bfloat16")).require_success()
+    counted = memory_of(drifted, **half)
+    assert (uncounted["weights_alone"], counted["weights_alone"]) == (True, False)
+    assert counted["device"] > uncounted["device"]

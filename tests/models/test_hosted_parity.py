@@ -1,15 +1,23 @@
 """ComfyUI's own classes shared by ranks equal the same module in one process.
 
-Owns: the bound and the negative control, for every case of tiny.py. Does not own: which cases there are, how ranks run.
+Owns: the bound and the negative control, for every case of tiny.py; which layers of a module are given the same tensor
+one after the other, and whether it is written to in between, as what ranks exchange once for such layers
+(models/hosted/scales.py) is of the tensor as the first of them had it. Does not own: which cases there are, how ranks
+run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from host.outcomes import RefusedError, StockFailsError
 from parallel_runtime.models.hosted.deltas import MergedDeltas
@@ -22,7 +30,6 @@ from tools.known import cases
 from .cases import CASES
 from .gloo_group import GlooGroup, OwnTokensOnly
 from .ranks import in_ranks
-from .shared_inputs import Found, watched
 from .tiny import call, difference
 
 ERROR = 1e-5  # fp32, relative to the whole output: what another order of additions explains
@@ -49,6 +56,59 @@ RUNS = [pytest.param(name, 2, id=name) for name in CASES]
 RUNS += [
     pytest.param(name, 3, id=f"{name}, 3 ranks", marks=[] if name in THREE else pytest.mark.full) for name in CASES
 ]
+
+
+@dataclass
+class Found:
+    """Names of layers whose input was the last layer's too, and of those for whom it was another by then."""
+
+    shared: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
+class Writes(TorchDispatchMode):
+    """Remembers the storages that were written to since `since_then` was emptied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since_then: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch says."""
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
+                self.since_then.add(value.untyped_storage().data_ptr())
+        for value in (kwargs or {}).values() if func._schema.is_mutable else ():
+            if isinstance(value, Tensor):  # out=
+                self.since_then.add(value.untyped_storage().data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watched(model: torch.nn.Module) -> Iterator[Found]:
+    """Around a call of the module."""
+    found, writes = Found(), Writes()
+    last: list[Any] = [None]
+
+    def forward(name: str, inner: Any, given: Tensor, *more: Any, **named: Any) -> Any:
+        if given is last[0]:
+            found.shared.append(name)
+            if given.untyped_storage().data_ptr() in writes.since_then:
+                found.changed.append(name)
+        else:
+            last[0] = given
+            writes.since_then.clear()
+        return inner(given, *more, **named)
+
+    layers = [(name, each) for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)]
+    for name, layer in layers:
+        layer.forward = partial(forward, name, layer.forward)
+    try:
+        with writes:
+            yield found
+    finally:
+        for _, layer in layers:
+            vars(layer).pop("forward", None)
 
 
 def whole(name: str) -> tuple[nn.Module, dict[str, Any], Tensor, Found]:
@@ -162,7 +222,7 @@ def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGro
     assert row["error"] <= ERROR, row
 
 
-class Writes(nn.Module):
+class Overwriting(nn.Module):
     """Gives two layers the same tensor, and writes to it in between."""
 
     def __init__(self) -> None:
@@ -176,6 +236,6 @@ class Writes(nn.Module):
 
 
 def test_a_write_between_two_layers_would_be_seen() -> None:
-    with torch.inference_mode(), watched(model := Writes()) as found:
+    with torch.inference_mode(), watched(model := Overwriting()) as found:
         model(torch.ones(2, 4))
     assert (found.shared, found.changed) == (["second", "third"], ["third"])

@@ -22,6 +22,18 @@ RUNS = {
     "two sides of unequal texts, two images": {"batch": 2, "texts": (7, 12)},
     "a mask, an odd length": {"mask": True, "texts": (5, 6), "size": (3, 6, 10)},
 }
+PLANS = (
+    *("ulysses=1", "ulysses=2", "ulysses=3", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2,ulysses=2"),
+    *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
+)
+CHOICES = {
+    "plan": PLANS,
+    "weights": ("replicated", "sharded", "offloaded"),
+    "dtype": ("float32", "bfloat16", "float16"),
+    "run": tuple(RUNS),
+    "in_workers": (True, False),
+}
+ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,25 +12,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from gpu.cases import RUNS, Reference, drawn, write_model
+from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
 from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mistakes import MISTAKES
 from gpu.pretend_cuda.pool import PretendPool, Trial, fork_ranks
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.pool.pool import Pool
 
-CHOICES = {
-    "plan": (
-        *("ulysses=1", "ulysses=2", "ulysses=3", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2,ulysses=2"),
-        *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
-    ),
-    "weights": ("replicated", "sharded", "offloaded"),
-    "dtype": ("float32", "bfloat16", "float16"),
-    "run": tuple(RUNS),
-    "in_workers": (True, False),
-    "launches_wait": (False, True),
-}
-ROUNDS = 3
+TOLD = CHOICES | {"launches_wait": (False, True)}
 SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2", "cfg=2", "pipefusion=2"))
 # What is run to find where memory is allocated, and again with each place refused.
 ALLOCATING = (
@@ -44,7 +33,7 @@ GIVING_BACK = ("ulysses=2", "pipefusion=2", "cfg=2")
 
 def cases(folder: Path, reference: Reference, match: str, chance: random.Random) -> Iterator[tuple[str, str]]:
     """Run all of them; the name of each and what is wrong."""
-    trials = [Trial(**row) for row in drawn(CHOICES, rounds=ROUNDS, chance=chance)]
+    trials = [Trial(**row) for row in drawn(TOLD, rounds=ROUNDS, chance=chance)]
     for ranks, shared, run in ((4, False, trials), (2, True, SHARING)):
         with PretendPool(ranks, folder, shared=shared) as pool:
             for trial in run:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from gpu.cases import RUNS, Reference, drawn, write_model
+from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
 from gpu.pretend_cuda.pool import Trial
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.errors import PoolError
@@ -24,12 +24,6 @@ from parallel_runtime.pool.pool import Pool
 
 from .sharing import EXCHANGES, share
 
-PLANS = (
-    *("ulysses=1", "ulysses=2", "ulysses=3", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2,ulysses=2"),
-    *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
-)
-DTYPES = ("float32", "bfloat16", "float16")
-ROUNDS = 3
 CONTROL = Trial(plan="ulysses=2")
 SHARING = 4  # ranks on the one GPU of a machine
 VISIBLE = 1e-3  # what a run without exchange must differ by
@@ -37,13 +31,8 @@ VISIBLE = 1e-3  # what a run without exchange must differ by
 
 def trials(ranks: int) -> list[Trial]:
     """Plans of at most so many ranks, with draws of weights, dtypes, runs and loops."""
-    choices = {
-        "plan": tuple(plan for plan in PLANS if ParallelPlan.parse(plan).ranks <= ranks),
-        "weights": ("replicated", "sharded", "offloaded") if ranks > 1 else ("replicated",),
-        "dtype": DTYPES,
-        "run": tuple(RUNS),
-        "in_workers": (True, False),
-    }
+    plans = tuple(plan for plan in CHOICES["plan"] if ParallelPlan.parse(plan).ranks <= ranks)
+    choices = CHOICES | {"plan": plans} | ({} if ranks > 1 else {"weights": ("replicated",)})
     return [Trial(**row) for row in drawn(choices, rounds=ROUNDS, chance=random.Random(ranks))]  # noqa: S311
 
 
@@ -62,7 +51,7 @@ def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
     if exchange:
         share(exchange)
     devices = tuple(Device("cuda", 0 if exchange else number) for number in range(ranks))
-    found, count, worst = [], 0, dict.fromkeys(DTYPES, 0.0)
+    found, count, worst = [], 0, dict.fromkeys(CHOICES["dtype"], 0.0)
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="real-cuda-") as folder,

@@ -64,7 +64,7 @@ FILES = (
     *("parallel_runtime/pool/nccl_files.py", "parallel_runtime/pool/generation.py", "parallel_runtime/proof.py"),
 )
 # Arguments that are not said here: words of the schema have files of their own (locales), patterns are searched for.
-OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category"}
+OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category", "then"}
 # Calls whose texts are a log's, the command line's, or tooltips, which have a file of their own.
 NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase", "_degree"}
 # What is put together of single words, and the parts of a step that a plan is limited by.

@@ -234,6 +234,11 @@ class ParallelPlan:
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return {axis: found[axis] for axis in AXES}
 
+    @property
+    def takes_graphs(self) -> bool:
+        """Whether blocks may run as CUDA graphs: all that one exchanges is among the ulysses ranks."""
+        return self.ring == self.pipefusion == 1 and self.weights == WEIGHTS[0]
+
     @cached_property
     def layout(self) -> Layout:
         """What the ranks hold under this plan."""

@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from ..choices import choice_for
+from ..models.hosted.cuda_graphs import CudaRecorder, Recorder
 from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
@@ -131,6 +132,12 @@ class Engine:
         every = choice_for(torch.cuda.get_device_capability(self.device)).timed_every
         return RegionTimer(self.device, on=True, every=every)
 
+    def new_recorder(self) -> Recorder:
+        """What makes graphs of blocks. Raises `ValueError` for a device that has none."""
+        if self.device.type != "cuda":
+            raise ValueError(f"rank {self.rank} is on {self.device}, and graphs of blocks are CUDA's; set tries to off")
+        return CudaRecorder(self.device)
+
     def _unload(self, request: Unload) -> MemoryReply:
         self.inputs.clear()
         self.held_state.drop()
@@ -158,6 +165,8 @@ class Engine:
         for dropped in request.dropped:
             del self.meshes[dropped]
         if request.freed:
+            for model in self.models.values():
+                model.drop_graphs()  # a communicator does not end while a graph holds its exchanges
             self.groups.free(request.freed, self.device)
         self.meshes[request.mesh] = Mesh(
             request.plan,
@@ -172,6 +181,8 @@ class Engine:
         """Forget a sampling run that has ended; torch gives back what it caches where others compute on the device."""
         self.inputs.clear()
         self.held_state.drop()
+        for model in self.models.values():
+            model.drop_graphs()  # on all ranks: those that share tokens replay together
         if self.rank in request.ranks:
             self.models.give_back()
         return MemoryReply(memory=self._memory())
@@ -282,7 +293,7 @@ class Engine:
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         ATTENDED.clear()
-        compiled = any(options.get("compiled") for options in request.calls)
+        compiled, graphs = (any(options.get(name) for options in request.calls) for name in ("compiled", "graphs"))
         watch = Watch(timer, beat, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
             forward: HostedForward = HostedPipeline(
@@ -291,6 +302,8 @@ class Engine:
         else:
             forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
         forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
+        if graphs and not compiled:
+            forward.by_graphs = model.by_graphs(mesh.plan, request.calls[0], watch, self.new_recorder)
         return forward
 
     def _counts(self, model: HostedModel, mesh: Mesh, forward: HostedForward) -> dict[str, Any]:

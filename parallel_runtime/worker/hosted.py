@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 import torch
 
 from ..models.block_chain import BEAT, hook_entries
+from ..models.hosted.block_graphs import BlockGraphs, GraphRun
 from ..models.hosted.block_hooks import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
+from ..models.hosted.cuda_graphs import Recorder
 from ..models.hosted.first_block import CachedBlocks, Residuals
+from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.other_calls import METHODS
@@ -27,7 +30,7 @@ from ..models.hosted.stock_functions import ATTENTION, OVERRIDE, SKIPPED, Skippe
 from ..models.specs import BETWEEN, spec_of
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
-from ..plan import BatchSlice
+from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from ..wire.replies import CompiledBlocks as Report
@@ -50,6 +53,7 @@ class HostedModel:
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
+    graphs: BlockGraphs | None = None
 
     @property
     def token_call(self) -> TokenCall | None:
@@ -82,6 +86,29 @@ class HostedModel:
     def blocks(self) -> CompiledBlocks:
         """The blocks, which graphs can run."""
         return blocks_of(self.module)
+
+    def by_graphs(
+        self, plan: ParallelPlan, options: Mapping[str, Any], watch: Watch, new_recorder: Callable[[], Recorder]
+    ) -> GraphRun:
+        """One request whose calls run by a graph of each block, but where something of it is not in graphs yet."""
+        keeps = self.kept is not None  # asked before links of graphs are on the blocks
+        if self.graphs is None:
+            self.graphs = BlockGraphs(self.blocks, new_recorder)
+        several = self.weights.quantised and plan.cfg > 1  # scales of all rows are those of both sides
+        reasons = {
+            f"graphs hold exchanges of one group, and {plan.name} has several": several or not plan.takes_graphs,
+            "the weights are sharded or offloaded": self.weights.shards is not None,
+            "the weights are changed, as by LoRAs": self.changes.changed,
+            "the model keeps something between calls": keeps,
+            "a step cache skips blocks": bool(options.get("step_cache")),
+        }
+        why_not = next((f"no graphs of blocks: {reason}" for reason, holds in reasons.items() if holds), "")
+        return self.graphs.run(version=self.changes.version, watch=watch, why_not=why_not)
+
+    def drop_graphs(self) -> None:
+        """Have no graphs of blocks: what they exchange over ends, or others want their memory."""
+        if self.graphs is not None:
+            self.graphs.drop()
 
     @cached_property
     def kept(self) -> KeptState | None:
@@ -164,7 +191,8 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
         sequence.most_keys = 0
-        self.compiled: CompiledRun | None = None  # with which blocks run as graphs
+        self.compiled: CompiledRun | None = None  # with which blocks run as graphs of torch's compiler
+        self.by_graphs: GraphRun | None = None  # or as graphs of CUDA
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
         # what a step cache keeps of a piece
@@ -175,12 +203,15 @@ class HostedForward:
         """Those of the model."""
         return self.model.weights
 
-    def _graphs(self) -> AbstractContextManager[None]:
+    def _graphs(self, sequence: SequenceParallelAttention) -> AbstractContextManager[None]:
+        if self.by_graphs is not None:
+            return self.by_graphs.calling(sequence)
         return nullcontext() if self.compiled is None else self.compiled.calling()
 
     def report(self) -> Report | None:
         """What ran as graphs; None where nothing was to."""
-        return None if self.compiled is None else self.compiled.report()
+        ran = self.compiled or self.by_graphs
+        return None if ran is None else ran.report()
 
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""
@@ -295,7 +326,8 @@ class HostedForward:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
         function = module if method is None else getattr(module, method)
         self._forget()
-        with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, self._graphs():
+        graphs = self._graphs(sequence)
+        with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, graphs:
             return function(*given["args"], **given["kwargs"])
 
     def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
@@ -327,7 +359,8 @@ class HostedForward:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
         self.model.install_hooks(sequence, self.beat, new_call=new_call)
         self._forget()
-        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, self._graphs():
+        graphs = self._graphs(sequence)
+        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, graphs:
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out

@@ -260,6 +260,12 @@ class DeltaReceiver:
         self._loras: dict[str, list[LowRank]] = {}  # by the layer beside which they run
         # Of all deltas as they came: that layer; or the strength that one was merged with; None: another stage's.
         self._order: list[str | float | None] = []
+        self.version = 0  # another one after each change
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weights are others than the file's."""
+        return bool(self._order)
 
     def take(
         self,
@@ -273,6 +279,7 @@ class DeltaReceiver:
 
         Changed weights are made anew of what the file says: raises `ValueError` when it was written to.
         """
+        self.version += 1
         self._weights.refuse_changed()
         if self._changes is None:
             self._changes = MergedDeltas(self._weights.module, self._weights.declared, self._weights.elsewhere)
@@ -323,6 +330,7 @@ class DeltaReceiver:
 
     def set_strengths(self, strengths: Sequence[float]) -> bool:
         """Change the strengths alone; false where a delta was merged with another one than it is to have."""
+        self.version += 1
         hook_modules: dict[str, list[float]] = {}
         for known, strength in zip(self._order, strengths, strict=True):
             if isinstance(known, str):

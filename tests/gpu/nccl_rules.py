@@ -15,6 +15,8 @@ ProcessGroupNCCL. What holds here:
   (NVIDIA/nccl issues 415 and 1346, `ncclTransportP2pSetup`). A batch connects all that it needs.
 - Destroying a group blocks the host until all of its ranks destroy it, and nothing may be in flight on it. So ranks
   that destroy groups in other orders may wait in a circle (pytorch pull request 190431).
+- An operation that a graph holds (tape.py) meets those of graphs alone: ranks capture and replay alike. It connects
+  nobody, so what it does was done before. A graph holds one communicator's operations, and goes before that does.
 - Tensors are contiguous. Everything issued is waited for before a request ends. Who uses an operation's tensors before
   has a race with its stream (pretend_cuda/device.py).
 
@@ -25,7 +27,9 @@ a wait depends on it either way. Owns the rules. Does not own which requests the
 import queue
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -69,6 +73,24 @@ class Simulation:
     pending: list["SimulatedWork"] = field(default_factory=list)
     connected: set[tuple[int, ...]] = field(default_factory=set)
     groups: list[int] = field(default_factory=list)  # how many ranks each group has that this rank is in
+    in_graph: bool = False
+    graphs: weakref.WeakSet = field(default_factory=weakref.WeakSet)  # that live, with `groups`
+    ever_connected: set[tuple[int, ...]] = field(default_factory=set)
+
+    def keep(self, graph: Any) -> None:
+        """Know a graph while it lives. Raises `NcclRuleError` for one that holds exchanges of several groups."""
+        if len({id(group) for group in graph.groups}) > 1:
+            raise NcclRuleError("a graph holds exchanges of several communicators, which NCCL may deadlock on")
+        self.graphs.add(graph)
+
+    @contextmanager
+    def marking(self) -> Iterator[None]:
+        """Around what a graph does."""
+        self.in_graph = True
+        try:
+            yield
+        finally:
+            self.in_graph = False
 
     def begin(self, deadline_s: float) -> None:
         """A request begins; connections are made anew."""
@@ -102,7 +124,7 @@ class SimulatedWork(dist.Work):
         self, simulation: Simulation, kind: str, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> None:
         super().__init__()
-        self.kind, self.text = kind, kind
+        self.kind = self.text = f"{kind} in a graph" if simulation.in_graph else kind
         self.error: BaseException | None = None
         self.communicator: Communicator | None = None  # once it is issued
         self.queued: object = None  # what stands for its end on the device
@@ -168,7 +190,11 @@ class Communicator:
         connected, me, new = self._simulation.connected, self.members.index(self._simulation.rank), []
         for message in messages:
             link = (me, message.peer) if message.outgoing else (message.peer, me)
-            if message.data.numel() and (self._tag, gather, *link) not in connected:
+            if self._simulation.in_graph:
+                if message.data.numel() and (self._tag, gather, *link) not in self._simulation.ever_connected:
+                    raise NcclRuleError(f"connecting{self._towards([message])} in a graph; do the same once before it")
+            elif message.data.numel() and (self._tag, gather, *link) not in connected:
+                self._simulation.ever_connected.add((self._tag, gather, *link))
                 connected.add((self._tag, gather, *link))
                 new.append(replace(message, data=HELLO, dtype=HELLO.dtype))
         if new:
@@ -292,6 +318,8 @@ class SimulatedGroup(dist.ProcessGroup):
         left = next((work for work in self._simulation.pending if work.communicator is self._communicator), None)
         if left is not None:
             raise NcclRuleError(f"{left.text}: its group is destroyed before it was waited for")
+        if any(group is self for graph in self._simulation.graphs for group in graph.groups):
+            raise NcclRuleError(f"the group of ranks {tuple(self._members)} ends while a graph holds its exchanges")
         self._communicator.end([peer for peer in range(len(self._members)) if peer != self.rank()])
         self._simulation.groups.remove(len(self._members))
 
@@ -356,7 +384,7 @@ class SimulatedGroup(dist.ProcessGroup):
         incoming[self.rank()].copy_(outgoing[self.rank()])
         messages = [Message(peer, True, outgoing[peer], dtype) for peer in others]
         messages += [Message(peer, False, incoming[peer], dtype) for peer in others]
-        self._communicator.connect(messages, gather=work.kind == "all_gather")
+        self._communicator.connect(messages, gather=work.kind.startswith("all_gather"))
         return self._communicator.issue(work, messages, everybody=True)
 
     def _some(self, work: SimulatedWork, messages: list[Message]) -> SimulatedWork:

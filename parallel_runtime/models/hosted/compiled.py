@@ -62,22 +62,25 @@ class Kind:
     reason: str = ""
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """What the graph is given, and `transformer_options` as the class gave them, which attention gets.
+        """What the graph is given, and `transformer_options` as the class gave them, which attention gets."""
+        return self.read(tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()})
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """The arguments without what no block reads of `transformer_options`, and those as the class gave them.
 
         What the options tell of a call, and patches of which there are none, are left out for the graph: it would be
         made anew for other ones.
         """
-        mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
         by_place = OPTIONS not in kwargs and self.options is not None and self.options < len(args)
         options = args[self.options or 0] if by_place else kwargs.get(OPTIONS)
         if type(options) is dict:
             left_out = self.unread if options.get(PATCHES) else {*self.unread, PATCHES}
             read = {name: value for name, value in options.items() if name not in left_out}
             if by_place:
-                mine = (*mine[: self.options], read, *mine[(self.options or 0) + 1 :])
+                args = (*args[: self.options], read, *args[(self.options or 0) + 1 :])
             else:
-                named[OPTIONS] = read
-        return mine, named, options
+                kwargs = {**kwargs, OPTIONS: read}
+        return args, kwargs, options
 
 
 @dataclass

@@ -6,6 +6,7 @@ flight, and may touch no device but its own.
 
 import json
 
+import tape
 import torch
 from pretend_cuda.device import PRETENCE, settings_file, take_settings
 
@@ -15,10 +16,17 @@ DEVICES = 8
 
 
 class PretendEngine(Engine):
-    """As the real one."""
+    """As the real one, with tapes for graphs."""
+
+    def new_recorder(self):
+        simulation = getattr(PRETENCE, "simulation", None)
+        if simulation is not None:
+            tape.Tape.marked, tape.Tape.made = simulation.marking, staticmethod(simulation.keep)
+        tape.install()
+        return tape.Tape(refuses=self.settings.get("records_nothing") == self.rank)
 
     def handle(self, message, **told):
-        settings = take_settings(message.op.name)
+        self.settings = settings = take_settings(message.op.name)
         simulation = getattr(PRETENCE, "simulation", None)
         if simulation is not None:
             simulation.begin(settings["deadline_s"])

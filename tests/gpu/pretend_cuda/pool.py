@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.cases import Case, Reference
+from gpu.graph_chapters import CHAPTERS
 from host import forked_ranks
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
@@ -37,13 +38,14 @@ def fork_ranks() -> None:
 class Trial(Case):
     """A case and the device it runs on. `shared`: all ranks on one device, which exchange through the host.
 
-    `before`: plans whose groups are made first.
+    `before`: plans whose groups are made first. `graphs`: a chapter of graph_chapters.py in a run's place.
     """
 
     dtype: str = "float32"
     launches_wait: bool = False
     shared: bool = False
     before: tuple[str, ...] = ()
+    graphs: str = ""
 
 
 class PretendPool(Pool):
@@ -61,6 +63,8 @@ class PretendPool(Pool):
         self._generations.failures.forget()  # three in a minute are too many for a pool, not for this
         self.tell({"launches_wait": trial.launches_wait, **settings})
         try:
+            if trial.graphs:
+                return CHAPTERS[trial.graphs](self, trial.parallel_plan)
             for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
                 if any(self.exchange_pattern(plan)):
                     return f"bytes arrive damaged under {plan.describe()}"

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
+from gpu.graph_chapters import CHAPTERS
 from gpu.pretend_cuda.pool import Trial
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.errors import PoolError
@@ -26,6 +27,7 @@ from .sharing import EXCHANGES, share
 
 CONTROL = Trial(plan="ulysses=2")
 SHARING = 4  # ranks on the one GPU of a machine
+GRAPHS = [name for name in CHAPTERS if name not in ("one_cannot", "groups_end")]
 VISIBLE = 1e-3  # what a run without exchange must differ by
 
 
@@ -44,6 +46,14 @@ def wrong(pool: Pool, reference: Reference, trial: Trial, **options: object) -> 
         return float("inf"), str(failure)[:3000]
     limit = reference.limit(trial.dtype)
     return error, "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
+
+
+def wrong_by_graphs(pool: Pool, chapter: str, plan: ParallelPlan) -> str:
+    """What is wrong with CUDA graphs of blocks in a chapter of graph_chapters.py."""
+    try:
+        return CHAPTERS[chapter](pool, plan)
+    except PoolError as failure:
+        return str(failure)[:3000]
 
 
 def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
@@ -67,6 +77,10 @@ def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
             worst[trial.dtype] = max(worst[trial.dtype], error)
             say(f"{said or f'right, {error:.1e}'}, {time.monotonic() - start:.1f} s: {trial}")
             found += [f"{trial}: {said}"] if said else []
+        for name in () if exchange == "gloo" else GRAPHS:  # which goes by the host, as no graph can
+            count, said = count + 1, wrong_by_graphs(pool, name, ParallelPlan(ulysses=min(2, ranks)))
+            say(f"{said or 'right'}: graphs of blocks, {name}")
+            found += [f"graphs of blocks, {name}: {said}"] if said else []
         if ranks > 1:
             error, _ = wrong(pool, reference, CONTROL, local_attention=True)
             say(f"control, without exchange: {error:.1e}")

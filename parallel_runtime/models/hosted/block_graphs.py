@@ -1,0 +1,366 @@
+"""Blocks of ComfyUI's unmodified module as CUDA graphs, below the hooks that share its tokens.
+
+    graphs = BlockGraphs(blocks_of(model), partial(CudaRecorder, device))
+    run = graphs.run(version=0, watch=watch)
+    with run.calling(sequence):
+        out = model(x, t, context=...)
+    run.report()
+
+A block that is given arguments of a new form runs as it is. The second time it is recorded, its exchanges included, and
+from then on replayed: the host starts one graph where it started dozens of operations. A graph has the addresses of
+what it reads and the numbers that Python had, so:
+
+- Arguments are copied into buffers of their own, one for each distinct argument, and what the block returns is copied
+  out. Nothing that the model holds is memory of a graph.
+- All else is in the form: constants, shapes, strides, which arguments are one tensor, and the tokens of every rank, so
+  that ranks find a form again alike. Graphs are of one version of the weights and one mesh; of another all are dropped.
+- A graph replays exchanges that the others of its communicator replay too: ranks agree on each that is recorded.
+
+Every block copies its arguments, those too that all blocks are given: no tensor of inference mode has a version that
+would tell whether the model wrote to it between two blocks.
+
+Owns which blocks run by which graph. Does not own how a graph is made (cuda_graphs.py), nor for which calls
+(worker/hosted.py).
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ...parallel.attention import SequenceParallelAttention
+from ...parallel.kernels import ATTENDED
+from ...wire.replies import CompiledBlocks as Report
+from .attention import installed
+from .call import TokenCall
+from .compiled import PATCHES, CompiledBlocks, Kind
+from .cuda_graphs import Recorder, Replay
+from .graphs import Watch
+from .kept_state import alike_over
+from .stock_functions import OVERRIDE
+
+Forward: TypeAlias = Callable[..., Any]
+FORMS = 4  # of a block's calls at a time: two texts, and those of the size before
+LARGEST_BYTES = 128 << 20  # of a block's arguments; with more of them no device waits for its host
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)  # constants that `==` compares
+
+
+class CannotRecordError(Exception):
+    """Why a block has no graph."""
+
+
+class Buffers:
+    """Memory that graphs read or write and that outlives them, by shape and dtype."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, list[Tensor]] = {}
+
+    def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """One for each of these, like it, and no two the same; those of another block may be."""
+        taken, found = dict[Hashable, int](), list[Tensor]()
+        for tensor in tensors:
+            like = _looks(tensor)
+            held, number = self._held.setdefault(like, []), taken.get(like, 0)
+            taken[like] = number + 1
+            if number == len(held):
+                held.append(torch.empty_like(tensor))
+            found.append(held[number])
+        return found
+
+
+@dataclass
+class Seen:
+    """A form that was met once: where its results will go, or why it is not recorded."""
+
+    outs: list[Tensor]
+    reason: str = ""
+
+
+@dataclass
+class Recorded:
+    """A graph of a block: `given` are buffers of one dtype, and which arguments each of them takes; `out` the results,
+    in buffers. The others are what the block counts: exchanges, their bytes, keys, kernels of attention."""
+
+    replay: Replay
+    given: list[tuple[list[Tensor], list[int]]]
+    out: Any
+    sent: tuple[int, int]
+    most_keys: int
+    attended: frozenset[str]
+
+
+@dataclass
+class BlockGraphs:
+    """The graphs of a model's blocks on one rank. `of`: the version of its weights and the attention that they are for;
+    `known`: by block and form, a text where it stays without."""
+
+    blocks: CompiledBlocks
+    new_recorder: Callable[[], Recorder]
+    of: tuple[object, ...] = ()
+    known: dict[int, OrderedDict[Hashable, Seen | Recorded | str]] = field(default_factory=dict)
+    given: Buffers = field(default_factory=Buffers)
+    outs: Buffers = field(default_factory=Buffers)
+    recorder: Recorder | None = None
+    recorded_s: float = 0.0  # what recording took, of all that were made
+
+    @property
+    def count(self) -> int:
+        """How many graphs there are."""
+        return sum(isinstance(state, Recorded) for forms in self.known.values() for state in forms.values())
+
+    def drop(self) -> None:
+        """Have none, nor their memory."""
+        self.of, self.recorder = (), None
+        self.known, self.given, self.outs = {}, Buffers(), Buffers()
+
+    def begin(self, version: int, sequence: SequenceParallelAttention) -> Recorder:
+        """Have none but those of these weights and this attention, and say what records further ones."""
+        of = (version, sequence, sequence.named)
+        if self.of != of or self.recorder is None:
+            self.drop()
+            self.of, self.recorder = of, self.new_recorder()
+        return self.recorder
+
+    def run(self, *, version: int, watch: Watch, why_not: str = "") -> "GraphRun":
+        """One request whose calls run by graphs; with `why_not`, as they are."""
+        return GraphRun(self, version, watch, why_not or self.blocks.reason)
+
+
+class GraphRun:
+    """One request by graphs: what ran without, and why."""
+
+    def __init__(self, graphs: BlockGraphs, version: int, watch: Watch, why_not: str) -> None:
+        self._graphs, self._version, self._watch, self._why_not = graphs, version, watch, why_not
+        self._as_they_were, self._reasons = 0, dict.fromkeys(filter(None, [why_not]))
+
+    @contextmanager
+    def calling(self, sequence: SequenceParallelAttention) -> Iterator[None]:
+        """Around a call of the model that the ranks of `sequence` share. One whose parts are timed runs as it is."""
+        entrances = self._graphs.blocks.entrances
+        if not self._why_not and not self._watch.timer.on:
+            calls = _Calls(self._graphs, self._graphs.begin(self._version, sequence), sequence, self._watch)
+            for number, (entrance, kind, _) in enumerate(entrances):
+                entrance.instead = partial(self._block, calls, number, kind, entrance.inner)
+        try:
+            yield
+        finally:
+            for entrance, *_ in entrances:
+                entrance.instead = None
+
+    def _block(
+        self,
+        calls: "_Calls",
+        number: int,
+        kind: Kind,
+        inner: Forward,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """A block's output; `inner` computes it without a graph."""
+        try:
+            found, out = calls.block(number, kind, inner, args, kwargs)
+            if found:
+                return out
+        except CannotRecordError as error:
+            self._reasons[str(error)] = None
+            out = inner(*args, **kwargs)
+        self._as_they_were += 1
+        return out
+
+    def report(self) -> Report:
+        """What graphs there are, and what this request's took."""
+        return Report(
+            graphs=self._graphs.count,
+            uncompiled_blocks=self._as_they_were,
+            compile_s=self._watch.compile_s,
+            reason="; ".join(self._reasons),
+        )
+
+
+@dataclass
+class _Calls:
+    """Calls of a model's blocks within one call of the model."""
+
+    graphs: BlockGraphs
+    recorder: Recorder
+    sequence: SequenceParallelAttention
+    watch: Watch
+
+    def block(
+        self, number: int, kind: Kind, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Whether a graph computed a block's output, and the output. Raises `CannotRecordError` before anything ran."""
+        if kind.reason:
+            raise CannotRecordError(kind.reason)
+        mine, named, options = kind.read(args, kwargs)
+        if type(options) is dict and any(options.get(name) for name in (PATCHES, "patches_replace", OVERRIDE)):
+            raise CannotRecordError(f"{kind.title} is patched in this call")
+        tensors: list[Tensor] = []
+        call = installed().call
+        form = (_tokens(call), _form(mine, tensors), _form(named, tensors))
+        forms = self.graphs.known.setdefault(number, OrderedDict())
+        known = forms.get(form)
+        if known is None:
+            forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors)
+            if len(forms) > FORMS:
+                forms.popitem(last=False)
+            return False, out
+        forms.move_to_end(form)
+        if isinstance(known, Seen):
+            known = forms[form] = self._recorded(kind, inner, mine, named, tensors, known)
+        if isinstance(known, str):
+            raise CannotRecordError(known)
+        return True, self._again(known, tensors)
+
+    def _first(
+        self, kind: Kind, call: TokenCall | None, run: Callable[[], Any], tensors: list[Tensor]
+    ) -> tuple[Seen, Any]:
+        """Compute a block as it is, and look whether a graph could."""
+        before = [tensor.clone() for tensor in tensors]
+        out = run()
+        try:
+            leaves: list[Tensor] = []
+            _form(out, leaves)
+            if sum(tensor.nbytes for tensor in tensors) > LARGEST_BYTES:
+                raise CannotRecordError(f"{kind.title} is given more than {LARGEST_BYTES >> 20} MiB; use more ranks")
+            if call is not None and _remembers(call):
+                raise CannotRecordError(f"attention in {kind.title} finds keys of a block before it")
+            if not all(map(torch.equal, before, tensors)):
+                raise CannotRecordError(f"{kind.title} writes to what it is given")
+        except CannotRecordError as error:
+            return Seen([], str(error)), out
+        return Seen(self.graphs.outs.take(leaves)), out
+
+    def _recorded(
+        self,
+        kind: Kind,
+        inner: Forward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        seen: Seen,
+    ) -> Recorded | str:
+        """A graph of a block, or why there is none: on every rank of the communicator, or on none."""
+        began, sequence, traffic = time.perf_counter(), self.sequence, self.sequence.ulysses.traffic
+        before = traffic.calls, traffic.num_bytes, sequence.most_keys, frozenset(ATTENDED)
+        traffic.calls = traffic.num_bytes = sequence.most_keys = 0
+        ATTENDED.clear()
+        reason, found = seen.reason, list[Recorded]()
+        try:
+            if not reason:
+                found.append(self._record(inner, args, kwargs, tensors, seen.outs))
+        except torch.OutOfMemoryError:
+            raise
+        except (CannotRecordError, RuntimeError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            reason = f"no graph of {kind.title} can be recorded: {first_line or type(error).__name__}"
+        finally:
+            traffic.calls, traffic.num_bytes, sequence.most_keys = before[:3]
+            ATTENDED.clear()
+            ATTENDED.update(before[3])
+        device = tensors[0].device if tensors else torch.device("cpu")
+        if not alike_over(sequence, device)(int(bool(reason))):
+            reason = reason or f"no graph of {kind.title} can be recorded on another rank"
+        self.watch.compile_s += time.perf_counter() - began
+        self.graphs.recorded_s += time.perf_counter() - began
+        return reason or found[0]
+
+    def _record(
+        self,
+        inner: Forward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        outs: list[Tensor],
+    ) -> Recorded:
+        buffers = self.graphs.given.take(tensors)
+        torch._foreach_copy_(buffers, tensors)
+        places = {id(tensor): buffer for tensor, buffer in zip(tensors, buffers, strict=True)}
+        given, named = (_replaced(each, lambda tensor: places[id(tensor)]) for each in (args, kwargs))
+        constants, result = (_form(given, []), _form(named, [])), list[Any]()
+
+        def run() -> None:
+            out = inner(*given, **named)
+            leaves: list[Tensor] = []
+            _form(out, leaves)
+            if list(map(_looks, leaves)) != list(map(_looks, outs)):
+                raise CannotRecordError("it returns other shapes than before")
+            torch._foreach_copy_(outs, leaves)
+            back = {id(leaf): buffer for leaf, buffer in zip(leaves, outs, strict=True)}
+            result.append(_replaced(out, lambda tensor: back[id(tensor)]))
+
+        replay, traffic = self.recorder.record(run), self.sequence.ulysses.traffic
+        if constants != (_form(given, []), _form(named, [])):
+            raise CannotRecordError("it writes to the options that it is given")
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
+        for place, buffer in enumerate(buffers):  # of one dtype, all are copied by one kernel
+            some, numbers = by_dtype.setdefault(buffer.dtype, ([], []))
+            some.append(buffer)
+            numbers.append(place)
+        return Recorded(
+            replay=replay,
+            given=list(by_dtype.values()),
+            out=result[0],
+            sent=(traffic.calls, traffic.num_bytes),
+            most_keys=self.sequence.most_keys,
+            attended=frozenset(ATTENDED),
+        )
+
+    def _again(self, graph: Recorded, tensors: list[Tensor]) -> Any:  # noqa: ANN401
+        for buffers, places in graph.given:
+            torch._foreach_copy_(buffers, [tensors[place] for place in places])
+        graph.replay()
+        traffic = self.sequence.ulysses.traffic
+        traffic.calls += graph.sent[0]
+        traffic.num_bytes += graph.sent[1]
+        self.sequence.most_keys = max(self.sequence.most_keys, graph.most_keys)
+        ATTENDED.update(graph.attended)
+        return _replaced(graph.out, torch.clone)
+
+
+def _tokens(call: TokenCall | None) -> Hashable:
+    """How the tokens of a call lie on all ranks."""
+    return None if call is None else (tuple(call.streams.items()), frozenset(call.uncut), call.grid)
+
+
+def _remembers(call: TokenCall) -> bool:
+    """Whether an attention of the block that runs looks for what another one kept."""
+    return any(each is not None and each.again for each in (call.attention, *call.inside.values()))
+
+
+def _looks(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _form(value: Any, tensors: list[Tensor]) -> Hashable:  # noqa: ANN401
+    """What a graph holds for: all of a value but the numbers in its tensors, which are added, each once.
+
+    Raises `CannotRecordError` for what cannot be compared.
+    """
+    if type(value) in (Tensor, nn.Parameter):
+        place = next((place for place, each in enumerate(tensors) if each is value), len(tensors))
+        if place == len(tensors):
+            tensors.append(value)
+        return place, _looks(value)
+    if type(value) in (tuple, list):
+        return type(value), *(_form(each, tensors) for each in value)
+    if type(value) is dict:
+        return dict, *((name, _form(each, tensors)) for name, each in value.items())
+    if isinstance(value, PLAIN):
+        return type(value), value
+    raise CannotRecordError(f"a block is given or returns a {type(value).__name__}, of which no graph can be made")
+
+
+def _replaced(value: Any, by: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN401
+    """The value with other tensors."""
+    if isinstance(value, Tensor):
+        return by(value)
+    if type(value) in (tuple, list):
+        return type(value)([_replaced(each, by) for each in value])
+    return {name: _replaced(each, by) for name, each in value.items()} if type(value) is dict else value

@@ -1,0 +1,40 @@
+"""Graphs of blocks on CPU ranks, as tapes: each chapter of graph_chapters.py that takes no GPU's rules.
+
+`make pretend-cuda` has chapters under NCCL's rules, and the mistakes that they must find (pretend_cuda/mistakes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu.graph_chapters import CHAPTERS
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    here = str(Path(__file__).parent)
+    with Pool(
+        parse_devices("cpu:2").devices, threads_per_rank=1, engine="tape_engine:TapeEngine", python_path=(here,)
+    ) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", sorted(CHAPTERS.keys() - {"groups_end", "one_cannot"}))
+def test_blocks_by_graphs_compute_what_they_do_without_whatever_changes_between_calls(chapter: str, pool: Pool) -> None:
+    assert CHAPTERS[chapter](pool, ParallelPlan(ulysses=2)) == ""
+
+
+@pytest.mark.slow
+def test_graphs_are_not_for_ranks_on_a_cpu() -> None:
+    from parallel_runtime.errors import RaisedInRankError
+
+    with Pool(parse_devices("cpu:1").devices, threads_per_rank=1) as plain, pytest.raises(RaisedInRankError) as said:
+        CHAPTERS["replays"](plain, ParallelPlan())
+    assert "rank 0 is on cpu, and graphs of blocks are CUDA's; set tries to off" in str(said.value)

@@ -29,6 +29,8 @@ RUNS = 4  # for which what a try finds is taken to be of use: the present one an
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
 FAR_BEHIND_ONCE = 1.5  # the same of the plan that is predicted best
+GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
+GRAPH_COPIES = 4  # two by which graphs are made, and two that count
 HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
 COMPILE_S = 60.0  # to make graphs of a plan's blocks
@@ -73,6 +75,14 @@ def worth_trying(
     if not others or sum(map(may_gain_s, others)) <= tried_s(rows[taken]) - set_up_s:
         return ()
     return (taken, *(row.plan for row in others))
+
+
+def may_gain_by_graphs(row: Prediction, *, steps: int, asynchronous: bool) -> bool:
+    """Whether a plan's blocks as CUDA graphs are worth a try, for a run of so many steps: where the device is predicted
+    to wait for its host for longer, in this run and the next ones, than the try takes."""
+    launch_s, step_s = row.cost.launch_s, row.cost.step_s
+    worth = RUNS * steps * launch_s > GRAPH_COPIES * step_s and (GRAPHS_GAIN - 1) * step_s < launch_s
+    return asynchronous and row.plan.takes_graphs and worth
 
 
 def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
@@ -192,6 +202,7 @@ class KeptPlan:
 
     `expected_s`: what a step of a run under `plan` took, or took in its try where no run has ended yet. `again`: runs
     have come to take so much longer that another plan may be better, so the plans are tried again before the next.
+    `graphs_s`: what a step took with a CUDA graph of each block, at most; 0 where that was not tried, or failed.
     """
 
     plan: ParallelPlan
@@ -199,6 +210,12 @@ class KeptPlan:
     failed: Mapping[ParallelPlan, str] = field(default_factory=dict)
     expected_s: float = 0.0
     again: bool = False
+    graphs_s: float = 0.0
+
+    @property
+    def by_graphs(self) -> bool:
+        """Whether blocks run as CUDA graphs: they were clearly quicker."""
+        return 0 < GRAPHS_GAIN * self.graphs_s <= self.seconds[self.plan]
 
     def __post_init__(self) -> None:
         if self.plan not in self.seconds:
@@ -216,6 +233,10 @@ class KeptPlan:
         others = sorted(((s, plan) for plan, s in self.seconds.items() if plan != self.plan), key=lambda each: each[0])
         told = [f"{in_words(plan)}: {kept_s / seconds:.2f}x" for seconds, plan in others]
         told += [f"{in_words(plan)}: {why}" for plan, why in self.failed.items()]
+        if self.graphs_s:
+            told.append(f"graphs of blocks: {kept_s / self.graphs_s:.2f}x")
+        if self.by_graphs:
+            return f"tried {', '.join(told)}, kept {in_words(self.plan)} with graphs of blocks"
         return f"tried {', '.join(told)}, kept {in_words(self.plan)}" if told else f"kept {in_words(self.plan)}"
 
     def after_run(self, step_s: float) -> "KeptPlan":

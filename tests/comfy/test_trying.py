@@ -43,7 +43,12 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
     )
 
     def make(
-        seconds: dict[str, Any], *, rows: int = 1, proofs: dict[str, str] | None = None, kept: Any = None
+        seconds: dict[str, Any],
+        *,
+        rows: int = 1,
+        proofs: dict[str, str] | None = None,
+        kept: Any = None,
+        graphs: tuple[float, dict[str, Any]] = (0.0, {}),
     ) -> SimpleNamespace:
         asked: list[tuple[str, Any]] = []
         told: list[str] = []
@@ -56,7 +61,13 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
                 took = seconds[plan.name]
                 if isinstance(took, Exception):
                     raise took
-                return SimpleNamespace(outs=[torch.zeros(1, 4)], ranks=[], wall_s=took, compile_s=0.0, traces={})
+                out, ran = torch.full((1, 4), 3.0), SimpleNamespace(compiled=None)
+                if calls[0].options.get("graphs"):
+                    took, told = graphs
+                    out = out + told.get("outs", 0.0)
+                    ran.compiled = SimpleNamespace(**{"uncompiled_blocks": 0, "reason": "", **told})
+                given = {"ranks": [], "ran": [ran], "compile_s": 0.0, "traces": {}}
+                return SimpleNamespace(outs=[out], wall_s=took, **given)
 
             def retract_failure(self) -> None:
                 retracted.append(1)
@@ -120,6 +131,27 @@ def test_the_run_goes_on_under_the_quickest_which_is_kept_and_nothing_of_a_copy_
     assert kept.plan == found.plans.ring2 and kept.seconds[found.plans.uly2] == 1.0
     found.step()
     assert names(found)[-1] == "ring2" and len(found.asked) == 8  # once a run
+
+
+@pytest.mark.parametrize(
+    ("graphs_s", "kind", "line"),
+    [
+        (0.4, {}, "kept ring 2 with graphs of blocks"),
+        (0.49, {}, "graphs of blocks: 1.02x, kept ring 2"),
+        (0.4, {"reason": "the model keeps something"}, "cfg 2: 0.25x, kept ring 2"),
+        (0.4, {"uncompiled_blocks": 1}, "cfg 2: 0.25x, kept ring 2"),
+        (0.4, {"outs": 1.0}, "cfg 2: 0.25x, kept ring 2"),  # another result than without
+    ],
+)
+def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_s, kind, line, case) -> None:
+    found = case(SECONDS, graphs=(graphs_s, kind))
+    found.trier.graphs = frozenset([found.plans.ring2])
+    found.step()
+    assert found.told[0].endswith(line)
+    asked = [options.get("graphs", False) for name, options in found.asked if name.startswith("ring2")]
+    made = len(asked) - 3  # two copies without, and the run's own step
+    assert asked == [False] * 2 + [True] * made + [line.endswith("graphs of blocks")]
+    assert found.store.load(found.key).by_graphs is asked[-1]
 
 
 def test_where_the_proof_was_the_first_copy_it_is_not_made_again(case) -> None:

@@ -22,6 +22,7 @@ from parallel_runtime.planner.tries import (
     changed_text,
     in_words,
     kept_of,
+    may_gain_by_graphs,
     near,
     tried_in_s,
     worth_trying,
@@ -183,6 +184,26 @@ def test_the_line_says_how_fast_the_others_are_beside_the_one_kept() -> None:
     kept = kept_of(run(Tries((RING, ULYSSES, SINGLE)), {RING: 1.0, ULYSSES: 0.92, SINGLE: 2.0}))
     assert kept is not None and kept.text == "tried ring 2: 0.92x, one device: 0.46x, kept ulysses 2"
     assert in_words(ParallelPlan(cfg=2, ulysses=2, weights="sharded")) == "cfg 2 x ulysses 2 sharded"
+
+
+def test_blocks_run_as_graphs_where_a_try_shows_a_clear_gain(tmp_path: Path) -> None:
+    kept, store = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0}, expected_s=1.0), KeptPlans(tmp_path / "plans.json")
+    for graphs_s, by_graphs in ((0.0, False), (0.98, False), (0.97, True)):
+        found = replace(kept, graphs_s=graphs_s)
+        assert found.by_graphs is by_graphs and found.text.endswith("with graphs of blocks") is by_graphs
+        store.save(KEY, found)
+        assert store.load(KEY) == found
+    assert found.text == "tried graphs of blocks: 1.03x, kept ulysses 2 with graphs of blocks"
+
+
+def test_graphs_are_tried_where_the_device_is_predicted_to_wait_for_its_host() -> None:
+    def may(launch_s: float, *, plan: ParallelPlan = ULYSSES, steps: int = 20, asynchronous: bool = True) -> bool:
+        (row,) = table(ulysses=1.0)
+        row = replace(row, plan=plan, cost=replace(row.cost, launch_s=launch_s))
+        return may_gain_by_graphs(row, steps=steps, asynchronous=asynchronous)
+
+    assert may(0.2) and not may(0.02) and not may(0.2, steps=1) and not may(0.2, asynchronous=False)
+    assert not may(0.2, plan=RING) and not may(0.2, plan=replace(ULYSSES, weights="sharded"))
 
 
 def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> None:

@@ -221,6 +221,8 @@ def with_context(
     run = patcher.new_run(decision)
     patcher.model.last_run = LastRun(of=of, work=work, sizes=_sizes_of_run(patcher, noise))
     run.trier = trier
+    if trier is not None and trier.by_graphs:
+        run.graphs_under = decision.plan
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     kind = type(patcher.model.diffusion_model)
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))

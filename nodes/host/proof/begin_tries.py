@@ -18,9 +18,9 @@ from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.machine import device_set, whole_bytes
 from ....parallel_runtime.planner.memory import fits_by_shares
-from ....parallel_runtime.planner.tries import MIN_STEPS, in_words, worth_trying
+from ....parallel_runtime.planner.tries import MIN_STEPS, in_words, may_gain_by_graphs, worth_trying
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.weight_delta import WeightDeltas
+from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
 from ..model.source import refuse_unplanned
@@ -120,18 +120,21 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     if not of.tries or of.choose_again is None or work is None or not decision.automatic:
         return decision, None
     table, short = of.table(decision), work.steps < MIN_STEPS
+    graphs = under_graphs(of, table, work)
     usable, key = {row.plan for row in table}, key_of(of, work)
     kept = store().load(key)
     if kept is None or kept.plan not in usable:
         kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
         plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
+        if not plans and not short and decision.plan in graphs:
+            plans = (decision.plan,)
     else:
         plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         reason = f"measured on these devices: {kept.text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     if kept is None and not plans:
         return decision, None
-    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept)
+    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs)
     if not short or not plans:
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}
@@ -145,6 +148,13 @@ def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
         return of, decision
     text = f"shares {':'.join(map(str, of.shares))} leave a device no room for its share, so shares are equal"
     return replace(of, shares=()), replace(decision, reasons=(*decision.reasons, text))
+
+
+def under_graphs(of: Tunable, table: list[Prediction], work: Work) -> frozenset[ParallelPlan]:
+    """The plans under which blocks may be quicker as CUDA graphs, for weights, blocks and steps that can have some."""
+    if of.compiled or of.step_cache or of.deltas != PRISTINE or any(each.kind == "cpu" for each in of.pooled.devices):
+        return frozenset()
+    return frozenset(row.plan for row in table if may_gain_by_graphs(row, steps=work.steps, asynchronous=True))
 
 
 def is_asynchronous(of: Tunable) -> bool:

@@ -48,6 +48,11 @@ class IdleTrier:
     later: Callable[["IdleTrier"], None]
     _first: tuple[RunContext, list[ModelCall]] | None = None
 
+    @property
+    def by_graphs(self) -> bool:
+        """As the `Trier`'s."""
+        return self.trier.by_graphs
+
     def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
         """Keep a copy of the calls; nothing is tried now."""
         tensors = [tensor for call in calls for tensor in call.tensors.values()]

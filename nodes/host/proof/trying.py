@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import KeptPlans, TriesKey
-from ....parallel_runtime.planner.tries import KeptPlan, Tries, changed_text, in_words, kept_of
+from ....parallel_runtime.planner.tries import GRAPH_COPIES, KeptPlan, Tries, changed_text, in_words, kept_of
 from ....parallel_runtime.pool.calls import ModelCall
 from ....parallel_runtime.proof import NOT_NEEDED, PROVEN
 from ....parallel_runtime.redact_paths import redact_paths
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Of a copy: nothing is recorded, and nothing is kept for a later step or found of an earlier one.
 OF_A_COPY = {"timed": False, "trace": False, "step_cache": 0.0, "place": None}
+SAME = 1e-3  # of a result's norm: of what graphs replay, a kernel may have been chosen by how tensors lie
 SETTLED = 0.02  # a run's seconds this near to what is known are no news
 
 
@@ -42,8 +45,9 @@ class Trier:
     """The tries of one run. `plans` to try, the run's own first; `rows` of a whole step; `kept` from earlier runs.
 
     `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
-    after which no further copy begins, and what is half measured is dropped; None for all that are due. `tries` and
-    `copied` are what became of them.
+    after which no further copy begins, and what is half measured is dropped; None for all that are due. `graphs`: the
+    plans under which blocks may be quicker as CUDA graphs, which is tried under the kept one. `tries` and `copied` are
+    what became of them.
     """
 
     key: TriesKey
@@ -52,11 +56,17 @@ class Trier:
     prover: "Prover"
     kept: KeptPlan | None = None
     budget_s: float | None = None
+    graphs: frozenset[ParallelPlan] = frozenset()
     tries: Tries | None = None
     copied: str = ""
 
     def __post_init__(self) -> None:
         self._proofs = self.prover.num_computed
+
+    @property
+    def by_graphs(self) -> bool:
+        """Whether a run that begins under what is kept has its blocks as CUDA graphs."""
+        return self.kept is not None and self.kept.by_graphs and self.kept.plan in self.graphs
 
     def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
         """Compute copies of a step's `calls` under each plan, and have the run go on under the quickest.
@@ -68,7 +78,7 @@ class Trier:
             return
         if sum(call.rows for call in calls) != self.rows:  # of a part of a step: the other parts would go to others
             plans = tuple(plan for plan in plans if plan.batch_groups == run.plan.batch_groups)
-        if len(plans) < 2:
+        if len(plans) < 2 and not self.graphs.intersection(plans):
             return
         began_s = time.perf_counter()
         proven_now = self.prover.num_computed > self._proofs
@@ -78,13 +88,18 @@ class Trier:
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
+        late = self.budget_s is not None and time.perf_counter() > began_s + self.budget_s
+        if kept.plan in self.graphs and not late:
+            kept = replace(kept, graphs_s=copies.by_graphs(tries, kept.plan))
+            if kept.by_graphs:
+                kept = replace(kept, expected_s=kept.graphs_s)
         store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
         self.copied = f"{tries.copies} copies of the first step in {time.perf_counter() - began_s:.1f} s"
         log.info("SP Config: %s (%s)", line, self.copied)
         reasons = (*run.decision.reasons, f"{line} ({self.copied})")
-        run.keep(replace(run.decision, plan=kept.plan, reasons=reasons), line)
+        run.keep(replace(run.decision, plan=kept.plan, reasons=reasons), line, by_graphs=kept.by_graphs)
 
     def _proven(
         self, tries: Tries, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]
@@ -135,6 +150,7 @@ class _Copies:
     ) -> None:
         self._run, self._calls, self._check, self._keeps = run, calls, check_cancelled, keeps
         self._before: ParallelPlan | None = None
+        self._outs: dict[ParallelPlan, list[torch.Tensor]] = {}
 
     def compute(self, tries: Tries, until_s: float | None = None) -> None:
         """All copies that are due, of which none begins after `until_s`, by `time.perf_counter`."""
@@ -159,13 +175,43 @@ class _Copies:
             else:
                 tries.note(plan, seconds)
 
-    def _copy(self, plan: ParallelPlan) -> float:
+    def by_graphs(self, tries: Tries, plan: ParallelPlan) -> float:
+        """Seconds of the slower copy of two with a CUDA graph of each block, after those that make the graphs.
+
+        0 where a rank fails, runs blocks without, or computes something else than without.
+        """
+        self._run.listener.trying(f"trying graphs of blocks under {in_words(plan)} on a copy of the first step")
+        seconds, plain = list[float](), self._outs[plan]
+        try:
+            for _ in range(GRAPH_COPIES):
+                self._check()
+                seconds.append(self._copy(plan, graphs=True))
+                tries.copies += 1
+                if any(_differs(*each) for each in zip(self._outs[plan], plain, strict=True)):
+                    log.warning("%s: graphs of blocks are not used: they compute something else", in_words(plan))
+                    return 0.0
+        except (PoolError, ValueError) as error:
+            self._run.model.pool.retract_failure()
+            log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
+            return 0.0
+        return max(seconds[-2:]) if self._all_by_graphs else 0.0
+
+    def _copy(self, plan: ParallelPlan, *, graphs: bool = False) -> float:
         """Seconds of one copy; what it computes is thrown away."""
         run = self._run
         place = {"place": {"run": f"try {self._name}", "key": ""}} if self._keeps else {}
-        copies = [replace(call, options={**call.options, **OF_A_COPY, **place}) for call in self._calls]
+        options = {**OF_A_COPY, **place, "graphs": graphs}
+        copies = [replace(call, options={**call.options, **options}) for call in self._calls]
         result = run.model.pool.run(run.model.spec, plan, copies, deltas=run.deltas, check_cancelled=self._check)
+        self._outs[plan] = result.outs
+        ran = [rank.compiled for rank in result.ran if rank.compiled is not None]
+        self._all_by_graphs = graphs and bool(ran) and not any(each.uncompiled_blocks or each.reason for each in ran)
         return result.wall_s - result.compile_s
+
+
+def _differs(out: torch.Tensor, plain: torch.Tensor) -> bool:
+    """Whether a result is another than that of the same kernels without graphs."""
+    return not (out.float() - plain.float()).norm() <= SAME * plain.float().norm()
 
 
 def _why(error: Exception) -> str:

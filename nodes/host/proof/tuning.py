@@ -19,7 +19,7 @@ from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.calls import ModelCall
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
-from .begin_tries import UNKNOWN, Tunable, is_asynchronous, key_of
+from .begin_tries import UNKNOWN, Tunable, is_asynchronous, key_of, under_graphs
 from .trying import Trier, store
 
 SEED = 0
@@ -93,10 +93,10 @@ def tune(
     plans, options = near(table, decision.plan), {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
     ends = tried_in_s(table, plans, **options)
     fit = tuple(plan for plan, end_s in zip(plans, ends, strict=True) if end_s <= asked.seconds)
-    began_s, trier = time.perf_counter(), None
-    if len(plans) < 2:
+    began_s, trier, graphs = time.perf_counter(), None, under_graphs(of, table, work)
+    if len(plans) < 2 and not graphs.intersection(plans):
         line = f"nothing to try: no other exact plan is predicted to be near {in_words(decision.plan)}"
-    elif len(fit) < 2:
+    elif len(fit) < min(2, len(plans)):
         names = " and ".join(map(in_words, plans[:2]))
         line = (
             f"{asked.seconds:g} s is too little: to try {names} is predicted to take {ends[1]:.1f} s; nothing is kept"
@@ -105,7 +105,8 @@ def tune(
         key = key_of(of, work)
         before = store().load(key)
         kept = before if before is not None and before.plan in fit else None
-        trier = Trier(key=key, plans=fit, rows=work.rows, prover=of.prover, kept=kept, budget_s=asked.seconds)
+        trier = Trier(key=key, plans=fit, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs)
+        trier.budget_s = asked.seconds
         line = _tried(of, trier, decision, call, asked, say, check)
         line += _left_out(plans[len(fit) :], ends[-1])
     return {

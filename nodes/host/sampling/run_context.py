@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +71,10 @@ class RunContext:
 
     What it is of stays; what the run finds is noted in it. `decision` changes before the first step alone: `trier` may
     find a quicker plan (`keep`), and an automatic plan whose proof fails gives way to one for the run's `images`, and
-    for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user is told of that.
-    `step_seconds` are what requests of one step took. `loop` says where the sampler's loop ran once it has, in ComfyUI
-    ("host") or in the workers ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of
-    `steps` is under way, where that is recorded.
+    for both sides at once where it is `guided` (`fall_back`). Under `graphs_under` alone blocks run as CUDA graphs.
+    `remarks` are what the user is told of that. `step_seconds` are what requests of one step took. `loop` says where
+    the sampler's loop ran once it has, in ComfyUI ("host") or in the workers ("resident"); `loop_reason`, why it stayed
+    in ComfyUI where it was to leave. `step` of `steps` is under way, where that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -88,6 +88,7 @@ class RunContext:
     decision: Decision
     deltas: WeightDeltas = PRISTINE
     compiled: bool = False
+    graphs_under: ParallelPlan | None = None
     step_cache: float = 0.0
     attention: str = ""
     listener: StepListener = field(default_factory=StepListener)
@@ -171,9 +172,10 @@ class RunContext:
             for call in calls:
                 self.check(call, check_cancelled)
 
-    def keep(self, decision: Decision, line: str) -> None:
-        """Go on under the plan that tries found; `line` is what the user is told."""
+    def keep(self, decision: Decision, line: str, *, by_graphs: bool = False) -> None:
+        """Go on under the plan that tries found, its blocks as graphs or not; `line` is what the user is told."""
         self.decision = decision
+        self.graphs_under = decision.plan if by_graphs else None
         self.listener.tried(decision, line)
 
     @property
@@ -246,6 +248,7 @@ class RunContext:
             on_step(step, denoised)
 
         began_s = time.perf_counter()
+        run = replace(run, conds=tuple(map(self._by_graphs, run.conds)))
         self.listener.worker_loop_began()
         result = self.model.pool.sample(
             self.model.spec,
@@ -274,6 +277,12 @@ class RunContext:
             **({"attention": self.attention} if self.attention else {}),
         }
 
+    def _by_graphs(self, call: ModelCall) -> ModelCall:
+        """The call with its blocks as CUDA graphs, on all ranks, where they were quicker under this plan."""
+        if self.graphs_under != self.plan:
+            return call
+        return replace(call, options={**call.options, "graphs": True})
+
     def _together(self) -> tuple:
         """What runs have in common whose calls may travel in one request."""
         model, deltas = self.model, self.deltas
@@ -284,16 +293,18 @@ class RunContext:
             deltas.name,
             deltas.side_branch,
             self.compiled,
+            self.graphs_under,
             self.step_cache,
             self.attention,
         )
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         self.try_plans(calls, check_cancelled)
+        asked = list(map(self._by_graphs, calls))
         result = self.model.pool.run(
             self.model.spec,
             self.plan,
-            calls,
+            asked,
             deltas=self.deltas,
             on_sent=self.call_late,
             check_cancelled=self._checks(check_cancelled),

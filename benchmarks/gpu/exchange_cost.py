@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder
+
 from .setting import ROOT, Result, Setting
 
 RANKS, CALLS, ROUNDS, REPLAYS = 2, 50, 5, 1000
@@ -101,13 +103,12 @@ def graphs(group: dist.ProcessGroup, other: dist.ProcessGroup, device: torch.dev
     options = dist.AllToAllOptions()
     group.alltoall_base(received, send, [], [], options).wait()  # connects
     want = received.clone()
-    graph = torch.cuda.CUDAGraph()
+    replay = None
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            group.alltoall_base(received, send, [], [], options).wait()
+        replay = CudaRecorder(device).record(lambda: group.alltoall_base(received, send, [], [], options).wait())
         for _ in range(REPLAYS):
             received.zero_()
-            graph.replay()
+            replay()
             dist.all_gather_into_tensor(gathered, small, group=other)
             if not torch.equal(received, want):
                 return "a replay gave other numbers"
@@ -115,7 +116,7 @@ def graphs(group: dist.ProcessGroup, other: dist.ProcessGroup, device: torch.dev
         return f"refused: {str(error).splitlines()[0]}"
     finally:
         torch.cuda.synchronize(device)
-        del graph  # before its communicator
+        del replay  # before its communicator
     return f"{REPLAYS} replays right, eager gathers of a second group between"
 
 

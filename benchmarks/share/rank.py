@@ -13,7 +13,9 @@ from statistics import median
 import torch
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.models.hosted.block_graphs import BlockGraphs
 from parallel_runtime.models.hosted.calls import HostedCall
+from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
 from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.attention import SequenceParallelAttention
@@ -142,10 +144,15 @@ class OneRank:
         raise last
 
     def step(
-        self, call: HostedCall, sequence: SequenceParallelAttention, *, timed: bool = False
+        self,
+        call: HostedCall,
+        sequence: SequenceParallelAttention,
+        *,
+        timed: bool = False,
+        graphs: BlockGraphs | None = None,
     ) -> Callable[[], tuple[torch.Tensor, Beats]]:
-        """A function that runs the call as the rank of `sequence` does: its result (B, numbers), and when blocks
-        ended."""
+        """A function that runs the call as the rank of `sequence` does, blocks by `graphs`: its result (B, numbers),
+        and when blocks ended."""
         batch, numbers = call.out_shape
         whole = {**call.tensors, "out": torch.empty(batch, numbers)}
         inputs = RepeatedInputs(self.device)
@@ -162,6 +169,8 @@ class OneRank:
             timer = RegionTimer(self.device, on=timed)
             sequence.ulysses.traffic.reset(timer)
             forward = HostedForward(self.model, sequence, timer, beat, inputs)
+            if graphs is not None:
+                forward.by_graphs = graphs.run(version=0, watch=Watch(timer, beat, lambda _: None))
             with torch.inference_mode():
                 forward.run(BatchSlice(0, 0, batch), whole, call.options)
             pace.drain()

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md, the README and docs/ name files, folders and make targets that exist.
+"""CONTRIBUTING.md, the README and docs/ name files, folders, make targets and tests that exist; promises name a test.
 
 Owns: names in backticks and links. Does not own what the pages say of them.
 """
@@ -76,11 +76,14 @@ def test_a_page_names_only_what_exists(page: Path, known: dict[str, set[str]]) -
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_names_that_nobody_has_are_found(known: dict[str, set[str]]) -> None:
-    wrong = ["make tests", "parallel_runtime/pool/crew.py", "nodes/shelf/", "test_that_went"]
-    right = ["make test", "parallel_runtime/pool/pool.py", "pool.py", "nodes/host/", "test_docs_name_what_exists"]
-    text = " ".join(f"`{name}`" for name in [*wrong, *right])
-    assert sorted(ghosts(text, **known)) == sorted(wrong)
+@pytest.mark.parametrize("page", ["docs/reliability.md", "SECURITY.md"])
+def test_each_promise_names_the_test_that_holds_it(page: str) -> None:
+    tables = re.findall(
+        r"^\|.*held by \|\n\| --- .*\n((?:\|.*\n)+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 5, "a table of promises was not read"
+    assert [row for row in rows if not re.search(r"`test_\w+`", row.split("|")[-2])] == []
 
 
 MADE = re.compile(r"<!-- made by .*?<!-- end.*?-->", re.DOTALL)

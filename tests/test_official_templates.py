@@ -11,9 +11,7 @@ import torch
 
 from families.graphs import node
 from host.client import Workflow
-from tools.official_templates import package
 from tools.official_templates.graph import NotTriedError
-from tools.official_templates.models import tiny_of
 from tools.official_templates.page import document, summary
 from tools.official_templates.swap import by_another_kernel, ours, small, without_exchange
 from tools.official_templates.trial import Row, Rows, compared
@@ -108,11 +106,6 @@ def test_two_loaders_and_a_checkpoint_are_all_swapped() -> None:
     assert widths == {48}
 
 
-def test_a_loader_that_feeds_nothing_is_left_alone() -> None:
-    graph = template() | {"unused": node("UNETLoader", unet_name="other.safetensors")}
-    assert "unused" not in ours(small(graph, INFO), PLANS)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -128,24 +121,12 @@ def test_what_cannot_be_tried_says_why(change: Workflow, why: str) -> None:
         small(template() | change, INFO)
 
 
-def test_a_link_to_nowhere_is_said() -> None:
-    graph = template()
-    del graph["model clip"]
-    with pytest.raises(NotTriedError, match="node model clip, .* is not in the graph"):
-        small(graph, INFO)
-
-
 def test_what_makes_an_input_of_a_pack_becomes_one_by_its_type() -> None:
     graph = template() | {"image": node("TheirGenerator"), "vae": node("CheckpointLoaderSimple", ckpt_name="wan_2.1")}
     graph["model latent"] = node("VAEEncode", pixels=["image", 0], vae=["vae", 2])
     made = small(graph, INFO).graph
     assert made[made["model latent"]["inputs"]["pixels"][0]]["class_type"] == "RandomPictures"
     assert made[made["model latent"]["inputs"]["vae"][0]]["class_type"] == "RandomVAE"
-
-
-def test_files_are_known_with_and_without_folders() -> None:
-    assert tiny_of(f"wan/{WAN}") is tiny_of(rf"sub\{WAN}") is tiny_of(WAN) is not None
-    assert tiny_of(f"my_{WAN}") is None
 
 
 def test_an_error_is_seen_in_any_latent_and_a_missing_one_too() -> None:
@@ -184,33 +165,3 @@ def test_the_page_counts_and_its_last_line_says_what_is_wrong() -> None:
     assert newer.startswith(page) and newer.count("\n## ") == 2 and newer.endswith("\n1 templates, 0 wrong\n")
     assert document({"ComfyUI 0.30.0": rows}, newer) == newer
     assert summary([*rows, replace(rows[0], result="wrong")]) == "4 templates, 1 wrong"
-
-
-def test_templates_are_those_with_a_loader_by_their_use(tmp_path: Path) -> None:
-    index = [{"templates": [{"name": "used", "usage": 5}, {"name": "api"}]}]
-    nested = {"definitions": {"subgraphs": [{"nodes": [{"type": "UNETLoader"}]}]}}
-    files = {"index": index, "used": nested, "new": {"nodes": [{"type": "CheckpointLoaderSimple"}]}, "api": {}}
-    for name, text in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(text))
-    assert [(each.name, each.uses) for each in package.templates(tmp_path)] == [("used", 5), ("new", 0)]
-
-
-@pytest.mark.parametrize(("line", "found"), [("comfyui_workflow_templates==1.2  # big", True), ("torch", False)])
-def test_the_tree_says_which_templates_are_its_own(tmp_path: Path, line: str, found: bool) -> None:
-    (tmp_path / "requirements.txt").write_text(f"comfyui-workflow-templates-extra==3\n{line}\n")
-    if found:
-        assert package.required(tmp_path) == "comfyui_workflow_templates==1.2"
-    else:
-        with pytest.raises(package.NoTemplatesError, match="names no comfyui-workflow-templates==VERSION"):
-            package.required(tmp_path)
-
-
-def test_each_model_has_the_plan_that_it_can_have() -> None:
-    graph = template() | template("v1-5-pruned.safetensors", name="second", sampler="later")
-    made = small(graph, INFO)
-    swapped = ours(made, PLANS)
-    assert made.ways == {True, False}
-    assert swapped["model"]["inputs"]["sp_config"] == ["config True", 0]
-    assert swapped["second"]["inputs"]["sp_config"] == ["config False", 0]
-    rows = {name: each["inputs"]["rows"] for name, each in without_exchange(made, PLANS).items() if "control" in name}
-    assert rows == {"control model": False, "control second": True}

@@ -8,10 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from host.fetch import WRITTEN_WITH
-from tools.container_steps import CleanRoot, of_words, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCKERFILE, COMPOSE, RECIPES = (
@@ -36,21 +33,6 @@ def test_one_version_and_one_port_are_named() -> None:
     assert f"127.0.0.1:{PORT}:{PORT}" in COMPOSE
     assert f"127.0.0.1:{PORT}:{PORT}" in RECIPES
     assert {*re.findall(r"\b8\d{3}\b", DOCKERFILE)} == {PORT}
-
-
-def test_its_steps_can_be_done_in_a_folder_without_a_container_engine(tmp_path: Path) -> None:
-    """All but those that run something, which tools/container_steps.py does where root and a Debian can be had."""
-    told, root = steps(DOCKERFILE), CleanRoot(tmp_path, tmp_path / "comfyui", [])
-    for word, rest in told:
-        if word not in ("FROM", "RUN"):
-            root.do(word, rest)
-    assert root.folder == "/opt/ComfyUI" and root.variables["PIP_NO_CACHE_DIR"] == "1"
-    assert (tmp_path / "opt/ComfyUI/custom_nodes/parallel-dit/nodes").is_dir()
-    assert not (tmp_path / "opt/ComfyUI/custom_nodes/parallel-dit/tests").exists()
-    commands = [of_words(rest)[0] for word, rest in told if word in ("CMD", "HEALTHCHECK")]
-    assert commands == ["python", "python"]
-    with pytest.raises(ValueError, match="SHELL is no instruction that is known here"):
-        root.do("SHELL", "[]")
 
 
 def test_a_container_leaves_out_what_the_archive_leaves_out() -> None:

@@ -47,11 +47,6 @@ def private(text: str) -> bool:
     return bool(PATH.search(text)) or text == getpass.getuser() or "xylophonist" in text
 
 
-def test_what_is_private_is_recognised() -> None:
-    assert all(map(private, ["/home/me/models/x", "in '/tmp/a/b'", f"for {PROMPT}", getpass.getuser(), r"C:\me/x"]))
-    assert not any(map(private, ["flux_dev.safetensors", "cpu:0", "uly2-ring2", "1/2 of it", "s/step"]))
-
-
 @pytest.mark.parametrize(
     ("text", "left"),
     [

@@ -19,28 +19,25 @@ from parallel_runtime.wire.replies import ProbeReply
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as started:
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as started:
         yield started
 
 
 @pytest.mark.slow
 def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> None:
-    everyone = pool.probe(ParallelPlan(ulysses=4))
-    assert len(everyone) == 4
-    for rank in everyone:
+    pair = pool.probe(ParallelPlan(ulysses=2))
+    assert len(pair) == 2
+    for rank in pair:
         sized = (rank.matmul, rank.attention, rank.all_to_all, rank.shift)
         for points in (*sized, rank.memory):
             assert points and all(amount > 0 and seconds > 0 for amount, seconds in points)
         for (small, _), (large, _) in sized:
             assert large > small
-    pairs = pool.probe(ParallelPlan(ulysses=2, ring=2))
-    # Sent to others: one part of two, three of four.
-    assert [points[0] for points in pairs[0].all_to_all] == [2**14, 2**21]
-    assert everyone[0].all_to_all[1][0] == 3 * (2**21 // 3)
+    assert [points[0] for points in pair[0].all_to_all] == [2**14, 2**21], "one part of two is sent"
     alone = pool.probe(ParallelPlan())
     assert alone[0].matmul and alone[0].attention and alone[0].memory
     assert (alone[0].all_to_all, alone[0].shift) == ((), ())
-    assert alone[1:] == [ProbeReply()] * 3
+    assert alone[1:] == [ProbeReply()]
 
 
 def plausible(found: Calibration) -> bool:

@@ -89,14 +89,6 @@ def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_i
     assert "warning: --compiled changes nothing" in out
 
 
-def test_more_than_four_cards_on_pcie_share_a_link(plan) -> None:
-    links = [
-        json.loads(plan("--kind", "NVIDIA L40", "--devices", count, "--json")[1])["calibration"]["link"]["name"]
-        for count in ("4", "8")
-    ]
-    assert links == ["pcie4", "pcie4-shared"]
-
-
 def test_nothing_fits_is_an_answer_and_exit_code_1(plan) -> None:
     code, out, _ = plan("--kind", "RTX 4090", "--devices", "1", "--free-gib", "0.5")
     assert code == 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from typing import Any
 
 import pytest
 
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire import replies, requests
 from parallel_runtime.wire.channel import Attach
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError, decode, encode
@@ -50,37 +52,29 @@ def test_a_field_more_or_less_is_refused_by_name(record: object) -> None:
             assert getattr(from_body(kind, less, "IT"), field.name) == field.default
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": "1"}, "LOAD.model is '1', not of type int"),
-        ({"model": True}, "LOAD.model is True, not of type int"),
-        ({"mesh": 1.5}, "LOAD.mesh is 1.5, not of type int"),
-        ({"eviction_order": [1, None]}, r"LOAD.eviction_order\[1\] is None, not of type int"),
-        ({"layout": {"ranks": 2, "shard": 2}}, "LOAD.layout: unknown shard"),
-        ({"layout": [2]}, "LOAD.layout is .2., not an object"),
-        ({"spec": {"path": "/models/flux.safetensors"}}, "LOAD.spec: missing dtype, mtime_ns, size_bytes"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_by_name(change: dict, message: str) -> None:
-    with pytest.raises(ProtocolError, match=message):
-        request_of(Op.LOAD, {**sent(LOAD), **change})
+MESH = requests.MakeMesh(mesh=1, plan=ParallelPlan(), dropped=(), freed=())
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("request_", "change", "message"),
     [
-        ({"ulysses": "2"}, "MESH.plan.ulysses is '2', not of type int"),
-        ({"cfg": True}, "MESH.plan.cfg is True, not of type int"),
-        ({"weights": 1}, "MESH.plan.weights is 1, not of type str"),
-        ({"stages": 2}, "MESH.plan: unknown stages; the parent"),
-        ({"ulysses": 9}, "MESH.plan: ulysses=9 is outside 1 to 8; use a degree in that range"),
-        ("ulysses=2", "MESH.plan is 'ulysses=2', not an object"),
+        (LOAD, {"model": "1"}, "LOAD.model is '1', not of type int"),
+        (LOAD, {"model": True}, "LOAD.model is True, not of type int"),
+        (LOAD, {"mesh": 1.5}, "LOAD.mesh is 1.5, not of type int"),
+        (LOAD, {"eviction_order": [1, None]}, r"LOAD.eviction_order\[1\] is None, not of type int"),
+        (LOAD, {"layout": {"ranks": 2, "shard": 2}}, "LOAD.layout: unknown shard"),
+        (LOAD, {"layout": [2]}, "LOAD.layout is .2., not an object"),
+        (LOAD, {"spec": {"path": "/flux.safetensors"}}, "LOAD.spec: missing dtype, mtime_ns, size_bytes"),
+        (MESH, {"plan": {"ulysses": "2"}}, "MESH.plan.ulysses is '2', not of type int"),
+        (MESH, {"plan": {"weights": 1}}, "MESH.plan.weights is 1, not of type str"),
+        (MESH, {"plan": {"stages": 2}}, "MESH.plan: unknown stages; the parent"),
+        (MESH, {"plan": {"ulysses": 9}}, "MESH.plan: ulysses=9 is outside 1 to 8; use a degree in that range"),
+        (MESH, {"plan": "ulysses=2"}, "MESH.plan is 'ulysses=2', not an object"),
     ],
 )
-def test_a_plan_is_refused_by_the_name_of_its_field(plan: object, message: str) -> None:
+def test_a_value_of_another_type_is_refused_by_name(request_: Any, change: dict, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        request_of(Op.MESH, {"mesh": 1, "plan": plan, "dropped": [], "freed": []})
+        request_of(request_.op, {**sent(request_), **change})
 
 
 @pytest.mark.parametrize(

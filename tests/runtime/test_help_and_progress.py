@@ -48,13 +48,6 @@ def test_every_option_is_explained_and_every_command_has_examples_that_it_takes(
         assert list(unexplained(name, each)) == []
 
 
-def test_an_option_without_help_and_an_example_that_fails_are_found() -> None:
-    parser = argparse.ArgumentParser(epilog="examples:\n  python -m parallel_runtime plan --no-such-option")
-    parser.add_argument("--silent")
-    found = list(unexplained("made up", parser))
-    assert [text.partition(": ")[2].split(" ")[0] for text in found] == ["['--silent']", "the"]
-
-
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 

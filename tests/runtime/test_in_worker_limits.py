@@ -1,5 +1,7 @@
 """What a run in the workers refuses before any rank hears of it, and where ranks stop when it is cancelled."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from made_replies import run_reply
@@ -8,6 +10,7 @@ from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, ModelCall, WorkerLoopRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from parallel_runtime.stock_caches import StockCache
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
@@ -106,3 +109,25 @@ def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:
     gate.wait(3, meanwhile=lambda: None)  # a rank that looked a moment later has seen the credit, and is in step 3
     with pytest.raises(RequestCancelledError, match="before step 4"):
         gate.wait(4, meanwhile=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"looked_at": None}, "belong together"),
+        ({"looked_at": torch.ones(1, 1, 3, dtype=torch.bool)}, "give bool of shape"),
+        ({"cache": StockCache(easy=False, threshold=0.1, calls="m")}, "a step cache for 1 calls, the run makes 2"),
+        ({"conds": ()}, "0 conditionings"),
+        ({"given": {}}, "the recurrence needs"),
+    ],
+)
+def test_parts_of_a_run_that_do_not_fit_it_are_refused(change: dict, words: str) -> None:
+    cache = StockCache(easy=False, threshold=0.5, calls="mm")
+    run = replace(make_run(steps(2)), cache=cache, looked_at=torch.ones(1, *SHAPE[1:], dtype=torch.bool))
+    with pytest.raises(ValueError, match=words):
+        replace(run, **change)
+
+
+def test_a_step_cache_knows_no_other_calls() -> None:
+    with pytest.raises(ValueError, match="calls 'x' of a step cache"):
+        StockCache(easy=False, threshold=0.1, calls="x")

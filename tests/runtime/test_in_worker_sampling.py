@@ -6,7 +6,6 @@ The loop around it has the order of operations that ComfyUI has.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,9 +20,7 @@ from host.hosted_runs import (
     with_options,
 )
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 
@@ -113,57 +110,3 @@ def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
     assert seen[-1] < 10, seen
     result = eight_ranks.sample(tiny_hosted, plan, one)
     assert relative_error(result.out, host_loop(model, one)[0]) <= TOLERANCE
-
-
-@pytest.fixture(scope="module")
-def timed(eight_ranks: Pool, tiny_hosted: ModelSpec) -> Iterator[tuple]:
-    """A run on two ranks whose regions are timed, which they are only for whoever asks."""
-    result = eight_ranks.sample(tiny_hosted, ParallelPlan(ulysses=2), with_options(make_run(), timed=True))
-    yield result, result.ran
-
-
-def test_reports_have_a_time_for_every_step(eight_ranks: Pool, tiny_hosted: ModelSpec, timed: tuple) -> None:
-    untimed = eight_ranks.sample(tiny_hosted, ParallelPlan(ulysses=2), make_run())
-    assert all(rank.regions is None for rank in untimed.ran)
-    for rank in timed[1]:
-        assert len(rank.step_s) == 3
-        assert rank.prepare_s > 0
-        assert list(rank.began_s) == sorted(rank.began_s)
-        for step, whole_s in enumerate(rank.step_s):
-            assert 0 < rank.regions["communication_s"][step] < whole_s
-
-
-def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(timed: tuple) -> None:
-    result, ranks = timed
-    (writer,) = (rank for rank in ranks if "gather_s" in rank.regions)  # of ranks that have the same latent, the first
-    assert min(writer.regions["gather_s"]) > 0, "each step's preview"
-    assert writer.finish_s > 0, "the result"
-    for rank in ranks:
-        first, second, third = rank.regions["hand_over_s"]
-        assert first > 0
-        assert (second > 0, third > 0) == (False, True), "noise was made ahead for the third call, of the third step"
-        assert 0 < rank.prepare_regions["hand_over_s"] <= rank.prepare_s
-        parts = rank.prepare_s + sum(rank.step_s) + rank.finish_s + rank.waited_s
-        assert parts <= result.wall_s, "what is prepared and written last is no part of a step"
-
-
-def test_runs_that_cannot_be_are_refused() -> None:
-    run = make_run(texts=(7, 7))
-    with pytest.raises(ValueError, match="0 conditionings"):
-        WorkerLoopRun(recurrence=run.recurrence, conds=(), cfg=1.0, given=run.given)
-    with pytest.raises(ValueError, match="the recurrence needs"):
-        WorkerLoopRun(recurrence=run.recurrence, conds=run.conds, cfg=1.0, given={0: run.given[0]})
-    (other,) = make_run(batch=2).conds
-    with pytest.raises(ValueError, match="different shapes"):
-        WorkerLoopRun(recurrence=run.recurrence, conds=(run.conds[0], other), cfg=1.0, given=run.given)
-
-
-def test_a_run_cancelled_by_its_own_step_callback_leaves_the_pool_usable(
-    eight_ranks: Pool, tiny_hosted: ModelSpec
-) -> None:
-    def stop(step: int, _: torch.Tensor) -> None:
-        raise RequestCancelledError(f"enough at step {step}")
-
-    with pytest.raises(RequestCancelledError, match="enough at step 0"):
-        eight_ranks.sample(tiny_hosted, ParallelPlan(ring=2), make_run(), on_step=stop)
-    eight_ranks.sample(tiny_hosted, ParallelPlan(ring=2), make_run())

@@ -7,7 +7,6 @@ import pytest
 from made_replies import step_reply
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from PIL import Image
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -74,19 +73,6 @@ def test_a_benchmark_names_what_the_run_loses_of_what_the_blocks_gain() -> None:
     assert row["end_to_end_over_block"] == pytest.approx(2.0 / 2.4)
     text = describe(benchmark())
     assert "2.00x one rank, 1.10x one process, blocks alone 2.40x, kept 0.83, error 3.0e-07" in text
-
-
-def test_a_chart_has_a_row_of_panels_for_each_report(tmp_path: Path) -> None:
-    vae = new_report("vae", devices=DEVICES[:1], vae={"decode_s": 0.5, "device": "cpu"})
-    heights = []
-    for number, reports in enumerate(([denoise()], [benchmark(), denoise(), vae])):
-        path = tmp_path / f"{number}.png"
-        draw(reports, path)
-        with Image.open(path) as picture:
-            assert picture.width == 1300
-            assert len(picture.convert("RGB").getcolors(1 << 24)) > 20, "nothing is drawn"
-            heights.append(picture.height)
-    assert heights == sorted(set(heights))
 
 
 def test_speed_ups_are_over_one_rank_or_over_the_case_that_is_named() -> None:

@@ -50,12 +50,6 @@ def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     assert torch.equal(seen[1], torch.full((1, 2, 2), 4.0))
 
 
-def test_a_latent_that_was_given_is_left_alone() -> None:
-    x = torch.ones(1, 2, 2)
-    euler().run(lambda _: x, lambda _, latent: latent * 0.5)
-    assert torch.equal(x, torch.ones(1, 2, 2))
-
-
 @pytest.mark.parametrize(
     ("states", "step_ends", "words"),
     [

@@ -69,12 +69,6 @@ def test_each_rank_is_traced_on_request(client: ComfyClient, tiny_models: TinyMo
     assert len(files) == 2
 
 
-def test_an_empty_list_times_the_models_own_plan(client: ComfyClient, tiny_models: TinyModels) -> None:
-    report = report_of(client.queue(benchmark(tiny_models, runs=1)))
-    assert [row["name"] for row in report["contenders"]] == ["one rank", "uly2"]
-    assert "vae" not in report
-
-
 @pytest.mark.parametrize(
     ("plans", "words"),
     [

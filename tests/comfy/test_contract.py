@@ -56,33 +56,6 @@ def test_every_name_of_comfyui_that_the_pack_uses_is_in_the_contract() -> None:
     assert missing == [], "add lines to parallel_runtime/models/hosted/contract.py:\n" + "\n".join(missing)
 
 
-def test_a_name_that_the_contract_lacks_is_found(tmp_path: Any) -> None:
-    """The same look at a file that uses more."""
-    file = tmp_path / "more.py"
-    file.write_text(
-        "import comfy.samplers\nfrom .comfyui import comfy_nodes, ModelPatcher\nfrom comfy.sd import VAE\n"
-        "comfy.samplers.new_name()\ncomfy_nodes.KSampler\nModelPatcher.other\nVAE.tiled\n"
-        "kept = comfy.samplers.KSAMPLER\nkept.more\n"
-        "from .comfyui import ControlBase, get_executing_context, get_progress_state\nfrom .writers import executing\n"
-        "def asks(control: ControlBase | None):\n    now, prompt = executing(), get_progress_state().dynprompt\n"
-        "    prompt.later_node(now.later_id)\n    get_executing_context().later_prompt\n    control.later\n"
-        "    ModelPatcher(control).later_patch()\n"
-    )
-    found = [use for use, _ in uses_in(file) if not is_named(use)]
-    assert sorted(found) == [
-        "comfy.controlnet.ControlBase.later",
-        "comfy.model_patcher.ModelPatcher.later_patch",
-        "comfy.model_patcher.ModelPatcher.other",
-        "comfy.samplers.KSAMPLER.more",
-        "comfy.samplers.new_name",
-        "comfy.sd.VAE.tiled",
-        "comfy_execution.graph.DynamicPrompt.later_node",
-        "comfy_execution.utils.ExecutionContext.later_id",
-        "comfy_execution.utils.ExecutionContext.later_prompt",
-        "nodes.KSampler",
-    ]
-
-
 def test_a_module_that_cannot_be_imported_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose own package has moved a name: what it has is off, and the pack is there."""
     (tmp_path / "made_for_another.py").write_text("KEPT = 1\nfrom json import gone\n")

@@ -1,12 +1,14 @@
-"""What a graph asks for that is not there: text encoders of another model, eight devices where there are two."""
+"""What does not fit: text encoders or a LoRA of another model, a workflow for eight devices where there are two."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from host import workflows
+from host.adapters import lora
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
 from host.server import ComfyServer
@@ -38,3 +40,19 @@ def test_a_workflow_saved_for_eight_devices_runs_on_what_is_there(
     assert relative_error(latent_of(client, parallel(graph, **config)), latent_of(client, graph)) <= TOLERANCE
     if config.get("mode") == "manual":
         assert "ulysses=4,ring=2 needs 8 ranks" in comfy_server.log
+
+
+def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    names = {f"diffusion_model.double_blocks.0.img_attn.qkv.{name}": value for name, value in lora(48, 24).items()}
+    file = tiny_models.models / "loras" / "tiny_other_model.safetensors"
+    save_file(names, file)
+    plain = to_latent(workflows.text_to_image(tiny_models, steps=1, width=96, height=64, seed=79))
+    result = client.queue(parallel(workflows.with_lora(plain, file.name)))
+    assert result.status == "error"
+    first_line = result.error_message.splitlines()[0]
+    assert "[48, 4]" in first_line and "use one made for this model" in first_line
+    file.unlink()
+    plain = to_latent(workflows.text_to_image(tiny_models, steps=1, width=96, height=64, seed=79))
+    client.queue(parallel(plain)).require_success()

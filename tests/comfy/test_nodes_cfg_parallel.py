@@ -161,18 +161,3 @@ def test_ranks_beyond_the_plan_sleep_and_sp_config_says_who_does_what(
     (report,) = result.outputs["sampler"]["parallel_dit"]
     assert set(report["ranks"][2]) == {"rank", "device", "memory"}, "a rank beyond the plan has no times"
     assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
-
-
-def test_sp_config_names_replicas_conditionings_and_shares(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = to_latent(parallel(workflows.text_to_image(tiny_models), devices="cpu:8", mode="manual", ulysses=2, data=2))
-    graph["config"]["inputs"] |= {"cfg": 2, "weights": "replicated"}
-    result = client.queue(
-        {"config": graph["config"], "show": {"class_type": "PreviewAny", "inputs": {"source": ["config", 0]}}}
-    )
-    assert shown(result)[:4] == [
-        "data2-cfg2-ring1-uly2",
-        "cpu:0: replica 0, cond 0, 1/2 of the attention heads",
-        "cpu:1: replica 0, cond 0, 1/2 of the attention heads",
-        "cpu:2: replica 0, cond 1, 1/2 of the attention heads",
-    ]
-    assert shown(result)[-1] == "cpu:7: replica 1, cond 1, 1/2 of the attention heads"

@@ -16,7 +16,7 @@ from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, relative_error
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
-from parity.edits import LONG, PICTURES, Edit, on_model, plain
+from parity.edits import LONG, PICTURES, Edit, plain
 from parity.runner import VISIBLE, parallelized, prepare
 
 DATA_2 = {"devices": "cpu:2", "data": 2}
@@ -135,15 +135,6 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
     assert (report["kind"], report["sampling"]["at_once"], len(report["images"])) == ("denoise", 2, 5)
     assert report["timings"]["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
     assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]
-
-
-@pytest.mark.full
-def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
-    cache = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
-    graphs = [single(number, on_model("EasyCache", **cache), steps=6) for number in range(3)]
-    report = report_of(assert_same_images(client, graphs, **DATA_2))
-    assert report["sampling"]["at_once"] == 2
-    assert sum(report["timings"]["calls"]) < 18, "no step was skipped, so this shows nothing"
 
 
 def test_one_for_all_is_written_once(client: ComfyClient) -> None:

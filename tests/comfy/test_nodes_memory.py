@@ -87,25 +87,6 @@ def test_weights_are_loaded_once_and_another_plan_or_an_edited_graph_finds_them_
     assert max(grown) < HALF_A_MODEL, grown
 
 
-def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    graph = to_latent(sharded(tiny_models, seed=84))
-    graph["sampler"]["class_type"] = "ParallelFluxSampler"
-    inputs = graph["config"]["inputs"] | {"mode": "manual", "ring": 2}
-    graph["config2"] = {"class_type": "SPConfig", "inputs": inputs}
-    graph["model2"] = {"class_type": "ParallelFluxLoader", "inputs": graph["model"]["inputs"].copy()}
-    graph["model2"]["inputs"]["sp_config"] = ["config2", 0]
-    graph["sampler2"] = {"class_type": "ParallelFluxSampler", "inputs": graph["sampler"]["inputs"].copy()}
-    graph["sampler2"]["inputs"] |= {"model": ["model2", 0], "latent_image": ["sampler", 0], "denoise": 0.5}
-    graph["save"]["inputs"]["samples"] = ["sampler2", 0]
-    result = client.queue(graph).require_success()
-    plans = [result.outputs[node]["parallel_dit"][0]["plan"]["name"] for node in ("sampler", "sampler2")]
-    assert plans == ["uly2-sharded", "ring2-sharded"]
-    assert {node for node, _ in loading(result)} == {"sampler"}, "the second sampler loaded the weights again"
-    assert len(worker_pids(comfy_server)) == 2
-
-
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
-
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, relative_error, to_latent
@@ -95,23 +93,6 @@ def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
     assert relative_error(ours, exact) > 100 * TOLERANCE, "it did not run in bf16"
     assert relative_error(latent_of(client, plain), exact) <= TOLERANCE
     assert relative_error(latent_of(client, parallelize(with_dtype(plain, "bf16"), source="dtype")), ours) <= TOLERANCE
-
-
-@pytest.mark.full
-def test_a_compute_dtype_behind_it_is_refused_whatever_ran_before(client: ComfyClient, tiny_models: TinyModels) -> None:
-    plain = small(tiny_models, seed=11)
-    latent_of(client, with_dtype(plain, "fp16"))
-    for given, asked, held in (("model", "fp16", "float32"), ("dtype", "fp32", "bfloat16")):
-        graph = parallelize(with_dtype(plain, "bf16") if given == "dtype" else plain, source=given)
-        graph["again"] = {"class_type": "ModelComputeDtype", "inputs": {"model": ["parallel", 0], "dtype": asked}}
-        graph["sampler"]["inputs"]["model"] = ["again", 0]
-        result = client.queue(graph)
-        assert (result.status, result.error_node) == ("error", "ModelComputeDtype")
-        first = result.error_message.splitlines()[0]
-        assert f"where the workers compute in {held}" in first
-        assert "put it before Parallelize Model" in first
-        graph["again"]["inputs"]["dtype"] = "default"
-        client.queue(graph).require_success()
 
 
 def test_a_compute_dtype_that_the_workers_lack_is_refused(client: ComfyClient, tiny_models: TinyModels) -> None:

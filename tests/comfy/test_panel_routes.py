@@ -16,6 +16,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from runtime.test_report_compare import ALONE, PAIR, named
+from runtime.test_report_compare import run as report_of
 
 from host import workflows
 from host.client import ComfyClient, Event
@@ -104,15 +106,16 @@ def test_a_run_is_told_with_what_it_is_of_and_how_it_compares_with_one_device(
 
 
 def test_one_device_is_remembered_when_its_report_is_not_kept_any_more(
-    client: ComfyClient, tiny_models: TinyModels
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = workflows.text_to_image(tiny_models, seed=920, steps=2, width=64, height=64)
-    for number, ulysses in enumerate([1] + [2] * 7):
-        graph["sampler"]["inputs"]["seed"] = 920 + number
-        client.queue(parallel(graph, mode="manual", ulysses=ulysses, sampler="ParallelFluxSampler")).require_success()
-    kept = [entry for entry in client.get(STATE)["reports"] if entry["kind"] == "denoise"]
-    assert {entry["summary"]["ranks"] for entry in kept} == {2}
-    assert kept[-1]["summary"]["speedup"]["number"] < kept[0]["number"]
+    module = module_of_pack("nodes.host.panel.report_history")
+    monkeypatch.setattr(module, "executing", lambda: None)
+    history = module.ReportHistory()
+    for plan in [ALONE, *[PAIR] * (module.KEPT + 1)]:
+        history.add(named(report_of(plan, 0.3)))
+    kept = history.entries()
+    assert [entry["number"] for entry in kept] == list(range(3, module.KEPT + 3))
+    assert kept[-1]["summary"]["speedup"]["number"] == 1 and history.report(1) is None
 
 
 def test_the_revision_grows_with_a_change_and_only_then(client: ComfyClient, tiny_models: TinyModels) -> None:
@@ -341,8 +344,3 @@ def test_the_server_has_words_for_every_input_of_every_node(language: str, clien
         inputs = [*info["input"].get("required", {}), *info["input"].get("optional", {})]
         missing += [f"{name}.{each}" for each in inputs if not texts.get(name, {}).get("inputs", {}).get(each)]
     assert missing == []
-
-
-def test_the_server_serves_the_panel_and_the_help(client: ComfyClient) -> None:
-    for path in ("parallel_dit.js", "panel/store.mjs", "panel/style.css", "vendor/chart.mjs", "docs/SPConfig.md"):
-        assert client.get_bytes(f"/extensions/parallel-dit/{path}")

@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from families.variants import BY_NAME
-from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
 from host.server import PACK_ROOT
-from host.tiny_models import TinyModels
 from parallel_runtime.report.schema import validate
 from parallel_runtime.report.text import describe
 
@@ -102,9 +100,3 @@ def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: t
     assert torch.equal(saved_latent(hosted_client, result), stock)
     assert report["sizes"]["frames"] == 5
     assert "model" not in report and "plan" not in report
-
-
-@pytest.mark.full
-def test_flux_keeps_its_loop_in_the_workers(client: ComfyClient, tiny_models: TinyModels) -> None:
-    report = report_of(client.queue(to_latent(ours(workflows.text_to_image(tiny_models, steps=STEPS)))))
-    assert report["loop"] == {"kind": "resident"}

@@ -75,15 +75,6 @@ def test_a_value_of_another_node_is_judged_when_it_is_known(client: ComfyClient,
     assert error["details"] == "devices - device 'tpu:0' is unknown; use all, a count, cuda:N or cpu:N"
 
 
-def test_the_benchmark_refuses_plans_that_it_cannot_read(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = parallel(workflows.text_to_image(tiny_models), sampler="ParallelBenchmark")
-    graph["sampler"]["inputs"] |= {"plans": "ulysses=2\nulyses=2", "warmup": 0, "runs": 1, "stock": False}
-    graph["show"] = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 0]}}
-    graph = {name: node for name, node in graph.items() if name not in ("decode", "save")}
-    (error,) = refused(client, graph)["sampler"]["errors"]
-    assert error["details"].startswith("plans - unknown plan key 'ulyses'; use data, cfg")
-
-
 def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyClient, tiny_models: TinyModels) -> None:
     """By the route that SP Config's text on the page asks, with the weights on the device and in host memory."""
     asked = {"mode": "manual", "devices": "cpu:2", "ulysses": "2", "unet_name": tiny_models.dev}
@@ -97,13 +88,6 @@ def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyCl
     result = client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1))))
     told = [text for node, text in result.require_success().texts if node == "model"]
     assert any(re.search(r"(weights|memory): about \d.*GB on each device", text) for text in told), told
-
-
-def test_what_is_missing_is_told_by_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = to_latent(parallel(workflows.text_to_image(tiny_models)))
-    del graph["config"]["inputs"]["devices"]
-    (error,) = refused(client, graph)["config"]["errors"]
-    assert error["type"] == "required_input_missing"
 
 
 def test_weights_are_not_held_against_the_devices_of_one_machine_where_others_may_join(

@@ -83,11 +83,3 @@ def test_each_of_two_runs_has_its_own_plan_and_patches_whoever_steps_in_between(
     cut = client.queue(in_turn(graph_of(tiny_models, seed=901), lora, seed=901, cancel_after=2))
     assert relative_error(saved_latent(client, cut), plain) <= TOLERANCE, "a cancelled run left something behind"
     assert worker_pids(comfy_server) == pids
-
-
-def test_runs_of_one_model_travel_together_and_are_right(client: ComfyClient, tiny_models: TinyModels) -> None:
-    plain = latent_of(client, graph_of(tiny_models, seed=902))
-    result = client.queue(in_turn(graph_of(tiny_models, seed=902), None, seed=902))
-    assert [
-        relative_error(saved_latent(client, result, node=node), plain) <= TOLERANCE for node in ("save", "save 2")
-    ] == [True, True]

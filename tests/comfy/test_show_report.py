@@ -70,14 +70,6 @@ def test_a_run_from_the_cache_says_so_and_a_fresh_one_does_not(client: ComfyClie
     assert [report["from_cache"] for report in reports_of(client, client.queue(graph))] == [False, False]
 
 
-def test_a_node_added_later_is_told_that_its_report_is_old(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = shown(tiny_models, seed=203, chart=False)
-    show = graph.pop("show")
-    client.queue(graph).require_success()
-    graph["show"] = show
-    assert [report["from_cache"] for report in reports_of(client, client.queue(graph))] == [True, True]
-
-
 @pytest.mark.parametrize("prefix", ["../outside", "/outside"])
 def test_nothing_is_written_outside_the_output_folder(
     client: ComfyClient, tiny_models: TinyModels, prefix: str

@@ -39,16 +39,12 @@ KEY = FoundKey(model_class=FLUX, source="1f", comfyui="0.30.0")
 
 
 @pytest.mark.slow
-def test_the_plan_of_a_file_is_found_proven_printed_and_kept(tmp_path: Path) -> None:
+def test_the_plan_of_a_file_is_found_proven_printed_and_kept(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_tiny(tmp_path / "model.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-m", "parallel_runtime", "find-plan", str(file), "--comfyui", str(comfyui_path()), "--json"],
-        cwd=ROOT,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = command("find-plan", str(file), "--comfyui", str(comfyui_path()), "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["class"], report["cuts"], report["refused"]) == (WAN, "cut once", "")

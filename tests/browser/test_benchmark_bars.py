@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, expect
 
-from .comfy_page import ComfyPage
-from .conftest import Tabs
 from .drawn import bars_of, picture_of
 from .made_up import MadeUp
 
@@ -71,21 +69,3 @@ def test_bars_are_as_long_as_their_cases_are_quick(made_up: MadeUp, factors: dic
     assert cut == [], "a bar's figures are cut"
     slowest = f"1.00×  {1 / factors['ComfyUI, 2 threads']:.1f} s"
     assert slowest in {text for text, *_ in made_up.comfy.page.evaluate("window.textEnds")}
-
-
-@pytest.mark.full
-def test_the_bars_of_a_real_benchmark_are_its_speed_ups(tabs: Tabs) -> None:
-    comfy: ComfyPage = tabs.get("classic")
-    plans = "ulysses=2\nring=2"
-    comfy.load_example("flux_benchmark", steps=1, warmup=1, runs=2, width=128, height=128, plans=plans)
-    comfy.open_sidebar()
-    comfy.run()
-    report = comfy.newest_report("benchmark")
-    factors = {row["name"]: row.get("speedup", 1.0) for row in report["contenders"]}
-    assert list(factors)[0] == "one rank"
-    assert list(factors)[-2:] == ["uly2", "ring2"]
-    assert len(factors) == 4, "and stock ComfyUI"
-    expect_bars(comfy.open_timeline(), report["contenders"])
-    quickest = max(factors[name] for name in ("uly2", "ring2"))
-    expect(comfy.page.get_by_test_id("pdit-result")).to_contain_text(f"{quickest:.2f}× one rank")
-    comfy.shot("benchmark")

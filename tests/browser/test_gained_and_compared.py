@@ -367,29 +367,3 @@ def test_small_and_large_windows_have_room_for_the_rows(made_up: MadeUp) -> None
             made_up.comfy.shot(f"window-{width}")
     finally:
         page.set_viewport_size({"width": 1600, "height": 950})
-
-
-ODD = [
-    ("a clock that jumped", lambda report: report["ranks"][0].update(begin_s=[9.0, -3.0, 0.5, 1e9])),
-    ("thirty-two ranks", lambda report: report.update(ranks=a_report(32, 4)["ranks"])),
-    ("a rank without times", lambda report: report["ranks"][0].clear()),
-    ("no time at all", lambda report: [rank.update(compute_s=[0.0] * 4) for rank in report["ranks"]]),
-    ("an older version", lambda report: report.update(schema=1, call_s=[0.5] * 4)),
-]
-
-
-def test_odd_reports_answer_the_pointer_too(made_up: MadeUp) -> None:
-    page = made_up.comfy.page
-    timeline = made_up.comfy.open_timeline()
-    for number, (what, change) in enumerate(ODD, 1):
-        report = a_report(2, 4)
-        change(report)
-        made_up.tell(pools=[a_pool()], reports=[made_up.report(number, report)])
-        expect(timeline.get_by_test_id("pdit-timeline-note")).to_contain_text(
-            "older" if number == len(ODD) else "0.50 s a step"
-        )
-        rows = page.get_by_test_id("pdit-rows")
-        if rows.is_visible():
-            rows.dblclick(position={"x": 300, "y": 15})
-            rows.press("ArrowRight")
-        assert not re.search("undefined|NaN|Infinity", timeline.inner_text()), what

@@ -91,14 +91,6 @@ def test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds(
         assert shares_of(row) == pytest.approx(expected, abs=off), f"rank {number}"
 
 
-def test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it(plain_page: Page) -> None:
-    """From the middle of the first of four seconds on: idle, then the second one's beginning."""
-    (row,) = rows_of(plain_page.evaluate(DRAWN, [uneven(1, 4), WIDTH, [0.5, 1.3]]))
-    expected = {"compute": 0.2 / 0.8, "communication": 0.1 / 0.8, "idle": 0.5 / 0.8}
-    assert shares_of(row) == pytest.approx(expected, abs=0.02)
-    assert row[1]["first"] == 86
-
-
 def test_a_rank_without_times_leaves_its_row_empty(plain_page: Page) -> None:
     report = uneven(3, 4)
     report["ranks"][1] = {"rank": 1, "device": "cpu:1"}
@@ -134,17 +126,6 @@ def test_a_place_on_the_timeline_is_the_time_and_the_step_there(plain_page: Page
     found, span = plain_page.evaluate(PICKED, [uneven(2, 4), places, [0, 4]])
     assert [(place["at_s"], place["step"]) for place in found] == [(0, 0), (0, 0), (2, 2), (4, 3), (4, 3)]
     assert span == pytest.approx([1, 2])
-
-
-def test_what_stands_for_many_numbers_is_theirs(plain_page: Page) -> None:
-    assert plain_page.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4, 2]]) == 3
-    assert plain_page.evaluate(CALL, ["figures.mjs", "median", [5, 1, 4]]) == 4
-    assert plain_page.evaluate(CALL, ["figures.mjs", "largest", [-3, -1, -2], -9]) == -1
-    assert [plain_page.evaluate(CALL, ["figures.mjs", "seconds", value]) for value in (0.0123, 0.41, 125)] == [
-        "12 ms",
-        "0.41 s",
-        "2 min 5 s",
-    ]
 
 
 def test_the_marks_of_an_axis_are_round_and_fill_it(plain_page: Page) -> None:

@@ -6,7 +6,7 @@ Weights are sharded: replicated ones on the CPU stay in the file's own pages, sh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,10 +24,8 @@ HALF_A_MODEL = 28e6  # bytes: each rank has 57 MB of a tiny model's weights, the
 
 
 @pytest.fixture(autouse=True)
-def no_workers(client: ComfyClient) -> Iterator[None]:
-    """Each test starts and ends without workers."""
-    client.queue(RELEASE).require_success()
-    yield
+def no_workers(client: ComfyClient) -> None:
+    """Each test starts without workers."""
     client.queue(RELEASE).require_success()
 
 
@@ -87,7 +85,7 @@ def test_weights_are_loaded_once_and_another_plan_or_an_edited_graph_finds_them_
     assert max(grown) < HALF_A_MODEL, grown
 
 
-def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
+def test_free_takes_the_weights_out_of_every_rank_release_ends_the_ranks_and_the_next_prompt_brings_each_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
     before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
@@ -97,20 +95,11 @@ def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_the
     result = run(client, sharded(tiny_models, seed=63))
     assert loading(result), "the weights were not loaded again"
     assert torch.equal(saved_latent(client, result), before)
-    assert worker_pids(comfy_server) == pids
-
-
-def test_release_ends_the_workers_and_the_next_prompt_starts_others(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    before = saved_latent(client, run(client, sharded(tiny_models, seed=64)))
-    pids = worker_pids(comfy_server)
-    assert len(pids) == 2
+    assert len(pids) == 2 and worker_pids(comfy_server) == pids
     client.queue(RELEASE).require_success()
     assert worker_pids(comfy_server) == []
     client.free()
-    after = saved_latent(client, run(client, sharded(tiny_models, seed=64)))
-    assert torch.equal(after, before)
+    assert torch.equal(saved_latent(client, run(client, sharded(tiny_models, seed=63))), before)
     assert set(worker_pids(comfy_server)).isdisjoint(pids)
 
 

@@ -81,7 +81,15 @@ def test_a_rank_computes_as_the_host_with_every_other_option(each_option: dict[s
 def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.safetensors", num_layers=1)
     usual = read_flags()
-    wanted = {**usual, "torch.backends.cudnn.benchmark": True, "torch.deterministic_algorithms": "warn"}
+    changed = {
+        "torch.backends.cudnn.benchmark": True,
+        "torch.backends.cuda.math_sdp": False,
+        "torch.backends.cuda.fp16_bf16_reduction_math_sdp": True,
+        "torch.float32_matmul_precision": "high",
+        "torch.deterministic_algorithms": "warn",
+    }
+    assert all(usual[name] != value for name, value in changed.items()), "each is turned"
+    wanted = {**usual, **changed, "torch.backends.unheard_of": True}
     told = []
     for flags in (usual, wanted):
         with Pool(
@@ -89,7 +97,7 @@ def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
         ) as pool:
             pool.load(spec_of(path, flags=flags), ParallelPlan())
         told.append(json.loads(Path(f"{path}.json").read_text()))
-    assert told == [usual, wanted]
+    assert told == [usual, {**usual, **changed}]
 
 
 def runs_of(each_option: dict[str, Any]) -> list[list[str]]:

@@ -181,7 +181,7 @@ def test_a_machine_without_comfyui_is_named(
 ) -> None:
     pool, (machine,) = two
     monkeypatch.setattr(machine, "versions", replace(machine.versions, comfyui=""))
-    pool.close()  # the last test of these machines: to start them again takes seconds
+    pool.unload(model.spec)
     with pytest.raises(ValueError, match=r"^machine host-2 .* has no ComfyUI, .*; start `join` there with --comfyui"):
         model.error(pool, ParallelPlan(ring=2))
 

@@ -142,15 +142,14 @@ def test_help_is_there_without_docstrings() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "parallel_runtime", "verify", "--model", tiny_hosted.path, "--plan", "ring=2"]
-    size = [*SIZE, "--steps", "20", "--comfyui", str(comfyui_path())]
+def test_ctrl_c_ends_a_command_with_its_ranks_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "parallel_runtime", "doctor", "--devices", "cpu:2"]
     # a shell's background job may have passed on that SIGINT is ignored
     start = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     told = tmp_path / "told"  # no pipe, which the process would wait for once it is full
     with (
         told.open("w") as out,
-        subprocess.Popen([sys.executable, "-c", start, *command, *size], cwd=ROOT, stdout=out, stderr=out) as process,
+        subprocess.Popen([sys.executable, "-c", start, *command], cwd=ROOT, stdout=out, stderr=out) as process,
     ):
         try:
             ranks = wait_for_ranks(process, count=2, told=told)
@@ -159,7 +158,7 @@ def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(tiny_hosted: ModelSpec, tm
         finally:
             process.kill()
     *phases, last = told.read_text().splitlines()
-    assert (process.returncode, last) == (130, "verify: interrupted")
+    assert (process.returncode, last) == (130, "doctor: interrupted")
     assert all(line.endswith(" ...") for line in phases), phases
     _, living = psutil.wait_procs(ranks, timeout=120)
     assert living == []

@@ -51,8 +51,6 @@ def test_stale_also_weighs_pipefusion_and_marks_it(plan) -> None:
 def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(plan, tmp_path, tiny_hosted) -> None:
     options = ("--model", tiny_hosted.path, "--comfyui", str(comfyui_path()), "--devices", "cpu:2", "--json")
     options += ("--dtype", "float32")
-    from_table = json.loads(plan(*options, cache=tmp_path)[1])
-    assert from_table["calibration"]["source"].startswith("a table")
     devices = parse_devices("cpu:2").devices
     store = CalibrationStore(tmp_path / "parallel-dit" / "calibration.json")
     store.save(device_set(devices), replace(known_calibration("cpu"), source="measured by the test"))

@@ -97,7 +97,9 @@ def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
         ) as pool:
             pool.load(spec_of(path, flags=flags), ParallelPlan())
         told.append(json.loads(Path(f"{path}.json").read_text()))
-    assert told == [usual, {**usual, **changed}]
+    assert told[0] == usual
+    assert {name: told[1][name] for name in changed} == changed
+    assert told[1].keys() == usual.keys()
 
 
 def runs_of(each_option: dict[str, Any]) -> list[list[str]]:

@@ -34,7 +34,6 @@ from .trial import GONE, NOT_TRIED, WRONG, Row, Rows, Trial, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "templates"
-STAND_INS = ROOT / "tests" / "host" / "template_stand_ins"
 NOT_REACHED = "the run was ended before it"
 INSIDE = "OFFICIAL_TEMPLATES_OF"  # set in the environment that has them: the package's requirement
 
@@ -89,7 +88,7 @@ class Session:
     def server(self) -> ComfyServer:
         """The server, started when it is first asked for."""
         if self._server is None:
-            started = ComfyServer(models=self._models, packs=(STAND_INS,), environment=ONE_THREAD)
+            started = ComfyServer(models=self._models, environment=ONE_THREAD)
             self._server = self._stack.enter_context(started)
         return self._server
 

@@ -1,7 +1,7 @@
 """Makes a template's graph small: stand-ins for what it loads and for its inputs, tiny files, few pixels and steps.
 
 Owns: which node stands for what. Does not own: which tiny file stands for a published one (models.py), the nodes
-(tests/host/template_stand_ins and probe_nodes).
+(tests/host/probe_nodes).
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
-the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py), how
-a rank starts (starting.py), how a node is written (node.py), what encoders would give (conditions.py,
-sounds.py), VAEs (vaes.py), where a run stays for a while (holding.py). Linked into a test host's
+count. Each other file says what its nodes are for; node.py is how one is written. Linked into a test host's
 custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
@@ -34,6 +31,7 @@ from . import (  # noqa: F401  each adds its nodes
     sounds,
     starting,
     taking_turns,
+    template_parts,
     vaes,
 )
 from .node import NODES, node

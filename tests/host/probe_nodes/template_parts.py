@@ -1,7 +1,7 @@
-"""A ComfyUI node pack for test hosts only: what templates load beside their model, without weights.
+"""What templates load beside their model, without weights.
 
 Owns: encoders of text, pictures and sounds that give random values by their inputs, numbers made small, and what keeps
-a sampler's latents. Does not own: random pictures, sounds and VAEs (probe_nodes). Never part of the pack.
+a sampler's latents. Does not own: random pictures and VAEs (conditions.py), sounds (sounds.py).
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import comfy.clip_vision
 import comfy.model_patcher
 import folder_paths
 import torch
-from comfy_api.latest import ComfyExtension, io
+from comfy_api.latest import io
 from safetensors.torch import save_file
 
-CATEGORY = "tests"
+from .conditions import random_values
+from .node import node
+
 MOST_STEPS = 4
-
-
-def random_values(seed: int, *shape: int) -> torch.Tensor:
-    """Normal values that depend on the seed and shape alone."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed % 2**32))
 
 
 class Tokens(dict):
@@ -97,17 +94,10 @@ class WeightlessText:
         return [[random_values(seed, 1, sizes["tokens"], sizes["width"]), more | (add_dict or {})]]
 
 
-class StandInText(io.ComfyNode):
+@node("StandInText", gives=[io.Clip])
+def stand_in_text(sizes: str) -> io.NodeOutput:
     """A text encoder. `sizes` in JSON: `tokens`, `width`; `pooled`, a width; `mask`; `more`, shapes by name."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.String.Input("sizes")], [io.Clip.Output()]
-        return io.Schema(node_id="StandInText", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, sizes: str) -> io.NodeOutput:
-        return io.NodeOutput(WeightlessText(json.loads(sizes)))
+    return io.NodeOutput(WeightlessText(json.loads(sizes)))
 
 
 class WeightlessVision:
@@ -128,89 +118,38 @@ class WeightlessVision:
         return seen
 
 
-class StandInVision(io.ComfyNode):
+@node("StandInVision", gives=[io.ClipVision])
+def stand_in_vision(tokens: int, width: int, wide: int) -> io.NodeOutput:
     """A CLIP vision encoder."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input(name, max=65536) for name in ("tokens", "width", "wide")]
-        outputs = [io.ClipVision.Output()]
-        return io.Schema(node_id="StandInVision", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, tokens: int, width: int, wide: int) -> io.NodeOutput:
-        return io.NodeOutput(WeightlessVision(tokens, width, wide))
+    return io.NodeOutput(WeightlessVision(tokens, width, wide))
 
 
-class StandInHearing(io.ComfyNode):
+@node("StandInHearing", gives=[io.Custom("AUDIO_ENCODER_OUTPUT")])
+def stand_in_hearing(layers: int, frames: int, width: int) -> io.NodeOutput:
     """What an audio encoder gives: `layers` of `frames` of `width`."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input(name, max=65536) for name in ("layers", "frames", "width")]
-        outputs = [io.Custom("AUDIO_ENCODER_OUTPUT").Output()]
-        return io.Schema(node_id="StandInHearing", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, layers: int, frames: int, width: int) -> io.NodeOutput:
-        heard = tuple(random_values(31 + layer, 1, frames, width) for layer in range(layers))
-        return io.NodeOutput(
-            {"encoded_audio": heard[-1], "encoded_audio_all_layers": heard, "audio_samples": frames * 320}
-        )
+    heard = tuple(random_values(31 + layer, 1, frames, width) for layer in range(layers))
+    return io.NodeOutput({"encoded_audio": heard[-1], "encoded_audio_all_layers": heard, "audio_samples": frames * 320})
 
 
-class AtMost(io.ComfyNode):
+@node("AtMost", gives=[io.Int])
+def at_most(value: int, most: int) -> io.NodeOutput:
     """A number, or `most` where it is larger."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input("value", min=-(2**31), max=2**31 - 1), io.Int.Input("most", max=65536)]
-        return io.Schema(node_id="AtMost", category=CATEGORY, inputs=inputs, outputs=[io.Int.Output()])
-
-    @classmethod
-    def execute(cls, value: int, most: int) -> io.NodeOutput:
-        return io.NodeOutput(min(value, most))
+    return io.NodeOutput(min(value, most))
 
 
-class FewSteps(io.ComfyNode):
+@node("FewSteps", gives=[io.Int])
+def few_steps(step: int, steps: int) -> io.NodeOutput:
     """One of a schedule's steps (or their number) when it has at most four: the same share of them."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Int.Input(name, max=2**31 - 1) for name in ("step", "steps")]
-        return io.Schema(node_id="FewSteps", category=CATEGORY, inputs=inputs, outputs=[io.Int.Output()])
-
-    @classmethod
-    def execute(cls, step: int, steps: int) -> io.NodeOutput:
-        few = min(MOST_STEPS, steps)
-        share = round(min(step, steps) * few / max(1, steps))
-        return io.NodeOutput(share if step in (0, steps) or step > steps else min(max(1, share), max(1, few - 1)))
+    few = min(MOST_STEPS, steps)
+    share = round(min(step, steps) * few / max(1, steps))
+    return io.NodeOutput(share if step in (0, steps) or step > steps else min(max(1, share), max(1, few - 1)))
 
 
-class KeepLatent(io.ComfyNode):
+@node("KeepLatent", shows=True)
+def keep_latent(samples: io.Latent, name: str) -> io.NodeOutput:
     """Keeps a latent of any kind, its parts by number, and says in which file."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Latent.Input("samples"), io.String.Input("name")]
-        return io.Schema(node_id="KeepLatent", category=CATEGORY, inputs=inputs, is_output_node=True)
-
-    @classmethod
-    def execute(cls, samples: dict[str, Any], name: str) -> io.NodeOutput:
-        values = samples["samples"]
-        parts = values.unbind() if getattr(values, "is_nested", False) else [values]
-        path = Path(folder_paths.get_output_directory()) / f"kept-{uuid.uuid4().hex}.safetensors"
-        save_file({str(number): part.detach().float().cpu().contiguous() for number, part in enumerate(parts)}, path)
-        return io.NodeOutput(ui={"kept": [{"name": name, "file": path.name}]})
-
-
-class StandIns(ComfyExtension):
-    """The extension ComfyUI asks for its nodes."""
-
-    async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [StandInText, StandInVision, StandInHearing, AtMost, FewSteps, KeepLatent]
-
-
-async def comfy_entrypoint() -> StandIns:
-    """ComfyUI's entry into the pack."""
-    return StandIns()
+    values = samples["samples"]
+    parts = values.unbind() if getattr(values, "is_nested", False) else [values]
+    path = Path(folder_paths.get_output_directory()) / f"kept-{uuid.uuid4().hex}.safetensors"
+    save_file({str(number): part.detach().float().cpu().contiguous() for number, part in enumerate(parts)}, path)
+    return io.NodeOutput(ui={"kept": [{"name": name, "file": path.name}]})

@@ -39,17 +39,6 @@ def for_a_call(model: Any, **changed: Callable[[Any], Any]) -> None:
     model.set_model_unet_function_wrapper(wrapper)
 
 
-def method_for_good(model: Any) -> None:
-    """As PuLID for Flux does."""
-    transformer = model.model.diffusion_model
-    transformer.forward_orig = MethodType(same_method, transformer)
-
-
-def hook_a_block(model: Any) -> None:
-    """As Spectrum does to read what a block makes."""
-    model.model.diffusion_model.single_blocks[0].register_forward_hook(lambda module, args, out: None)
-
-
 class OtherClass:
     """What a pack's own class of the transformer has more."""
 
@@ -67,8 +56,12 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "blocks for a call": lambda model: for_a_call(
         model, single_blocks=lambda it: torch.nn.ModuleList(list(it.single_blocks))
     ),
-    "method for good": method_for_good,
-    "hook": hook_a_block,
+    # As PuLID for Flux does.
+    "method for good": lambda model: setattr(
+        model.model.diffusion_model, "forward_orig", MethodType(same_method, model.model.diffusion_model)
+    ),
+    # As Spectrum does to read what a block makes.
+    "hook": lambda model: model.model.diffusion_model.single_blocks[0].register_forward_hook(lambda *_: None),
     "class": other_class,
 }
 

@@ -18,63 +18,31 @@ from .node import node
 RUN_KEY = "parallel_dit_run"
 
 
-def inject(model: Any) -> None:
-    """Swap modules while the model is loaded, as packs with adapters inside of blocks do."""
-    model.set_injections("probe", [PatcherInjection(inject=lambda patcher: None, eject=lambda patcher: None)])
-
-
-def wrap_weight(model: Any) -> None:
-    """Change a weight whenever it is cast for computing."""
-    model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight)
-
-
-def replace_layer(model: Any) -> None:
-    """Put another layer in the place of one of the transformer's."""
-    model.add_object_patch("diffusion_model.img_in", torch.nn.Identity())
-
-
 def override_attention(model: Any) -> None:
     """Another attention function, straight into the options, as attention packs do."""
     options = model.model_options["transformer_options"]
     options["optimized_attention_override"] = lambda function, *args, **kwargs: function(*args, **kwargs)
 
 
-def patch_block(model: Any) -> None:
-    """A patch inside of double blocks."""
-    model.set_model_patch(lambda args: args, "double_block")
-
-
-def patch_attention(model: Any) -> None:
-    """A patch of what attention is given, as attention guidance and IP-Adapters do."""
-    model.set_model_attn1_patch(lambda q, k, v, extra_options: (q, k, v))
-
-
-def replace_block(model: Any) -> None:
-    """A whole block replaced."""
-    model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "single_block", 1)
-
-
-def copy_to_device(model: Any) -> None:
-    """What MultiGPU CFG Split does for each further GPU."""
-    model.deepclone_multigpu(new_load_device=torch.device("cpu"))
-
-
-def compute_in_float64(model: Any) -> None:
-    """A compute dtype that no widget offers."""
-    model.set_model_compute_dtype(torch.float64)
-
-
+NOTHING = PatcherInjection(inject=lambda patcher: None, eject=lambda patcher: None)
 WAYS: dict[str, Callable[[Any], None]] = {
     "none": lambda model: None,
-    "inject": inject,
-    "wrap weight": wrap_weight,
-    "replace layer": replace_layer,
+    # Modules are swapped while the model is loaded, as packs with adapters inside of blocks do.
+    "inject": lambda model: model.set_injections("probe", [NOTHING]),
+    # A weight is changed whenever it is cast for computing.
+    "wrap weight": lambda model: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
+    "replace layer": lambda model: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
     "override attention": override_attention,
-    "patch block": patch_block,
-    "patch attention": patch_attention,
-    "replace block": replace_block,
-    "copy to device": copy_to_device,
-    "compute in float64": compute_in_float64,
+    "patch block": lambda model: model.set_model_patch(lambda args: args, "double_block"),
+    # What attention is given, as attention guidance and IP-Adapters change it.
+    "patch attention": lambda model: model.set_model_attn1_patch(lambda q, k, v, extra_options: (q, k, v)),
+    "replace block": lambda model: model.set_model_patch_replace(
+        lambda args, extra: extra["original_block"](args), "dit", "single_block", 1
+    ),
+    # As MultiGPU CFG Split does for each further GPU.
+    "copy to device": lambda model: model.deepclone_multigpu(new_load_device=torch.device("cpu")),
+    # A compute dtype that no widget offers.
+    "compute in float64": lambda model: model.set_model_compute_dtype(torch.float64),
 }
 
 

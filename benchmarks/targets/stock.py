@@ -28,7 +28,7 @@ CANDIDATES = {
 def measure() -> dict[str, list[float]]:
     """Seconds of a step by candidate, one value a round; the first round warms up and is left out."""
     with tempfile.TemporaryDirectory(prefix="stock-") as base:
-        tiny = write_tiny_models(Path(base), depth=2, single=4)
+        tiny = write_tiny_models(Path(base), hidden=512, depth=2, single=4)
         graphs = all_graphs(tiny)
         seconds: dict[str, list[float]] = {name: [] for name in graphs}
         with ComfyServer(Path(base)) as server:

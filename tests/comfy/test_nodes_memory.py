@@ -15,12 +15,21 @@ from host import workflows
 from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.pack_workflows import parallel, saved_latent, to_latent
 from host.server import ComfyServer
-from host.tiny_models import TinyModels
+from host.tiny_models import TinyModels, write_flux
 from host.workers import private_bytes, worker_pids, workers
 
 RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 LONG = 400  # steps of a prompt that is to fail in the middle, however quick the machine is
-HALF_A_MODEL = 28e6  # bytes: each rank has 57 MB of a tiny model's weights, the allocator keeps some freed pages
+HEAVY = "heavy.safetensors"
+HALF_A_MODEL = 28e6  # bytes: each rank has 57 MB of that file's weights, the allocator keeps some freed pages
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heavy(tiny_models: TinyModels) -> Iterator[None]:
+    """A file of four times the tiny ones' weights."""
+    path = write_flux(tiny_models.diffusion_model(HEAVY), hidden=512)
+    yield
+    path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +38,10 @@ def no_workers(client: ComfyClient) -> None:
     client.queue(RELEASE).require_success()
 
 
-def sharded(tiny: TinyModels, *, seed: int, file: str = "", steps: int = 2) -> Workflow:
+def sharded(tiny: TinyModels, *, seed: int, steps: int = 2) -> Workflow:
     """A small graph whose weights are private memory of each rank."""
     graph = workflows.text_to_image(tiny, seed=seed, steps=steps, width=128, height=128)
-    graph["model"]["inputs"]["unet_name"] = file or tiny.dev
+    graph["model"]["inputs"]["unet_name"] = HEAVY
     return parallel(graph, weights="sharded")
 
 

@@ -31,7 +31,7 @@ class Row:
 class FluxShape:
     """The sizes of a Flux transformer; `in_channels` as ComfyUI counts them (16 dev and schnell, 96 Fill)."""
 
-    hidden: int = 512
+    hidden: int = 256
     depth: int = 2
     single: int = 2
     ctx: int = 64

@@ -141,7 +141,7 @@ class TinyModels:
 
 
 def write_tiny_models(base: Path, *, dtype: torch.dtype = torch.float32, **sizes: int) -> TinyModels:
-    """Writes every tiny model into `base`/models (690 MB at the default sizes); `sizes` are FluxShape's fields."""
+    """Writes every tiny model into `base`/models (190 MB at the default sizes); `sizes` are FluxShape's fields."""
     shape = FluxShape(**sizes)
     tiny = TinyModels(base=base, shape=shape)
     schnell, fill = replace(shape, guidance=False), replace(shape, in_channels=96)

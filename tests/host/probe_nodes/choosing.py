@@ -17,7 +17,7 @@ from .node import node
 Config = io.Custom("SP_CONFIG")
 # Ranks so slow that sharing out always pays where nothing is exchanged, and messages that cost as much as half of a
 # small image's blocks. Starting an operation costs nothing.
-FLOPS, LATENCY_S = 1e10, 0.1
+FLOPS, LATENCY_S = 2.5e9, 0.1
 
 
 @node("LikeKnownGpus", gives=[Config])

@@ -97,6 +97,12 @@ def test_tasks_inside_tasks_send_all_calls_together(turns, requests) -> None:
     assert requests.seen == [[0, 1, 10, 11]]
 
 
+def test_one_at_once_needs_no_thread(turns, requests) -> None:
+    tasks = [lambda k=k: (requests.call(k), threading.current_thread()) for k in range(2)]
+    assert turns.run_in_turns(tasks, at_once=1) == [(0, threading.current_thread()), (2, threading.current_thread())]
+    assert requests.seen == [[0], [1]]
+
+
 def test_a_task_has_the_settings_of_the_callers_thread(turns, requests) -> None:
     def seen() -> tuple:
         requests.call(0)
@@ -230,3 +236,22 @@ def test_a_task_that_swallows_even_its_end_cannot_call_again(turns, requests) ->
         turns.run_in_turns([failing, stubborn], at_once=2)
     assert ends == [turns.TaskEndedError] * 3
     assert requests.seen == [[1, 0]]
+
+
+def test_an_error_in_tasks_inside_tasks_ends_them_all(turns, requests) -> None:
+    ended: list[int] = []
+
+    def inner(k: int) -> None:
+        try:
+            requests.call(k)
+            if k == 11:
+                raise ValueError("eleven")
+        finally:
+            ended.append(k)
+
+    def outer(k: int) -> None:
+        turns.run_in_turns([lambda: inner(k), lambda: inner(k + 1)], at_once=2)
+
+    with pytest.raises(ValueError, match="eleven"):
+        turns.run_in_turns([lambda: outer(10), lambda: outer(20)], at_once=2)
+    assert sorted(ended) == [10, 11, 20, 21]

@@ -154,6 +154,13 @@ def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_
     assert found.store.load(found.key).by_graphs is asked[-1]
 
 
+def test_where_the_proof_was_the_first_copy_it_is_not_made_again(case) -> None:
+    found = case(SECONDS)
+    found.run.prover.num_computed += 1
+    found.step()
+    assert names(found).count("uly2") == 1
+
+
 @pytest.mark.parametrize("kind", ["OutOfMemoryInRankError", "RaisedInRankError", "PoolError", "SilentWorkersError"])
 def test_a_plan_that_fails_is_kept_out_said_once_and_the_run_goes_on(kind: str, case, caplog) -> None:
     error = getattr(case(SECONDS).errors, kind)("it broke in /home/me/x.py", rank=1)

@@ -95,7 +95,7 @@ class ParallelBenchmark(io.ComfyNode):
     ) -> io.NodeOutput:
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
-        field = Field(ours, {"latent": latent_image, **settings}, worker_loop=loop == LOOPS[0])
+        field = CaseRunner(ours, {"latent": latent_image, **settings}, worker_loop=loop == LOOPS[0])
         compared = read_plans(plans, plan_of_settings(ours, field.settings))
         cases, warnings = field.cases(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(cases)), NodeText()
@@ -124,7 +124,7 @@ class ParallelBenchmark(io.ComfyNode):
         return io.NodeOutput(report, ui=published(report) | ({"files": files} if files else {}))
 
 
-class Field:
+class CaseRunner:
     """What all cases share, and how each runs once. `worker_loop`: with our loop there, where it can be."""
 
     def __init__(self, model: object, settings: Mapping[str, object], *, worker_loop: bool) -> None:

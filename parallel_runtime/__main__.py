@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from .cli.parser import GONE, make_parser
-from .cli.terminal import Paint, Progress, paint_for
+from .cli.terminal import Paint, PhaseLine, paint_for
 from .errors import PoolError
 
 PACK = Path(__file__).absolute().parents[1]  # by the path it was asked for, so that a linked folder finds its ComfyUI
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(given)
     for name in {"model", "file"} & vars(arguments).keys():
         setattr(arguments, name, model_file(getattr(arguments, name)))
-    progress = Progress(sys.stderr)
+    progress = PhaseLine(sys.stderr)
     try:
         return COMMANDS[arguments.command](arguments, progress)
     except (ValueError, PoolError) as error:
@@ -56,10 +56,10 @@ def model_file(text: str | None, pack: Path = PACK) -> str | None:
 
 
 def _tell(
-    run: Callable[[argparse.Namespace, Progress], dict],
+    run: Callable[[argparse.Namespace, PhaseLine], dict],
     describe: Callable[[dict, Paint], str],
     arguments: argparse.Namespace,
-    progress: Progress,
+    progress: PhaseLine,
 ) -> dict:
     """The report of `run`, printed. What libraries print meanwhile goes to stderr: stdout is for the report alone.
 
@@ -72,37 +72,37 @@ def _tell(
     return report
 
 
-def _doctor(arguments: argparse.Namespace, progress: Progress) -> int:
+def _doctor(arguments: argparse.Namespace, progress: PhaseLine) -> int:
     from .cli import doctor
 
     return EXIT_OK if _tell(doctor.run, doctor.describe, arguments, progress)["can_run"] else EXIT_NO
 
 
-def _plan(arguments: argparse.Namespace, progress: Progress) -> int:
+def _plan(arguments: argparse.Namespace, progress: PhaseLine) -> int:
     from .cli import plan
 
     return EXIT_OK if _tell(plan.run, plan.describe, arguments, progress)["chosen"] else EXIT_NO
 
 
-def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
+def _verify(arguments: argparse.Namespace, progress: PhaseLine) -> int:
     from .cli import verify
 
     return EXIT_OK if _tell(verify.run, verify.describe, arguments, progress)["within_tolerance"] else EXIT_NO
 
 
-def _find_plan(arguments: argparse.Namespace, progress: Progress) -> int:
+def _find_plan(arguments: argparse.Namespace, progress: PhaseLine) -> int:
     from .cli import find_plan
 
     return EXIT_NO if _tell(find_plan.run, find_plan.describe, arguments, progress)["refused"] else EXIT_OK
 
 
-def _tune(arguments: argparse.Namespace, progress: Progress) -> int:
+def _tune(arguments: argparse.Namespace, progress: PhaseLine) -> int:
     from .cli import tune
 
     return EXIT_OK if _tell(tune.run, tune.describe, arguments, progress)["kept"] else EXIT_NO
 
 
-def _join(arguments: argparse.Namespace, _: Progress) -> int:
+def _join(arguments: argparse.Namespace, _: PhaseLine) -> int:
     from .cli import join
 
     join.run(arguments)

@@ -17,7 +17,7 @@ KERNELS = ("cudnn", "flash", "efficient")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CardChoice:
     """For one capability. `sdpa_first`: the kernel that torch's attention is to try first, "" for ComfyUI's own order.
 
     `ring_kernel`: what attends at each hop of a ring. `most_chunks`: into how many runs of heads an exchange is cut at
@@ -44,18 +44,18 @@ class Choice:
 
 
 @lru_cache(maxsize=64)
-def choice_for(capability: tuple[int, int] | None) -> Choice:
+def choice_for(capability: tuple[int, int] | None) -> CardChoice:
     """That of a device's compute capability; the usual one for a CPU (None) and for what is not measured."""
     return read(json.loads(TABLE.read_text(encoding="utf-8")), capability)
 
 
-def read(table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int] | None) -> Choice:
-    """A row of a table as choices.json has it. Raises `ValueError` for a name that `Choice` has not."""
+def read(table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int] | None) -> CardChoice:
+    """A row of a table as choices.json has it. Raises `ValueError` for a name that `CardChoice` has not."""
     own = {} if capability is None else table.get(_name(capability), {})
-    unknown = sorted({*own, *table[USUAL]} - {field.name for field in fields(Choice)})
+    unknown = sorted({*own, *table[USUAL]} - {field.name for field in fields(CardChoice)})
     if unknown:
         raise ValueError(f"choices.json names {unknown[0]!r}, which is no choice; use the fields of Choice")
-    return Choice(**{**table[USUAL], **own})
+    return CardChoice(**{**table[USUAL], **own})
 
 
 def with_choice(

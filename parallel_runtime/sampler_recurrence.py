@@ -22,7 +22,7 @@ NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
 PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
-class Prediction(NamedTuple):
+class CallReading(NamedTuple):
     """How ComfyUI's model sampling reads one call: of X to what the model is given, of its output to D.
 
     The model is given `X * scale`, and D is `X * skip + output * weight`. What a noise mask keeps of X is
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     kept_latent: float
 
     @classmethod
-    def of_flow(cls, sigma: float) -> "Prediction":
+    def of_flow(cls, sigma: float) -> "CallReading":
         """A flow's: the model is given X and says its velocity."""
         return cls(1.0, 1.0, -sigma, sigma, 1.0 - sigma)
 
@@ -52,14 +52,14 @@ class RecurrenceStep(NamedTuple):
     given: bool = False
     sigma: float | None = None
     timestep: float | None = None
-    prediction: Prediction | None = None
+    prediction: CallReading | None = None
 
     @property
-    def reading(self) -> Prediction:
+    def reading(self) -> CallReading:
         """How the call is read. Raises `ValueError` for the result, which goes into none."""
         if self.sigma is None:
             raise ValueError("a state without sigma goes into no call; the recurrence is not whole")
-        return Prediction.of_flow(self.sigma) if self.prediction is None else self.prediction
+        return CallReading.of_flow(self.sigma) if self.prediction is None else self.prediction
 
 
 @dataclass(frozen=True, kw_only=True)

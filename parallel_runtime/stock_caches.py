@@ -111,7 +111,7 @@ class CachedRows:
         return x.flatten(1)[:, self._index]
 
 
-class Decision:
+class SkipDecision:
     """Which calls of a run are skipped. `total` may be collective: it is asked of the same calls on all ranks."""
 
     def __init__(self, cache: StockCache, total: Total) -> None:

@@ -14,7 +14,7 @@ from ..pool.calls import ModelCall
 from ..proof import relative_error
 from ..report.build import cached_calls
 from ..wire.replies import CachedCalls
-from .terminal import Progress
+from .terminal import PhaseLine
 from .trial import Results, Trial
 from .workload import worst
 
@@ -35,7 +35,7 @@ class Cached:
 
     @classmethod
     def of(
-        cls, runner: "PlanRunner", trial: Trial, dtype: torch.dtype, threshold: float | None, progress: Progress
+        cls, runner: "PlanRunner", trial: Trial, dtype: torch.dtype, threshold: float | None, progress: PhaseLine
     ) -> "Cached | None":
         """None without a threshold. Raises PoolError when a rank fails."""
         if threshold is None:

@@ -26,14 +26,14 @@ Probes = Mapping[int, Sequence[ProbeReply]]  # by the ranks of the axis that was
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """Seconds of a call: a constant, and a rate at which it works off its amount."""
 
     rate: float
     latency_s: float
 
     @classmethod
-    def through(cls, points: Sequence[Point]) -> "Line":
+    def through(cls, points: Sequence[Point]) -> "FittedLine":
         """The line through (amount, seconds) of a small and a large call, or from zero when noise has it falling."""
         (small, quick), (large, slow) = points[0], points[-1]
         rate = (large - small) / (slow - quick) if large > small and slow > quick else large / slow
@@ -112,12 +112,12 @@ def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
     ranks = probes[max(probes)]
     return Rates(
         name=str(pool.devices[0].kind),
-        matmul_flops=Line.through(_slowest(rank.matmul for rank in ranks)).rate,
-        attention_flops=Line.through(_slowest(rank.attention for rank in ranks)).rate,
-        memory_bandwidth=Line.through(_slowest(rank.memory for rank in ranks)).rate,
+        matmul_flops=FittedLine.through(_slowest(rank.matmul for rank in ranks)).rate,
+        attention_flops=FittedLine.through(_slowest(rank.attention for rank in ranks)).rate,
+        memory_bandwidth=FittedLine.through(_slowest(rank.memory for rank in ranks)).rate,
         memory_bytes=min(free_bytes(pool.devices)),
         asynchronous=asynchronous,
-        elementwise_bandwidth=Line.through(_slowest(rank.elementwise for rank in ranks)).rate,
+        elementwise_bandwidth=FittedLine.through(_slowest(rank.elementwise for rank in ranks)).rate,
         score_s=0.0 if asynchronous else _score_s(ranks),
     )
 
@@ -125,7 +125,7 @@ def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
 def _score_s(ranks: Sequence[ProbeReply]) -> float:
     """What an exponential takes: FLOPs of small heads have more of them, so they are slower by that."""
     wide, narrow = (
-        Line.through(_slowest(points)).rate
+        FittedLine.through(_slowest(points)).rate
         for points in ((rank.attention for rank in ranks), (rank.narrow_attention for rank in ranks))
     )
     return max(0.0, (1 / narrow - 1 / wide) / (1 / (4 * NARROW) - 1 / (4 * WIDE)))
@@ -136,8 +136,8 @@ def _link(probes: Probes) -> Interconnect:
     least, most = min(probes), max(probes)
     if most == 1:
         return known_link("memory")  # one rank exchanges nothing
-    near = Line.through(_slowest(rank.all_to_all for rank in probes[least]))
-    far = Line.through(_slowest(rank.all_to_all for rank in probes[most]))
+    near = FittedLine.through(_slowest(rank.all_to_all for rank in probes[least]))
+    far = FittedLine.through(_slowest(rank.all_to_all for rank in probes[most]))
     contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
     # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
     return Interconnect(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
@@ -145,9 +145,9 @@ def _link(probes: Probes) -> Interconnect:
 
 def _between(ranks: Sequence[ProbeReply]) -> Interconnect:
     """The link between machines, while each rank sends to all others at once."""
-    line = Line.through(_slowest(rank.all_to_all for rank in ranks))
+    line = FittedLine.through(_slowest(rank.all_to_all for rank in ranks))
     return Interconnect(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
 
 
 def _operation_s(ranks: Sequence[ProbeReply]) -> float:
-    return 1 / Line.through(_slowest(rank.operations for rank in ranks)).rate
+    return 1 / FittedLine.through(_slowest(rank.operations for rank in ranks)).rate

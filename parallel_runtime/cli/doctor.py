@@ -48,7 +48,7 @@ from .machine_checks import (
     version_of,
 )
 from .sample import HEADS, write_sample
-from .terminal import SILENT, Paint, Progress, plain
+from .terminal import SILENT, Paint, PhaseLine, plain
 from .trial import Trial
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload
@@ -57,7 +57,7 @@ JOIN_S = 120.0
 REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing else needs it
 
 
-def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
+def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
     progress.phase("looking at the machine")
     selection = _selection(arguments.devices)
@@ -201,7 +201,7 @@ def _without_gpu() -> str:
     return "if there is a GPU, install a torch made for it; if not, try things out with cpu:2 in SP Config's devices"
 
 
-def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Progress) -> list[Check]:
+def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: PhaseLine) -> list[Check]:
     """Start ranks on the devices and try them."""
     plan = auto_plan(len(devices), HEADS)
     with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool:

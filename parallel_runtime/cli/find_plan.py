@@ -10,12 +10,12 @@ from ..models.specs import SPECS
 from ..models.specs.found import told_by
 from ..planner.comfyui_process import find_comfyui
 from ..planner.finding import find_plan
-from .terminal import SILENT, Paint, Progress, plain
+from .terminal import SILENT, Paint, PhaseLine, plain
 
 WHAT_WORKS = "cfg parallel, data parallel and sharded weights need no plan"
 
 
-def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
+def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Find it. Raises `ValueError` for a file or a ComfyUI that cannot be used, and for a model no call is made of."""
     comfyui = find_comfyui(arguments.comfyui)
     path = os.path.abspath(arguments.file)

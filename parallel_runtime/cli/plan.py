@@ -19,7 +19,7 @@ from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
-from .terminal import SILENT, Paint, Progress, plain
+from .terminal import SILENT, Paint, PhaseLine, plain
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 SHOWN = 12
@@ -29,7 +29,7 @@ MAX_CFG = 1000.0
 MAX_FREE_GIB = 1e6
 
 
-def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
+def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Plan, and return the report. Raises `ValueError` for what cannot be planned."""
     for option in ("width", "height"):
         if not PIXELS[0] <= (value := getattr(arguments, option)) <= PIXELS[1]:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 
-def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[CountedModel, Work]:
+def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedModel, Work]:
     """The model, and what it is asked for. Raises `ValueError` for an unknown model."""
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),

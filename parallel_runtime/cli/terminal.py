@@ -14,7 +14,7 @@ CODES = {"good": "32", "bad": "31", "note": "33", "strong": "1", "dim": "2"}
 Paint: TypeAlias = Callable[[str, str], str]
 
 
-class Progress:
+class PhaseLine:
     """Tells phases and counts on a stream; None: nothing is written.
 
     On a terminal one line is written over and over, with a bar for what is counted. Elsewhere each phase is a line, and
@@ -50,7 +50,7 @@ class Progress:
             self._stream.flush()
 
 
-SILENT = Progress()
+SILENT = PhaseLine()
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ..devices import parse_devices
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
-from .terminal import SILENT, Paint, Progress, plain
+from .terminal import SILENT, Paint, PhaseLine, plain
 
 PROGRAM = "parallel_runtime.cli.with_pack"
 
 
-def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
+def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Tune. Raises `ValueError` for what cannot be tuned, `PoolError` never: a plan that fails is kept out."""
     if not Path(arguments.file).is_file():
         raise ValueError(f"{arguments.file} is no file; name a .safetensors file of a diffusion model")

@@ -37,7 +37,7 @@ from ..proof import relative_error
 from ..weight_delta import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
-from .terminal import SILENT, Paint, Progress, plain
+from .terminal import SILENT, Paint, PhaseLine, plain
 from .trial import Results, Trial
 from .workload import Workload, choose_devices, refuse_uncompilable, worst
 
@@ -84,7 +84,7 @@ class PlanRunner:
         return {**self.options, "place": {"run": self.sampling_run, "key": f"call {call}"}}
 
 
-def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
+def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
     pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)

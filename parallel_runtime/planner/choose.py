@@ -14,7 +14,7 @@ from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
 from .counted import CountedModel
 from .hardware import GIB, Calibration
-from .memory import Memory, memory_of, where_kept
+from .memory import PlannedMemory, memory_of, where_kept
 from .work import Work
 
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
@@ -28,7 +28,7 @@ class Prediction:
 
     plan: ParallelPlan
     cost: Cost
-    memory: Memory
+    memory: PlannedMemory
     run_s: float
     fits: bool
 

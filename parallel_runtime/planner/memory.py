@@ -29,7 +29,7 @@ CPU_RUNTIME_BYTES = 350 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class PlannedMemory:
     """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead."""
 
     weights: int
@@ -44,7 +44,7 @@ class Memory:
         return self.weights + self.activations + self.buffers + self.runtime
 
 
-def fits_by_shares(memory: Memory, plan: ParallelPlan, free: Sequence[float]) -> bool:
+def fits_by_shares(memory: PlannedMemory, plan: ParallelPlan, free: Sequence[float]) -> bool:
     """Whether each rank has room for its share, `free` bytes on each: `memory` is a rank's where all are equal. What it
     computes with is in proportion to its share; weights lie as they were loaded."""
     shares = plan.shares or (1,) * plan.ranks
@@ -55,7 +55,7 @@ def fits_by_shares(memory: Memory, plan: ParallelPlan, free: Sequence[float]) ->
 
 def memory_of(
     model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
-) -> Memory:
+) -> PlannedMemory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
     rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
     weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
@@ -71,7 +71,7 @@ def memory_of(
     on_device, on_host = kept_by_class(model, work, rates)
     held += kept_by_step_cache(model, work, plan) + on_device
     host += rows * on_host
-    return Memory(
+    return PlannedMemory(
         weights=round(weights),
         activations=round(rows * held),
         buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
@@ -80,7 +80,7 @@ def memory_of(
     )
 
 
-def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: Memory, *, free: int) -> Work:
+def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: PlannedMemory, *, free: int) -> Work:
     """The work with the place where its class keeps things, `memory` being what the plan needs with them on the device.
 
     As Qwen-Image 2.1: on the device, where what is free is more than `ROOM` times what one call keeps.

@@ -130,7 +130,7 @@ class StrengthsReply(MemoryReply):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledBlocks:
+class CompiledReport:
     """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs.
 
     `reason`: why blocks ran without one, where that is so of all blocks of their kind.
@@ -180,7 +180,7 @@ class RankWork:
     sent_bytes: int
     weight_collectives: int
     weight_bytes: int
-    compiled: CompiledBlocks | None = None
+    compiled: CompiledReport | None = None
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
     attention: tuple[str, ...] = ()

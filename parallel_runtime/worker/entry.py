@@ -36,7 +36,7 @@ TEXT_CHARS = 1_000
 TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst character, inside a message's text limit
 
 
-class Engine(Protocol):
+class AnyEngine(Protocol):
     """What `--engine` names: made once as `Engine(rank=, device=, segments=)`, then asked one thing at a time."""
 
     def handle(
@@ -92,7 +92,7 @@ class Worker:
             raise ProtocolError(f"a message for rank {message.rank} of generation {message.generation} came here")
         return received
 
-    def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> object:
+    def result_of(self, engine: AnyEngine, segments: SegmentTable, message: Message) -> object:
         """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
         try:
             return engine.handle(
@@ -144,10 +144,10 @@ def attached(message: Message, fds: tuple[int, ...]) -> tuple[Attach, Segment]:
     return said, Segment.attach(fds[0], said.num_bytes)
 
 
-def make_engine(name: str, *, rank: int, device: "torch.device", segments: SegmentTable) -> Engine:
+def make_engine(name: str, *, rank: int, device: "torch.device", segments: SegmentTable) -> AnyEngine:
     """The engine that `module:Class` names."""
     module, _, attribute = name.partition(":")
-    engine: Engine = getattr(importlib.import_module(module), attribute)(rank=rank, device=device, segments=segments)
+    engine: AnyEngine = getattr(importlib.import_module(module), attribute)(rank=rank, device=device, segments=segments)
     return engine
 
 

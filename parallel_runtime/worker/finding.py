@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import ModelSpec, read_header
-from ..models.finder import NotFoundError, Seen, look, plans
+from ..models.finder import LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
 from ..models.hosted.random_calls import Size, call_of, find_widths, flat, latent_shapes
@@ -67,7 +67,7 @@ class Finding(Reference):
             told["refused"] = f"no plan was equal to one process; the last: {last}"
         return told | {"seconds": time.perf_counter() - began}
 
-    def _first_proven(self, model: nn.Module, seen: list[Seen], calls: Calls, tried: list[str]) -> dict[str, Any]:
+    def _first_proven(self, model: nn.Module, seen: list[LookedAt], calls: Calls, tried: list[str]) -> dict[str, Any]:
         wanted = [call() for call in calls]
         if not all(want.isfinite().all() and want.any() for want in wanted):
             raise NotFoundError(f"{type(model).__name__} computes nothing finite in float32, so no proof can see it")
@@ -125,7 +125,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def rests_on(seen: Sequence[Seen]) -> list[str]:
+def rests_on(seen: Sequence[LookedAt]) -> list[str]:
     """What was seen of each list of blocks, a line each."""
     lines = []
     for path, each in seen[0].lists.items():

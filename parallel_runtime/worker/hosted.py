@@ -33,7 +33,7 @@ from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
-from ..wire.replies import CompiledBlocks as Report
+from ..wire.replies import CompiledReport as Report
 from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..parallel.collectives import Axis
-from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
+from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, CallReading, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
@@ -176,7 +176,7 @@ class LatentRows:
     def _on_device(self, name: str) -> torch.Tensor:
         return to_device(self._mine(self._tensors[name]), self._timer.device)
 
-    def _reading(self, call: int) -> Prediction:
+    def _reading(self, call: int) -> CallReading:
         return self._recurrence.states[call].reading
 
     def _exchanged(self, mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:

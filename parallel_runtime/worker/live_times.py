@@ -25,7 +25,7 @@ class _Queued(NamedTuple):
     waited_s: float
 
 
-class LiveTimes:
+class RankTimes:
     """The time of one rank in one run, step by step."""
 
     def __init__(self, device: torch.device) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..parallel.attention import SequenceParallelAttention
-from ..stock_caches import Decision, StockCache
+from ..stock_caches import SkipDecision, StockCache
 from .latent import LatentRows
 from .mesh import Mesh
 from .step_cache import total_over
@@ -23,7 +23,7 @@ class SkippedCalls:
     def __init__(self, cache: StockCache, rows: Sequence[LatentRows], *, mesh: Mesh, device: torch.device) -> None:
         self._rows = rows
         total = total_over([mesh.attention, SequenceParallelAttention(ulysses=mesh.axes["cfg"])])
-        self._decision = Decision(cache, lambda sums: total(sums.to(device)))
+        self._decision = SkipDecision(cache, lambda sums: total(sums.to(device)))
 
     @property
     def count(self) -> int:

@@ -18,7 +18,7 @@ from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from .host_copies import HostCopies
-from .live_times import LiveTimes
+from .live_times import RankTimes
 from .stock_cache import SkippedCalls
 
 CREDIT_WAIT_S = 0.0001
@@ -112,7 +112,7 @@ class WorkerLoop:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._permits: list[StepPermit] = []  # of each step, and of calls after the last one
         self._timed_steps: list[int] = []
-        self._live = LiveTimes(timer.device) if timer.asked else None
+        self._live = RankTimes(timer.device) if timer.asked else None
 
     def run(self, gate: Gate, *, step_done: Callable[[int, TimeSpent | None], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.

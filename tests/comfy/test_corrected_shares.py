@@ -24,7 +24,7 @@ def ran(new_run, module_of_pack) -> Callable[..., Any]:
     """A run under ulysses 2 of such shares, whose ranks computed as fast as `speeds`, each step in two requests."""
     plan_of = module_of_pack("parallel_runtime.plan").ParallelPlan
     step_of = module_of_pack("parallel_runtime.wire.replies").RankStep
-    memory_of = module_of_pack("parallel_runtime.planner.memory").Memory
+    memory_of = module_of_pack("parallel_runtime.planner.memory").PlannedMemory
     choose, cost = (module_of_pack(f"parallel_runtime.planner.{name}") for name in ("choose", "cost"))
     seconds = {each.name: 1.0 for each in fields(cost.Cost)}
 

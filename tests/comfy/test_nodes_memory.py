@@ -6,7 +6,7 @@ Weights are sharded: replicated ones on the CPU stay in the file's own pages, sh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch

@@ -93,7 +93,7 @@ def test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls(new_r
 
 def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_run, module_of_pack) -> None:
     told: list[str] = []
-    compiled = module_of_pack("parallel_runtime.wire.replies").CompiledBlocks
+    compiled = module_of_pack("parallel_runtime.wire.replies").CompiledReport
 
     class Listener(module_of_pack("nodes.host.sampling.step_listener").StepListener):
         def uncompiled(self, why: str) -> None:

@@ -244,7 +244,7 @@ def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
     """A short run that has ended, and what tries its plans: each step looks `busy` once, which says of each look
     whether a prompt runs."""
     idle_tries = module_of_pack("nodes.host.proof.idle_tries")
-    planner_memory = module_of_pack("parallel_runtime.planner.memory").Memory
+    planner_memory = module_of_pack("parallel_runtime.planner.memory").PlannedMemory
     monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
     monkeypatch.setattr(idle_tries, "comfy", MagicMock())
 
@@ -320,7 +320,8 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         for name, step_s in predicted.items():
             parts = {"compute_s": step_s, "communication_s": 0.0, "launch_s": 0.0, "warmup_step_s": step_s}
             cost = planner["cost"].Cost(step_s=step_s, **parts)
-            memory = planner["memory"].Memory(**{each.name: 0 for each in fields(planner["memory"].Memory)})
+            planned = planner["memory"].PlannedMemory
+            memory = planned(**{each.name: 0 for each in fields(planned)})
             plan = getattr(found.plans, name)
             rows.append(planner["choose"].Prediction(plan=plan, cost=cost, memory=memory, run_s=step_s, fits=True))
         decision = replace(found.run.decision, plan=rows[0].plan, table=tuple(rows))

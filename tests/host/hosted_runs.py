@@ -22,7 +22,7 @@ from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import Inpaint, ModelCall, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.sampler_recurrence import Prediction, RecurrenceStep, SamplerRecurrence
+from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 
 AskModel: TypeAlias = Callable[[Sequence[ModelCall]], Sequence[torch.Tensor]]
 
@@ -102,7 +102,7 @@ def recurrence_of(states: Sequence[RecurrenceStep], step_ends: tuple[int, ...], 
 def read_otherwise(run: WorkerLoopRun) -> WorkerLoopRun:
     """The same run under a model sampling whose numbers are no flow's, and other ones in each call."""
     states = [
-        state if state.sigma is None else state._replace(prediction=Prediction(0.4, 0.7, -0.5 * state.sigma, 0.3, 0.8))
+        state if state.sigma is None else state._replace(prediction=CallReading(0.4, 0.7, -0.5 * state.sigma, 0.3, 0.8))
         for state in run.recurrence.states
     ]
     return replace(run, recurrence=replace(run.recurrence, states=tuple(states)))
@@ -198,7 +198,7 @@ def host_loop(model: AskModel, run: WorkerLoopRun) -> tuple[torch.Tensor, list[t
 
     def denoise(number: int, x: torch.Tensor) -> torch.Tensor:
         state = run.recurrence.states[number]
-        reading = state.prediction or Prediction(1.0, 1.0, -state.sigma, state.sigma, 1 - state.sigma)
+        reading = state.prediction or CallReading(1.0, 1.0, -state.sigma, state.sigma, 1 - state.sigma)
         if run.inpaint is not None:
             kept = run.inpaint.noise * reading.kept_noise + run.inpaint.latent * reading.kept_latent
             x = x * run.inpaint.mask + kept * (1 - run.inpaint.mask)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.cli.calibrate import Line, calibrate
+from parallel_runtime.cli.calibrate import FittedLine, calibrate
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Calibration
@@ -66,10 +66,11 @@ def test_the_constants_that_follow_are_usable_and_survive_the_cache(pool, tmp_pa
 
 
 def test_a_line_tells_the_call_from_its_size() -> None:
-    assert Line.through([(100.0, 2.0), (1100.0, 4.0)]) == Line(500.0, 1.8)
-    assert Line.through([(100.0, 3.0), (1000.0, 2.0)]) == Line(500.0, 2.8)  # noise: the larger one was quicker
-    assert Line.through([(1000.0, 2.0)]) == Line(500.0, 0.0)
-    assert math.isfinite(Line.through([(1.0, 1e-9), (2.0, 1e-9)]).rate)
+    assert FittedLine.through([(100.0, 2.0), (1100.0, 4.0)]) == FittedLine(500.0, 1.8)
+    noisy = FittedLine.through([(100.0, 3.0), (1000.0, 2.0)])  # the larger one was quicker
+    assert noisy == FittedLine(500.0, 2.8)
+    assert FittedLine.through([(1000.0, 2.0)]) == FittedLine(500.0, 0.0)
+    assert math.isfinite(FittedLine.through([(1.0, 1e-9), (2.0, 1e-9)]).rate)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from parallel_runtime.planner.counted import HOP_OPERATIONS, CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, Memory, memory_of
+from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, PlannedMemory, memory_of
 from parallel_runtime.planner.work import Work
 
 # One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
@@ -246,7 +246,7 @@ def test_memory_follows_the_degrees() -> None:
     blocks = sum(FLUX.block_bytes)
     other, at_hand = FLUX.weight_bytes - blocks, BLOCKS_AT_HAND * FLUX.largest_block
 
-    def needed(**degrees: int | str) -> Memory:
+    def needed(**degrees: int | str) -> PlannedMemory:
         return memory_of(FLUX, work, ParallelPlan(**degrees), rates)
 
     whole = needed()

@@ -14,7 +14,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import Prediction
 from parallel_runtime.planner.cost import Cost
 from parallel_runtime.planner.kept_plans import KEPT, KeptPlans, TriesKey
-from parallel_runtime.planner.memory import Memory
+from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.tries import (
     CHANGE,
     KeptPlan,
@@ -46,7 +46,7 @@ KEY = TriesKey(
 def table(fits: bool = True, **seconds: float) -> list[Prediction]:
     """Predictions of plans by their first letters, quickest first."""
     names = {"ulysses": ULYSSES, "ring": RING, "cfg": CFG, "single": SINGLE, "stages": STAGES}
-    memory = Memory(**{each.name: 0 for each in fields(Memory)})
+    memory = PlannedMemory(**{each.name: 0 for each in fields(PlannedMemory)})
     rows = []
     for name, step_s in sorted(seconds.items(), key=lambda each: each[1]):
         cost = Cost(step_s=step_s, compute_s=step_s, communication_s=0.0, launch_s=0.0, warmup_step_s=step_s)

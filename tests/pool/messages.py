@@ -77,7 +77,7 @@ WORK = {
     "sent_bytes": 64,
     "weight_collectives": 1,
     "weight_bytes": 32,
-    "compiled": replies.CompiledBlocks(graphs=5, uncompiled_blocks=0, compile_s=0.5),
+    "compiled": replies.CompiledReport(graphs=5, uncompiled_blocks=0, compile_s=0.5),
 }
 STEP = replies.StepReply(
     memory=MEMORY,

@@ -13,7 +13,7 @@ import pytest
 
 from parallel_runtime.__main__ import main
 from parallel_runtime.cli.parser import make_parser
-from parallel_runtime.cli.terminal import CLEAR, Progress
+from parallel_runtime.cli.terminal import CLEAR, PhaseLine
 from parallel_runtime.report.text import verdict
 
 ESCAPE = "\x1b["
@@ -85,7 +85,7 @@ def test_a_terminal_has_one_line_with_a_bar_and_a_file_a_line_a_phase(monkeypatc
     monkeypatch.setenv("TERM", "xterm")
     told = {}
     for stream in (Terminal(), io.StringIO()):
-        progress = Progress(stream)
+        progress = PhaseLine(stream)
         progress.phase("timing")
         progress.count(3, 4, "uly2")
         progress.end()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.plan import AXES, MAX_RANKS, Layout, ParallelPlan, auto_plan, stages_error
-from parallel_runtime.planner.memory import Memory, fits_by_shares
+from parallel_runtime.planner.memory import PlannedMemory, fits_by_shares
 from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_speed
 
 
@@ -253,7 +253,7 @@ def test_shares_are_corrected_by_what_ranks_took_where_that_gains_a_tenth(
 
 
 def test_each_rank_has_room_for_its_share_of_what_it_computes_with() -> None:
-    memory = Memory(weights=4, activations=6, buffers=2, runtime=2)
+    memory = PlannedMemory(weights=4, activations=6, buffers=2, runtime=2)
     equal, unequal = ParallelPlan(ulysses=2), ParallelPlan(ulysses=2, shares=(3, 1))
     assert fits_by_shares(memory, equal, [14, 14]) and not fits_by_shares(memory, equal, [14, 13])
     assert fits_by_shares(memory, unequal, [18, 10]) and not fits_by_shares(memory, unequal, [17, 10])

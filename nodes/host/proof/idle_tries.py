@@ -16,7 +16,7 @@ import torch
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import TriesKey
-from ....parallel_runtime.planner.memory import Memory
+from ....parallel_runtime.planner.memory import PlannedMemory
 from ....parallel_runtime.pool.calls import ModelCall
 from ..contract.comfyui import PromptServer, comfy
 from ..sampling.run_context import RunContext
@@ -44,7 +44,7 @@ class IdleTrier:
     """
 
     trier: Trier
-    memory: Mapping[ParallelPlan, Memory]
+    memory: Mapping[ParallelPlan, PlannedMemory]
     later: Callable[["IdleTrier"], None]
     _first: tuple[RunContext, list[ModelCall]] | None = None
 

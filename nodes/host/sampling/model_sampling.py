@@ -9,7 +9,7 @@ Owns the asking. What is done with the numbers is worker/latent.py's.
 
 import torch
 
-from ....parallel_runtime.sampler_recurrence import Prediction, SamplerRecurrence
+from ....parallel_runtime.sampler_recurrence import CallReading, SamplerRecurrence
 from ..contract.comfyui import comfy
 
 
@@ -28,33 +28,33 @@ def with_predictions(
 
     Raises `HostLoopError` for a model sampling that is no sum of multiples.
     """
-    known: dict[float, Prediction] = {}
+    known: dict[float, CallReading] = {}
     states = []
     for state in recurrence.states:
         if state.sigma is not None:
             if state.sigma not in known:
                 known[state.sigma] = _asked(model, state.sigma, dims=dims, masked=masked)
-            if known[state.sigma] != Prediction.of_flow(state.sigma):
+            if known[state.sigma] != CallReading.of_flow(state.sigma):
                 state = state._replace(prediction=known[state.sigma])
         states.append(state)
     return SamplerRecurrence(states=tuple(states), step_ends=recurrence.step_ends)
 
 
-def _asked(model: comfy.model_base.BaseModel, at: float, *, dims: int, masked: bool) -> Prediction:
+def _asked(model: comfy.model_base.BaseModel, at: float, *, dims: int, masked: bool) -> CallReading:
     sampling, sigma = model.model_sampling, torch.tensor([at])
     first, second = (torch.tensor(values, dtype=torch.float64).reshape((1,) * (dims - 1) + (3,)) for values in UNITS)
     scale, nothing = _factors(sampling.calculate_input(sigma, first.clone()))
     if nothing:
         raise HostLoopError("the model's sampling adds something to the latent")
     skip, weight = _factors(sampling.calculate_denoised(sigma, second.clone(), first.clone()))
-    flow = Prediction.of_flow(at)
+    flow = CallReading.of_flow(at)
     kept = (flow.kept_noise, flow.kept_latent)
     if masked:
         noised = model.scale_latent_inpaint(
             x=first.clone(), sigma=sigma, noise=first.clone(), latent_image=second.clone()
         )
         kept = _near(_factors(noised), kept)
-    return Prediction(scale, *_near((skip, weight), (flow.skip, flow.weight)), *kept)
+    return CallReading(scale, *_near((skip, weight), (flow.skip, flow.weight)), *kept)
 
 
 def _factors(made: torch.Tensor) -> tuple[float, float]:

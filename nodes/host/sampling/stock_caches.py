@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
-from ....parallel_runtime.stock_caches import COMPUTE, MAY_SKIP, NOTE, CachedRows, Decision, StockCache
+from ....parallel_runtime.stock_caches import COMPUTE, MAY_SKIP, NOTE, CachedRows, SkipDecision, StockCache
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from .model_sampling import HostLoopError
@@ -44,7 +44,7 @@ class RunCache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenCalls:
     """What stock calls of the model show: the sides of each in its order, the dtype of what goes in, and whether that
     is the latent from which ComfyUI then makes the denoised one."""
 
@@ -154,10 +154,10 @@ def _seen(
     x: torch.Tensor,
     sigma: torch.Tensor,
     holder: Any,  # noqa: ANN401
-) -> Seen | None:
+) -> SeenCalls | None:
     """What EasyCache would see; None where the model's class asks no wrapper."""
     given: list[torch.Tensor] = []
-    found: list[Seen] = []
+    found: list[SeenCalls] = []
 
     def apply_model(executor: Callable[..., Any], latent: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         given.append(latent)
@@ -173,14 +173,14 @@ def _seen(
         if not torch.equal(mine, torch.cat([wanted] * len(sides))):
             raise HostLoopError(f"{holder.name} sees the latent changed")
         same = args[0].untyped_storage().data_ptr() == given[-1].untyped_storage().data_ptr()
-        found.append(Seen(sides=[list(sides)], dtype=mine.dtype, is_latent=same))
+        found.append(SeenCalls(sides=[list(sides)], dtype=mine.dtype, is_latent=same))
         return executor(*args, **kwargs)
 
     around = {WrappersMP.APPLY_MODEL: apply_model, WrappersMP.DIFFUSION_MODEL: model}
     captured(guider, cond_names(guider, model_options), model_options, x, sigma.expand(x.shape[0]), around)
     if not found:
         return None
-    return Seen(
+    return SeenCalls(
         sides=[sides for each in found for sides in each.sides], dtype=found[0].dtype, is_latent=found[0].is_latent
     )
 
@@ -206,7 +206,7 @@ def _try(kind: type, decides: Callable[..., Any], factor: int, offload: bool) ->
         easy=easy, threshold=TRIED_THRESHOLD, calls=MAY_SKIP * TRIED_CALLS, first=sides[0], together=easy
     )
     rows = CachedRows(cache, _looked_at(holder, TRIED, easy=easy)[0].flatten(1), sides=sides)
-    decision = Decision(cache, lambda sums: sums)
+    decision = SkipDecision(cache, lambda sums: sums)
     made = torch.Generator().manual_seed(1)
     start, drift, told = (torch.randn(TRIED, generator=made) for _ in range(3))
     skipped, in_place = [], set[bool]()

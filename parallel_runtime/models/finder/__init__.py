@@ -10,6 +10,6 @@ class's source. What is not explained raises NotFoundError, which names the modu
 
 from .blocks import NotFoundError
 from .compose import Candidate
-from .look import Seen, look, plans
+from .look import LookedAt, look, plans
 
-__all__ = ["Candidate", "NotFoundError", "Seen", "look", "plans"]
+__all__ = ["Candidate", "NotFoundError", "LookedAt", "look", "plans"]

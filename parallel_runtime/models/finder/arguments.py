@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .blocks import NotFoundError
-from .probe import Probe, Rows, Runs, View
+from .probe import ModuleProbe, Rows, Runs, View
 from .streams import Attends, Flow, Layout, tiled
 from .values import Address, leaves, moved, tensors
 
@@ -18,7 +18,7 @@ Seen = list[tuple[View, int, Layout]]  # a view, its dim of rows, and whose rows
 OPTIONS = "transformer_options"
 
 
-def find_words(probe: Probe, flows: Sequence[Flow], attends: Sequence[Attends]) -> dict[str, Text]:
+def find_words(probe: ModuleProbe, flows: Sequence[Flow], attends: Sequence[Attends]) -> dict[str, Text]:
     """The words of all arguments that have rows of tokens, flows among them."""
     seen = views_of(flows, attends)
     words: dict[str, Text] = {}
@@ -41,7 +41,7 @@ def find_words(probe: Probe, flows: Sequence[Flow], attends: Sequence[Attends]) 
 
 
 def _of_leaf(
-    probe: Probe,
+    probe: ModuleProbe,
     name: str,
     at: Address,
     leaf: Any,  # noqa: ANN401
@@ -83,7 +83,7 @@ def joined(name: str, value: Any, found: dict[Address, str]) -> Text:  # noqa: A
 
 
 def _of_tensor(
-    probe: Probe,
+    probe: ModuleProbe,
     name: str,
     at: Address,
     leaf: Tensor,
@@ -113,7 +113,7 @@ def _of_tensor(
     return _of_mask(probe, name, at, leaf, attends)
 
 
-def _of_grid(probe: Probe, name: str, at: Address, leaf: Tensor, flows: Sequence[Flow], seen: Seen) -> str | None:
+def _of_grid(probe: ModuleProbe, name: str, at: Address, leaf: Tensor, flows: Sequence[Flow], seen: Seen) -> str | None:
     """The word for rows and columns of a grid; "": it has one row for each frame, which stay; None: no grid's."""
     for number, flow in enumerate(flows):
         if not flow.grid:
@@ -141,7 +141,7 @@ def _of_grid(probe: Probe, name: str, at: Address, leaf: Tensor, flows: Sequence
     return None
 
 
-def _of_mask(probe: Probe, name: str, at: Address, leaf: Tensor, attends: Sequence[Attends]) -> str | None:
+def _of_mask(probe: ModuleProbe, name: str, at: Address, leaf: Tensor, attends: Sequence[Attends]) -> str | None:
     """The word of what reaches attention as its mask alone."""
     for number, each in enumerate(attends):
         view = ("mask", number)
@@ -166,7 +166,9 @@ def _of_mask(probe: Probe, name: str, at: Address, leaf: Tensor, attends: Sequen
     return None
 
 
-def _of_number(probe: Probe, name: str, at: Address, number: int, seen: Seen, attends: Sequence[Attends]) -> str | None:
+def _of_number(
+    probe: ModuleProbe, name: str, at: Address, number: int, seen: Seen, attends: Sequence[Attends]
+) -> str | None:
     """The word of a number that counts tokens: one less moves just the last of them, or the queries' number."""
     if not 0 < number <= max(_rows(layout) for _, _, layout in seen):
         return None
@@ -186,7 +188,7 @@ def _of_number(probe: Probe, name: str, at: Address, number: int, seen: Seen, at
     return None
 
 
-def _ranges(probe: Probe, name: str, value: Any, seen: Seen) -> Text | None:  # noqa: ANN401
+def _ranges(probe: ModuleProbe, name: str, value: Any, seen: Seen) -> Text | None:  # noqa: ANN401
     """The word of a list of (start, end, ...): one token less in a range moves that token's row."""
     if not (isinstance(value, (list, tuple)) and value and all(_is_range(each) for each in value)):
         return None

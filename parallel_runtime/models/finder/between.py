@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .lists import ListWords
 from .probe import Pattern, Rows, described
-from .record import Call, ModuleCall, Tap, Watch
+from .record import Call, CallWatch, ModuleCall, Tap
 from .values import Address, copied, leaf_at, moved, nudged, tensors, with_leaf
 
 CONTROL = "control"  # the argument that ComfyUI gives a ControlNet's lists in
@@ -141,7 +141,7 @@ class Between:
     def _run(
         self, change: tuple[Stream, int, int] | None, control: Mapping[str, list[Tensor]] | None = None
     ) -> dict[Place, ModuleCall]:
-        watch = Watch(self._keep)
+        watch = CallWatch(self._keep)
         handle = None
         if change is not None:
             handle = self._nudge(*change)

@@ -17,7 +17,7 @@ from .arguments import Text, find_words, joined
 from .between import Between, Stream
 from .blocks import NotFoundError
 from .lists import ListWords, named
-from .probe import Probe, Rows
+from .probe import ModuleProbe, Rows
 from .record import ModuleCall, Tap
 from .streams import Flow
 from .values import Address, tensors
@@ -236,7 +236,7 @@ def _words_after(call: ModuleCall, names: Names, between: Between, tap: Tap) -> 
             texts.append(word.partition("@")[0])
     if not flows or len(outs) != 1:
         return None
-    probe = Probe(call, tap)
+    probe = ModuleProbe(call, tap)
     words = find_words(probe, flows, [])
     held = {flow.name for flow in flows}
     return {name: named(text, texts) for name, text in words.items() if name not in held}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from .arguments import Text, find_words, joined
 from .blocks import BlockList, NotFoundError
-from .probe import Probe
+from .probe import ModuleProbe
 from .record import ModuleCall, Tap
 from .streams import Flow, find_attention, find_flows
 from .values import Address, leaves, tensors
@@ -90,7 +90,7 @@ def _kinds(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
 
 
 def _find_block(call: ModuleCall, blocks: BlockList, tap: Tap, known: Sequence[Flow] | None) -> ListWords:
-    probe = Probe(call, tap)
+    probe = ModuleProbe(call, tap)
     if not probe.base:
         raise NotFoundError(f"{call.path} does not run alone: {probe.failed}")
     if len(probe.sites) != len(call.attended):
@@ -153,7 +153,7 @@ def _agreed(one: Text, other: Text) -> Text | None:
     return None
 
 
-def _mixes(probe: Probe, tap: Tap) -> str:
+def _mixes(probe: ModuleProbe, tap: Tap) -> str:
     """The first module inside a block of whose input one row moves several rows of its output."""
     from .mixing import first_mixing
 

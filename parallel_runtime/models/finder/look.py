@@ -13,11 +13,11 @@ from .between import Between
 from .blocks import NotFoundError, each_call_of, find_lists
 from .compose import Candidate, candidates
 from .lists import ListWords, find_list, merge_calls
-from .record import Call, Tap, Watch
+from .record import Call, CallWatch, Tap
 
 
 @dataclass
-class Seen:
+class LookedAt:
     """What one call showed. `between` is None where blocks run several times in it."""
 
     lists: dict[str, ListWords]
@@ -28,15 +28,15 @@ class Seen:
     tap: Tap
 
 
-def look(model: nn.Module, call: Call, tap: Tap) -> Seen:
+def look(model: nn.Module, call: Call, tap: Tap) -> LookedAt:
     """Look at one call. Raises NotFoundError for what no plan describes."""
-    structure = Watch(keep=lambda path: False)
+    structure = CallWatch(keep=lambda path: False)
     with torch.inference_mode(), structure.of(model), tap(structure.real):
         call()
     blocks = find_lists(model, structure.calls)
     each_call = each_call_of(blocks, structure.calls)
     wanted = {path for each in blocks for path in each.paths}
-    watch = Watch(keep=lambda path: path in wanted)
+    watch = CallWatch(keep=lambda path: path in wanted)
     with torch.inference_mode(), watch.of(model), tap(watch.real):
         call()
     seen = find_lists(model, watch.calls)
@@ -51,14 +51,14 @@ def look(model: nn.Module, call: Call, tap: Tap) -> Seen:
     if not large & found.keys():
         raise NotFoundError(next(reasons[path] for path in reasons if path in large))
     between = None if each_call else Between(model, call, tap, [found[path] for path in found if path in large])
-    return Seen(found, reasons, large, between, each_call, tap)
+    return LookedAt(found, reasons, large, between, each_call, tap)
 
 
-def plans(seen: Sequence[Seen]) -> Iterator[Candidate]:
+def plans(seen: Sequence[LookedAt]) -> Iterator[Candidate]:
     """Plans that explain these calls, the one that cuts most first."""
     large = set().union(*(each.large for each in seen))
     merged: dict[str, ListWords] = {}
-    used: list[Seen] = []
+    used: list[LookedAt] = []
     for each in sorted(seen, key=_richness, reverse=True):
         here = {path: words for path, words in each.lists.items() if path in large}
         if used and not _has_flows_of(here, merged):
@@ -74,7 +74,7 @@ def plans(seen: Sequence[Seen]) -> Iterator[Candidate]:
     yield from candidates(list(merged.values()), betweens, seen[0].tap, each_call)
 
 
-def _richness(each: Seen) -> tuple[int, int]:
+def _richness(each: LookedAt) -> tuple[int, int]:
     return len(each.lists), sum(len(words.flows) for words in each.lists.values())
 
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from .probe import Probe
-from .record import Tap, Watch
+from .probe import ModuleProbe
+from .record import CallWatch, Tap
 from .values import copied, moved, nudged, tensors, with_leaf
 
 
-def first_mixing(probe: Probe, tap: Tap) -> str:
+def first_mixing(probe: ModuleProbe, tap: Tap) -> str:
     """The innermost module of a block that ends first with all rows moved, where one row of its argument moved."""
     call = probe.call
     tokens = max((view.shape[2] for key, view in probe.base.items() if key[0] == "q"), default=0)
@@ -20,7 +20,7 @@ def first_mixing(probe: Probe, tap: Tap) -> str:
                 for other in (leaf, nudged(leaf, dim, tokens // 2)):
                     holder = args if isinstance(key, int) else kwargs
                     holder[key] = with_leaf(value, at, other)
-                    watch = Watch()
+                    watch = CallWatch()
                     with torch.inference_mode(), watch.of(call.module), tap(watch.by_rows):
                         call.module(*copied(tuple(args)), **copied(kwargs))
                     runs.append(watch.calls)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .record import ModuleCall, Tap, Watch
+from .record import CallWatch, ModuleCall, Tap
 from .values import Address, copied, leaf_at, moved, nudged, tensors, with_leaf
 
 View = tuple[str, Any]  # ("q", number of the attention call), "k" and "mask" alike, or ("out", address)
@@ -37,7 +37,7 @@ class Runs:
 Pattern = Rows | Runs | str  # "none", "all", "other" rows, or "reshaped": the call has other shapes then
 
 
-class Probe:
+class ModuleProbe:
     """One call of a module, to be repeated."""
 
     def __init__(self, call: ModuleCall, tap: Tap) -> None:
@@ -91,7 +91,7 @@ class Probe:
             key, at, leaf = change
             holder: Any = args if isinstance(key, int) else kwargs
             holder[key] = with_leaf(holder[key], at, leaf)
-        watch = Watch(keep=lambda path: False)
+        watch = CallWatch(keep=lambda path: False)
         with torch.inference_mode(), watch.of(self.call.module), self._tap(watch.by_rows):
             try:
                 out = self.call.module(*copied(args), **copied(kwargs))

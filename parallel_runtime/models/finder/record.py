@@ -63,7 +63,7 @@ def names_of(module: nn.Module, positional: Sequence[Any], named: dict[str, Any]
     return found
 
 
-class Watch:
+class CallWatch:
     """Inside `of(model)`, every call of the model's modules is noted, in the order in which they begin.
 
     `real` and `by_rows` are what attention calls are to go to meanwhile.
@@ -80,7 +80,7 @@ class Watch:
         return self._stack[-1].path if self._stack else ""
 
     @contextmanager
-    def of(self, model: nn.Module) -> Iterator["Watch"]:
+    def of(self, model: nn.Module) -> Iterator["CallWatch"]:
         """Watch a model's calls."""
         handles = []
         for path, module in model.named_modules():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .blocks import NotFoundError
-from .probe import Probe, Rows, View
+from .probe import ModuleProbe, Rows, View
 from .values import Address, tensors
 
 Layout = list[tuple[int, int, int]]  # (flow, start, rows), one after another
@@ -59,7 +59,7 @@ class Attends:
         return queries if queries == keys else f"{queries}<-{keys}"
 
 
-def find_flows(probe: Probe) -> list[Flow]:
+def find_flows(probe: ModuleProbe) -> list[Flow]:
     """The flows of a block. Raises NotFoundError where it has none, naming what mixes its tokens."""
     found = []
     outs = {view: tensor for view, tensor in probe.base.items() if view[0] == "out"}
@@ -82,7 +82,7 @@ def find_flows(probe: Probe) -> list[Flow]:
     return [replace(each, same_as=_same(probe, found[:number], each)) for number, each in enumerate(found)]
 
 
-def _same(probe: Probe, before: Sequence[Flow], flow: Flow) -> int | None:
+def _same(probe: ModuleProbe, before: Sequence[Flow], flow: Flow) -> int | None:
     """The earlier flow that moves the same queries, row by row."""
     for view in (view for view in probe.base if view[0] == "q"):
         mine = probe.pattern(flow.name, flow.at, flow.dim, view, 2)
@@ -93,7 +93,7 @@ def _same(probe: Probe, before: Sequence[Flow], flow: Flow) -> int | None:
     return None
 
 
-def _token_dims(probe: Probe, name: str, at: Address, out: View) -> list[int]:
+def _token_dims(probe: ModuleProbe, name: str, at: Address, out: View) -> list[int]:
     """The dims of an argument of which each index moves the same index of the output, and some queries only."""
     leaf = dict(tensors(probe.call.args[name]))[at]
     dims = []
@@ -106,7 +106,7 @@ def _token_dims(probe: Probe, name: str, at: Address, out: View) -> list[int]:
     return dims
 
 
-def find_attention(probe: Probe, flows: Sequence[Flow]) -> list[Attends]:
+def find_attention(probe: ModuleProbe, flows: Sequence[Flow]) -> list[Attends]:
     """What each attention call of a block is over. Raises NotFoundError for one that streams do not explain."""
     found = []
     for number, site in enumerate(probe.sites):
@@ -117,7 +117,7 @@ def find_attention(probe: Probe, flows: Sequence[Flow]) -> list[Attends]:
     return found
 
 
-def _window(probe: Probe, number: int, site: str) -> str:
+def _window(probe: ModuleProbe, number: int, site: str) -> str:
     """The attribute by which an attention's module makes a mask of a window, from its own tokens; "" for none."""
     mask = probe.base.get(("mask", number))
     rows = probe.base["q", number].shape[2]
@@ -134,7 +134,7 @@ def _window(probe: Probe, number: int, site: str) -> str:
 
 
 def _layout(
-    probe: Probe, flows: Sequence[Flow], view: View, site: str, *, none: bool = False
+    probe: ModuleProbe, flows: Sequence[Flow], view: View, site: str, *, none: bool = False
 ) -> tuple[Layout, frozenset[int]]:
     """Where the tokens of flows lie in the queries or keys of an attention call; `none`: they may be no flow's."""
     where = f"{probe.call.path}.{site}".rstrip(".")
@@ -156,7 +156,7 @@ def _layout(
     return found, frozenset(first)
 
 
-def _in_rows(probe: Probe, flow: Flow, view: View, where: str) -> Rows | None:
+def _in_rows(probe: ModuleProbe, flow: Flow, view: View, where: str) -> Rows | None:
     """Where a flow's tokens lie; None for nowhere."""
     pattern = probe.pattern(flow.name, flow.at, flow.dim, view, 2)
     if pattern == "none":
@@ -166,7 +166,7 @@ def _in_rows(probe: Probe, flow: Flow, view: View, where: str) -> Rows | None:
     return pattern
 
 
-def _in_grid(probe: Probe, flow: Flow, view: View, where: str) -> Rows | None:
+def _in_grid(probe: ModuleProbe, flow: Flow, view: View, where: str) -> Rows | None:
     """The same of a grid's tokens, which are all or none."""
     patterns = [probe.pattern(flow.name, flow.at, dim, view, 2) for dim in range(flow.dim, flow.dim + 3)]
     if all(each in ("none", "reshaped") for each in patterns):

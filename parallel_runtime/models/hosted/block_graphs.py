@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ...parallel.attention import SequenceParallelAttention
 from ...parallel.kernels import ATTENDED
-from ...wire.replies import CompiledBlocks as Report
+from ...wire.replies import CompiledReport as Report
 from .attention import installed
 from .call import TokenCall
 from .compiled import PATCHES, CompiledBlocks, Kind

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...wire.replies import CompiledBlocks as Report
+from ...wire.replies import CompiledReport as Report
 from ..block_chain import Entrance
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec

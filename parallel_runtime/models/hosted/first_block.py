@@ -30,7 +30,7 @@ from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from ..specs.words import Each, Tokens, Word, parse, streams_in
 from .call import TokenCall
-from .stage import Handed
+from .stage import HandedOn
 
 Forward = Callable[..., Any]
 Total = Callable[[Tensor], Tensor]  # numbers of this rank to their sums over all ranks of the call
@@ -77,7 +77,7 @@ class Residuals:
 
 
 @dataclass
-class Seen:
+class CachedCall:
     """A call under way: how far it is, what it decided, and what its blocks add."""
 
     residuals: Residuals
@@ -97,7 +97,7 @@ class Place:
     number: int
     blocks: str
     last: bool
-    handed: Handed
+    handed: HandedOn
 
 
 class CachedBlocks:
@@ -109,7 +109,7 @@ class CachedBlocks:
 
     def __init__(self, model: nn.Module, spec: ShardingSpec) -> None:
         self._name = type(model).__name__
-        self._seen: Seen | None = None
+        self._seen: CachedCall | None = None
         modules = dict(model.named_modules())
         lists = {path: list(modules[path].children()) for path in spec.staged if path in modules}
         lists = {path: blocks for path, blocks in lists.items() if blocks}
@@ -117,7 +117,7 @@ class CachedBlocks:
         self._blocks = 0
         for path, blocks in lists.items():
             for block in blocks:
-                handed = Handed(spec.handed_on(path), block)
+                handed = HandedOn(spec.handed_on(path), block)
                 place = Place(number=self._blocks, blocks=path, last=block is blocks[-1], handed=handed)
                 chain_at(block).put(CACHE, partial(partial, self._placed, place))
                 self._blocks += 1
@@ -125,9 +125,9 @@ class CachedBlocks:
     @contextmanager
     def calling(
         self, residuals: Residuals, *, threshold: float, total: Total, call_of: Callable[[], TokenCall | None]
-    ) -> Iterator[Seen]:
+    ) -> Iterator[CachedCall]:
         """Around one call of the model; `call_of`: which ranks share its tokens. `residuals` are renewed if it ends."""
-        self._seen = seen = Seen(residuals, threshold, total, call_of)
+        self._seen = seen = CachedCall(residuals, threshold, total, call_of)
         try:
             yield seen
         finally:
@@ -168,7 +168,7 @@ class CachedBlocks:
         ]
         return out
 
-    def _decide(self, seen: Seen, before: list[Any], after: list[Any]) -> None:
+    def _decide(self, seen: CachedCall, before: list[Any], after: list[Any]) -> None:
         """Whether the other blocks are skipped: one answer on all ranks."""
         pairs = list(zip(before, after, strict=True))
         added = [new.float() - old.float() for old, new in pairs if isinstance(new, Tensor)]

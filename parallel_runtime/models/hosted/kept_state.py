@@ -39,7 +39,7 @@ NONE_USED, FILLED, FOUND = range(3)  # what a call decides
 
 
 @dataclass
-class Counted:
+class KeptCounts:
     """Calls that might use what is kept, how many found it, and the rows that the first block made in all of them."""
 
     calls: int = 0
@@ -86,7 +86,7 @@ class KeptState:
     """What `model`, an instance of the spec's class, keeps between calls. Until `begin` it keeps nothing."""
 
     def __init__(self, model: nn.Module, spec: ShardingSpec, keeps: Keeps) -> None:
-        self.counted = Counted()
+        self.counted = KeptCounts()
         self._memory = FreeMemory()
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
         self._run: object = None
@@ -129,9 +129,9 @@ class KeptState:
                 self._free(keep=False)
             self.counted.kept_bytes = bytes_in(self._state)
 
-    def take_counted(self) -> Counted:
+    def take_counted(self) -> KeptCounts:
         """What was counted since this was asked last."""
-        counted, self.counted = self.counted, Counted()
+        counted, self.counted = self.counted, KeptCounts()
         return counted
 
     def _decided(

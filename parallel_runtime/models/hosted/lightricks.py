@@ -50,7 +50,7 @@ def _of_some_tokens(base: Any) -> Any:  # noqa: ANN401
 
 
 @dataclass(frozen=True)
-class Segment:
+class GuideSegment:
     """Some of the queries and their mask (1, 1, queries or 1, all keys). `first`, `last`: of this rank's queries."""
 
     lengths: tuple[int, ...]
@@ -64,7 +64,7 @@ class GuideMask:
     """The mask of all queries, then those of some of them, which hold instead."""
 
     all: Tensor
-    segments: tuple[Segment, ...]
+    segments: tuple[GuideSegment, ...]
 
 
 def cut_guides(mask: Any, lengths: tuple[int, ...], index: int) -> GuideMask:  # noqa: ANN401
@@ -77,10 +77,10 @@ def cut_guides(mask: Any, lengths: tuple[int, ...], index: int) -> GuideMask:  #
     return GuideMask(mask.noisy_mask, tuple(_segment(*part, lengths, index) for part in parts))
 
 
-def _segment(start: int, end: int, mask: Tensor | None, lengths: tuple[int, ...], index: int) -> Segment:
+def _segment(start: int, end: int, mask: Tensor | None, lengths: tuple[int, ...], index: int) -> GuideSegment:
     found, before = [], 0
     for length in lengths:
         low, high = (min(max(row - before, 0), length) for row in (start, end))
         found.append((low, high))
         before += length
-    return Segment(tuple(high - low for low, high in found), *found[index], mask)
+    return GuideSegment(tuple(high - low for low, high in found), *found[index], mask)

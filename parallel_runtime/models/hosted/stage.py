@@ -75,10 +75,10 @@ class StagedBlocks:
         self._look: Look | None = None
         self._next, self._later = 0, False
         for path, block in before.items():
-            handed = Handed(spec.handed_on(path.rpartition(".")[0]), block)
+            handed = HandedOn(spec.handed_on(path.rpartition(".")[0]), block)
             chain_at(block).put(STAGE, partial(partial, self._before, handed))
         for number, (path, block) in enumerate(blocks.items()):
-            handed = Handed(spec.handed_on(path.rpartition(".")[0]), block)
+            handed = HandedOn(spec.handed_on(path.rpartition(".")[0]), block)
             chain_at(block).put(STAGE, partial(partial, self._placed, number, handed))
 
     def begin(self, *, later: bool = False) -> None:
@@ -95,12 +95,12 @@ class StagedBlocks:
         finally:
             self._look = None
 
-    def _before(self, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _before(self, handed: "HandedOn", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
             return handed.read(args, kwargs)
         return inner(*args, **kwargs)
 
-    def _placed(self, number: int, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _placed(self, number: int, handed: "HandedOn", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self._look is not None:
             value = handed.read(args, kwargs)
             return self._look(number, value, handed.write(args, kwargs, with_tensors(value, repeat(None))))
@@ -123,7 +123,7 @@ class StagedBlocks:
         return inner(*args, **kwargs)
 
 
-class Handed:
+class HandedOn:
     """The arguments of a block that one block hands to the next, in the order of its outputs; one alone is no tuple."""
 
     def __init__(self, names: str | tuple[str, ...], block: nn.Module) -> None:

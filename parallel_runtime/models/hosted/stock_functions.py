@@ -16,7 +16,7 @@ from torch import nn
 from ..block_chain import SKIP, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
-from .stage import Handed
+from .stage import HandedOn
 
 SKIPPED = "skipped_blocks"  # [[kind, number], ...] as ComfyUI numbers a model's blocks
 ATTENTION = "attention_function"  # the name that ComfyUI registers it under
@@ -38,7 +38,7 @@ class SkippedBlocks:
         modules = dict(model.named_modules())
         for path in (path for path in spec.attention if path in modules):
             for block in modules[path].children():
-                handed = Handed(spec.handed_on(path), block)
+                handed = HandedOn(spec.handed_on(path), block)
                 chain_at(block).put(SKIP, partial(partial, self._placed, handed))
 
     def replacing(self, blocks: Iterable[tuple[str, int]]) -> dict[str, dict[tuple[str, int], Forward]]:
@@ -52,7 +52,7 @@ class SkippedBlocks:
         finally:
             self._skipping = False
 
-    def _placed(self, handed: Handed, inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _placed(self, handed: HandedOn, inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return handed.read(args, kwargs) if self._skipping else inner(*args, **kwargs)
 
 

@@ -32,7 +32,7 @@ COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
 ROW, HEAD = 26, 70
 # Rows beside those of inputs: a text box, a picture, what the panel draws on our own nodes.
 MORE = {"CLIPTextEncode": 110, "SaveImage": 260, "SaveAnimatedWEBP": 260, "SPConfig": 240, "TimedVAEDecode": 90}
-MORE |= {"ParallelSampler": 90 + ROW, "MiniMaxH3ImageToVideo": 110, "SaveVideo": 260}
+MORE |= {"ParallelSampler": 90 + ROW, "MiniMaxH3ImageToVideo": 110, "SaveVideo": 260, "ShowTimingReport": 352}
 # The column of a node, by what it is; the first that its class has in its name.
 COLUMNS = (("Loader", 0), ("SPConfig", 0), ("Sampling", 0), ("Parallelize", 0), ("Primitive", 0), ("Sampler", 2))
 COLUMNS += (

@@ -18,6 +18,7 @@ WORTHWHILE = 1.05  # how much faster another plan must have been to be named
 MEASURED_ON = ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
 ASKED = ("steps", "sampler", "denoise")
 WORK_CHARS = 12
+ROUNDING = ("rounds", "sage", "attention3", "int8")  # in the names of attention kernels that are not exact
 ENOUGH = 3  # timed steps from which the first, which also warms up, does not weigh
 
 
@@ -194,13 +195,14 @@ def quoted(report: Mapping, found: Mapping | None) -> dict | None:
 
     `exact` is `proven` (with the proof's error and the dtype it was found in: within what two exact kernels of one
     device differ by), `whole` where each image is computed by one device; absent where neither is known, or a step
-    cache, a stage or a kernel of a package changes the picture.
+    cache, a stage or attention that rounds changes the picture.
     """
     plan, proof = report.get("plan"), report.get("proof", {})
     if found is None or plan is None or plan["ranks"] == 1:
         return None
     told = {"devices": plan["ranks"], "factor": found["factor"]}
-    other = any("attention" in rank for rank in report.get("ranks", ()))
+    attended = [rank.get("attention", "").lower() for rank in report.get("ranks", ())]
+    other = any(word in text for text in attended for word in ROUNDING)
     if report.get("step_caches") or plan["degrees"].get("pipefusion", 1) > 1 or other:
         return told
     if proof.get("verdict") == "proven" and proof["error"] <= proof["tolerance"]:

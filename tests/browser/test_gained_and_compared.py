@@ -40,6 +40,7 @@ def speedup(one_s: float, plan_s: float, **more: Any) -> dict[str, Any]:
 
 SAID = [
     (speedup(0.42, 0.28), "1.5× faster: 0.28 s a step instead of 0.42 s", "than run #2 on one device"),
+    (speedup(0.122, 0.097), "1.3× faster: 97 ms a step instead of 122 ms", "than run #2 on one device"),
     (speedup(0.28, 0.42), "1.5× slower: 0.42 s a step instead of 0.28 s", "than run #2 on one device"),
     (speedup(0.28, 0.28), "As fast as one device: 0.28 s a step, 0.28 s on one", "than run #2"),
     (speedup(0.42, 0.28, kind="benchmark"), "1.5× faster: 0.28 s", "as benchmark #2 measured it"),

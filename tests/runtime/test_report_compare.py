@@ -82,6 +82,11 @@ CACHE = {"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4}
         ({}, {}),
         ({"proof": PROOF, "step_caches": [CACHE]}, {}),
         ({"proof": PROOF, "ranks": [{"attention": "SageAttention, which rounds"}]}, {}),
+        ({"proof": PROOF, "ranks": [{"attention": "sage"}]}, {}),
+        (
+            {"proof": PROOF, "ranks": [{"attention": "pytorch: flash attention"}]},
+            {"exact": "proven", "error": 6e-3, "dtype": "bfloat16"},
+        ),
         ({"proof": PROOF, "plan": plan_part(ParallelPlan(pipefusion=2))}, {}),
     ],
 )

@@ -24,6 +24,13 @@ export function seconds(value) {
   return `${Math.round(value * 1e6)} µs`
 }
 
+/** Two times to compare, in one unit: 97 ms and 122 ms, not 97 ms and 0.12 s. */
+export function alike(one, other) {
+  const both = [one, other]
+  const small = both.some((value) => value < 0.1) && both.every((value) => value >= 0.01 && value < 1)
+  return both.map((value) => (small ? `${Math.round(value * 1e3)} ms` : seconds(value)))
+}
+
 /** Whole seconds, for what is only estimated: 4 s, 2 min 5 s. */
 export function roughly(value) {
   return value < 59.5 ? `${Math.round(value)} s` : seconds(Math.max(60, Math.round(value)))

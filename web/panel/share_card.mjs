@@ -4,7 +4,7 @@
 
 import { h, setText } from './dom.mjs'
 import { copyPicture, download } from './exports.mjs'
-import { relativeError, seconds, times } from './figures.mjs'
+import { alike as alikeTimes, relativeError, seconds, times } from './figures.mjs'
 import { describeWork, sameWork } from './report.mjs'
 import { quoteText } from './told.mjs'
 import { COLOURS, drawRows, rowsHeight } from './timeline_rows.mjs'
@@ -67,15 +67,16 @@ export function factsOf({ report, benchmark, speedup, quote, t }) {
   const here = Number.isFinite(headline?.step_s) && t('share.here', { time: seconds(headline.step_s) })
   const elsewhere = row && speedup === undefined && alike !== report // in a benchmark: this run's own seconds too
   const told = elsewhere ? 'measured' : 'instead'
+  const [time, single] = alikeTimes(step_s, one_s)
   return {
     gained: !known || factor >= 1,
     hero: known ? heroOf(factor, t) : step || t('title'),
     lines: [
-      compared ? t(`share.${told}`, { time: seconds(step_s), one: seconds(one_s) }) : known ? step : '',
+      compared ? t(`share.${told}`, { time, one: single }) : known ? step : '',
       elsewhere ? here : '',
       devicesOf(report, t),
       describeWork(report, t),
-      quoteText(quote, t) || exactness(report, row, t)
+      (quote?.exact && quoteText(quote, t)) || exactness(report, row, t)
     ].filter(Boolean)
   }
 }

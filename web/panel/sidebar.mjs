@@ -256,7 +256,7 @@ export function makeHero(t, actions, small = false) {
   const [figure, quote, note, verdict] = ['hero', 'quote', 'note', 'verdict'].map((name) =>
     h('div', { class: `pdit-${name}`, 'data-testid': `pdit-${name}` })
   )
-  const root = h('div', { class: 'pdit-figures' }, figure, quote, ...(small ? [] : [note]), verdict)
+  const root = h('div', { class: 'pdit-figures' }, figure, ...(small ? [] : [note]), quote, verdict)
   let shown
   measure.addEventListener('click', () => actions.measure(shown))
   apply.addEventListener('click', () => actions.apply(shown))

@@ -2,7 +2,7 @@
 
    Owns the words and what is made prominent. Which runs compare is the server's to say; nothing is computed here. */
 
-import { percent, ratio, relativeError, roughly, seconds } from './figures.mjs'
+import { alike, percent, ratio, relativeError, roughly, seconds } from './figures.mjs'
 
 const SAME = 1.02 // less than this is no difference
 
@@ -16,7 +16,8 @@ export function heroText(summary, t) {
   const found = summary?.speedup
   if (!Number.isFinite(found?.factor) || !(found.factor > 0)) return ''
   const { factor } = found
-  const times = { plan_time: seconds(found.plan_s), one_time: seconds(found.one_s) }
+  const [plan_time, one_time] = alike(found.plan_s, found.one_s)
+  const times = { plan_time, one_time }
   const text =
     factor >= SAME
       ? t('hero.faster', { factor: ratio(factor), ...times })

@@ -63,7 +63,7 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
     for more, said in [
         ({}, "2 devices: 1.83×"),
         (figures, "2 devices: 1.83×; difference as between two exact kernels of one device (6.1e-3, bfloat16)"),
-        ({"exact": "whole"}, "2 devices: 1.83×; each image computed by one device"),
+        ({"exact": "whole"}, "2 devices: 1.83×; each call of the model computed by one device"),
         ({"factor": "much"}, ""),
     ]:
         made_up.tell(pools=[a_pool()], reports=[told(quote=quote | more)])

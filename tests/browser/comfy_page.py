@@ -31,7 +31,8 @@ QUEUE = """(ends) => {
   window.ended = null
   const keep = (kind) => (event) => { window.ended ??= [kind, event.detail] }
   for (const kind of ends) app.api.addEventListener(kind, keep(kind), { once: true })
-  app.queuePrompt(0, 1)
+  const refused = (why) => { window.ended ??= ['not queued', String(why)] } // of which no event tells
+  app.queuePrompt(0, 1).then((sent) => sent === false && refused(JSON.stringify(app.lastNodeErrors)), refused)
 }"""
 SET = """([kind, name, value]) => {
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)

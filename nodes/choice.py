@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.exchange_formats import EXACT, EXCHANGES, rounding_of
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
@@ -60,6 +61,7 @@ class ParallelChoice:
     tries: bool = True  # plans that auto predicts to be near are tried before a run
     shares: tuple[int, ...] | None = None  # of each device; () for equal ones, None as they are measured
     finds: bool = True  # a plan is looked for where nobody wrote one for the model's class
+    exchange: str = EXACT  # as what heads travel between ranks
 
     def plan_for(
         self,
@@ -164,6 +166,7 @@ class ParallelChoice:
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
         by = [_attended_by(self.attention, decision.plan)] if self.attention else []
+        by += [_exchanged_as(self.exchange, decision.plan)] if self.exchange != EXACT else []
         plan = decision.plan.with_shares(self.shares or ())
         doing = roles(plan, self.selection.devices)
         return [plan.name, *doing, *decision.reasons, *self.remarks, *by]
@@ -191,6 +194,7 @@ class ParallelChoice:
 
         `everything` as the planner takes it.
         """
+        work = replace(work, exchange=self.exchange)
         if held is not None:
             return decide_again(model, work, self.selection.devices, held)
         weights = self.weights
@@ -220,6 +224,7 @@ def choice_of(
     tries: str = TRIES[0],
     shares: str = MEASURED,
     plans: str = PLANS[0],
+    exchange: str = EXACT,
     **degrees: int,
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine, `degrees` by their axis. Raises `ValueError` for those that cannot
@@ -227,6 +232,8 @@ def choice_of(
     if (missing := missing_system()) is not None:
         raise ValueError(f"{missing}; {STOCK_NODES}")
     _refuse_attention(attention)
+    if exchange not in EXCHANGES:
+        raise ValueError(f"exchange={exchange!r} is unknown; use one of {', '.join(EXCHANGES)}")
     plan = None
     if mode == "manual":
         staged = degrees.get("pipefusion", 1) > 1
@@ -247,6 +254,7 @@ def choice_of(
         tries=tries == TRIES[0],
         shares=of_each,
         finds=plans == PLANS[0],
+        exchange=exchange,
         **_compiling(compiled, selection),
     )
 
@@ -267,6 +275,13 @@ def _attended_by(attention: str, plan: ParallelPlan) -> str:
     if plan.parts > 1 and plan.pipefusion == 1:
         return f"attention by {described(attention)}, where there is no mask"
     return f"attention={attention} is not used: it takes ulysses or ring above 1, and pipefusion 1"
+
+
+def _exchanged_as(exchange: str, plan: ParallelPlan) -> str:
+    """What becomes of a format for the way between ranks that was asked for."""
+    if plan.parts > 1:
+        return rounding_of(exchange)
+    return f"exchange={exchange} is not used: it takes ulysses or ring above 1"
 
 
 def _refuse_attention(attention: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..parallel_runtime.devices import parse_devices
+from ..parallel_runtime.exchange_formats import EXCHANGES
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
@@ -89,6 +90,7 @@ class SPConfig(io.ComfyNode):
                 _tries_input(),
                 _shares_input(),
                 _plans_input(),
+                _exchange_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -285,4 +287,17 @@ def _plans_input() -> io.Input:
         advanced=True,
         tooltip="How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a "
         "plan, up to 30 s, and proves it. written: they do not.",
+    )
+
+
+def _exchange_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "exchange",
+        options=list(EXCHANGES),
+        default=EXCHANGES[0],
+        optional=True,
+        advanced=True,
+        tooltip="fp8: GPUs send each other attention's heads in 8 bits, for cards without NVLink. It rounds: not the "
+        "same picture.",
     )

@@ -102,6 +102,7 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         attention=sp_config.attention,
         tries=sp_config.tries,
         shares=sp_config.shares,
+        exchange=sp_config.exchange,
     )
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

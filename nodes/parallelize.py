@@ -58,6 +58,7 @@ class ParallelizeModel(io.ComfyNode):
             attention=sp_config.attention,
             tries=sp_config.tries,
             shares=sp_config.shares,
+            exchange=sp_config.exchange,
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

@@ -7,6 +7,7 @@ from statistics import median
 import torch
 
 from ..parallel_runtime.devices import Device
+from ..parallel_runtime.exchange_formats import rounding_of
 from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.proof import NOT_PROVEN, Proof
 from ..parallel_runtime.report.build import (
@@ -54,7 +55,8 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object], appli
         applied=applied,
         decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
-        warnings=[*unproven(record.proofs), *record.remarks],
+        warnings=[*unproven(record.proofs), *_rounded(record.requests), *record.remarks],
+        exchange=_exchange_of(record.requests),
         sampling=_asked(settings),
         sizes=record.sizes,
         loop=loop_of(record),
@@ -85,7 +87,12 @@ def list_report(
         record.requests,
         applied=applied,
         decision=record.runs[-1].decision,
-        warnings=[*unproven(proofs), *dict.fromkeys(text for run in record.runs for text in run.remarks)],
+        warnings=[
+            *unproven(proofs),
+            *_rounded(record.requests),
+            *dict.fromkeys(text for run in record.runs for text in run.remarks),
+        ],
+        exchange=_exchange_of(record.requests),
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
         sizes=record.runs[0].sizes | {"images": len(latents)},
         loop={"kind": "host"},
@@ -153,7 +160,8 @@ def benchmark_report(
         pooled,
         requests,
         applied=applied,
-        warnings=warnings,
+        warnings=[*warnings, *_rounded(requests)],
+        exchange=_exchange_of(requests),
         sampling=_asked(settings),
         sizes=sizes,
         **parts,
@@ -164,6 +172,17 @@ def unproven(proofs: Sequence[Proof]) -> list[str]:
     """A warning for each kind of call whose plan could not be proven, which the panel shows too."""
     texts = [f"with this ComfyUI the plan is {proof.text}" for proof in proofs if proof.verdict == NOT_PROVEN]
     return list(dict.fromkeys(texts))
+
+
+def _exchange_of(requests: Sequence[MeasuredRequest]) -> str:
+    """As what ranks sent each other heads in these requests, where that rounded; "" where it did not."""
+    return next((rank.ran.exchange for each in requests for rank in each.ranks if rank.ran and rank.ran.exchange), "")
+
+
+def _rounded(requests: Sequence[MeasuredRequest]) -> list[str]:
+    """A warning where what ranks sent each other was rounded."""
+    exchange = _exchange_of(requests)
+    return [rounding_of(exchange)] if exchange else []
 
 
 def loop_of(record: SamplingRecord) -> dict[str, str]:

@@ -43,7 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/proof",
         "runtime/timing",
     ),
-    ("runtime/shares",),
+    ("runtime/shares", "runtime/exchange_formats"),
     ("runtime/plan",),
     ("runtime/models/specs",),
     ("runtime/errors", "runtime/redact_paths", "runtime/user_files"),

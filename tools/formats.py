@@ -156,7 +156,13 @@ def document(rows: Iterable[Row]) -> str:
         moved = (f"{row.stock_moves:.1e}", f"{row.control:.1e}", f"{row.format_moves:.1e}")
         note = "runs: fp8 e4m3, nvfp4, rotated int8 and bf16 in turn" if row.kind == MIXED else f"runs; {NOTES[name]}"
         table.append((row.kind, f"`{name}`" if name else "", note, *errors, *moved, "; ".join(row.wrong) or "0"))
-    return f"{INTRODUCTION}\n{markdown(head, table)}{REST}"
+    return f"{INTRODUCTION}\n{markdown(head, table)}{REST}{of_exchange()}"
+
+
+def of_exchange() -> str:
+    """The page's last part, which is exchange_errors.py's."""
+    _, title, rest = DOCUMENT.read_text(encoding="utf-8").partition("\n## Heads that travel as fp8\n")
+    return f"{title}{rest}"
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
+from ..exchange_formats import EXACT, FP8, wire_bytes
 from .collectives import Axis
 from .head_chunks import HeadsBack, HeadsOut, cut_groups
 from .kept_keys import KeptKeys
@@ -30,6 +31,7 @@ from .named_kernels import may_attend
 from .overlap import SharedHeads
 from .ring import RingPass
 from .shard import split_lengths
+from .wire_format import from_fp8, to_fp8
 
 # q (B, heads, S, D), k and v (B, heads of keys, T, D). The function that is given the list empties it, so that no
 # tensor is held that was sent away, or that the kernel does not need any more.
@@ -73,6 +75,8 @@ class SequenceParallelAttention:
         self.index = self.ring.index * self.ulysses.size + self.ulysses.index
         self.most_keys = 0  # of one attention call; a proof of the plan asks for it
         self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
+        self.exchange = EXACT  # as what heads and keys travel (exchange_formats.py)
+        self.rounded = False  # whether any did in another format since somebody set this
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The tensors of all parts as one along `dim`, in part order; `lengths` has how long each part's is there.
@@ -92,11 +96,10 @@ class SequenceParallelAttention:
         return tensor
 
     def whole_keys(
-        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int], exact: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (B, Hk, T, D) and values (B, Hk, T, Dv) of all parts, in part order; one message to each."""
-        keys, values = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths).split((k.shape[-1], v.shape[-1]), 3)
-        return keys, values
+        return _both(partial(self.gather, dim=2, lengths=lengths), k, v, self._exchange_of(exact=exact))
 
     def attend(
         self,
@@ -120,18 +123,20 @@ class SequenceParallelAttention:
         that `kernel` uses. `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it
         is given; else it is given all of a rank's at once. The ranks of a machine say the same of it, those of several
         may not: Ring, which alone goes from machine to machine, does not ask. `exact`: no kernel that rounds may take
-        its place. `common`: so many keys, before the T, are the same on every rank. They are not sent, and come before
-        all others in `mask`. `kept`: these keys are kept, and queries see all that are kept; columns of `mask` are in
-        the order of those, or with `kept.fresh` of these; `common` is 0 then. Returns (B, Hq, S, Dv).
+        its place, and heads travel as they are. `common`: so many keys, before the T, are the same on every rank. They
+        are not sent, and come before all others in `mask`. `kept`: these keys are kept, and queries see all that are
+        kept; columns of `mask` are in the order of those, or with `kept.fresh` of these; `common` is 0 then. Returns
+        (B, Hq, S, Dv).
         """
         if self.parts == 1 and kept is None:
             return kernel(qkv, qkv[0].shape[1], mask)
         hops = self.ring.size > 1 and kept is None
         by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
+        exchange = self._exchange_of(exact=exact)
         if groups < self.ulysses.size or (by_head and hops):
-            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common, kept)
+            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common, kept, exact)
         totals = [sum(group) for group in self._by_ring(key_lengths)]
-        attend = partial(self._attend_here, kernel, lengths=totals, kept=kept)
+        attend = partial(self._attend_here, kernel, lengths=totals, kept=kept, exchange=exchange)
         if hops:
             attend = partial(self._around_the_ring, lengths=totals, scale=scale, exact=exact, common=common)
         mask = self._rows_of(mask, query_lengths)
@@ -139,9 +144,9 @@ class SequenceParallelAttention:
             return attend(qkv, mask)
         # in one chunk where keys are kept: calls of other lengths must find them
         alone = (each_head_alone or hops) and kept is None  # under Ring our kernels attend, in `kernel`'s place
-        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if alone else 1
+        chunks = self._chunks(qkv, query_lengths, key_lengths, common, exchange) if alone else 1
         lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
-        return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
+        return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common, exchange=exchange)
 
     def _attend_here(
         self,
@@ -151,16 +156,23 @@ class SequenceParallelAttention:
         *,
         lengths: Sequence[int],
         kept: KeptKeys | None,
+        exchange: str,
     ) -> torch.Tensor:
         """Attention of this ulysses group's queries over its keys; where keys are kept, over those of all groups, whose
         tokens `lengths` are."""
         if kept is not None:
             q, k, v = qkv
             qkv.clear()
-            both = _gathered(self.ring, torch.cat((k, v), 3), 2, lengths) if self.ring.size > 1 else None
-            k, v = (k, v) if both is None else both.split((k.shape[-1], v.shape[-1]), 3)
+            if self.ring.size > 1:
+                k, v = _both(partial(_gathered, self.ring, dim=2, lengths=lengths), k, v, exchange)
             qkv += (q, *kept.seen(k, v))
         return _attended(kernel, qkv, mask)
+
+    def _exchange_of(self, *, exact: bool) -> str:
+        """As what a call's heads travel; `exact`: its model forbids rounding."""
+        exchange = EXACT if exact else self.exchange
+        self.rounded |= exchange != EXACT
+        return exchange
 
     def _by_ring(self, lengths: Sequence[int]) -> list[Sequence[int]]:
         """The lengths of the parts of each ulysses group, in the order of the ring."""
@@ -183,7 +195,8 @@ class SequenceParallelAttention:
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
-        common: int = 0,
+        common: int,
+        exchange: str,
     ) -> torch.Tensor:
         """All heads of this rank's tokens, given for this rank's heads of all tokens of its ulysses group, and back.
 
@@ -196,6 +209,9 @@ class SequenceParallelAttention:
         here = [each[:, :, :common] for each in qkv[1:]] if common else []
         sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
         qkv.clear()
+        dtype = sent[0].dtype
+        if exchange == FP8:
+            sent = [to_fp8(each) for each in sent]
         whole = [sent] if tuple(queries) == tuple(keys) else [sent[:1], sent[1:]]
         del sent
         out_there = [
@@ -209,6 +225,8 @@ class SequenceParallelAttention:
             if chunk + 1 < chunks:
                 for tensors in out_there:
                     tensors.start(chunk + 1)
+            if exchange == FP8:
+                arrived = [from_fp8(each, dtype) for each in arrived]
             if done:
                 back.start(chunk - 1, done.pop())
             before, mine = sum(cut[chunk][: self.ulysses.index]), cut[chunk][self.ulysses.index]
@@ -218,10 +236,14 @@ class SequenceParallelAttention:
             of_heads = mask
             if mask is not None and mask.shape[1] > 1:
                 of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)
-            done.append(attend(arrived, of_heads))
-        return back.finish(done.pop())
+            out = attend(arrived, of_heads)
+            done.append(to_fp8(out) if exchange == FP8 else out)
+        out = back.finish(done.pop())
+        return from_fp8(out, dtype) if exchange == FP8 else out
 
-    def _chunks(self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int], common: int) -> int:
+    def _chunks(
+        self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int], common: int, exchange: str
+    ) -> int:
         """Into how many chunks the heads of this call are sent. What all ranks know decides, so all say the same."""
         if self.chunks is None:
             return 1
@@ -229,7 +251,7 @@ class SequenceParallelAttention:
         size, element_bytes = self.ulysses.size, qkv[0].element_size()
         of_ranks = split_lengths(groups, size, self._of_heads, least=1)
         heads_here = max(of_ranks) * (heads // groups)
-        sent = batch * element_bytes * (size - 1) / size
+        sent = batch * wire_bytes(1, head_dim, element_bytes, exchange) * (size - 1) / size
         queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
         shared = SharedHeads(
             groups=groups,
@@ -264,7 +286,8 @@ class SequenceParallelAttention:
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
+        exchange = self._exchange_of(exact=exact)
+        around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths, exchange=exchange)
         named = self.named if self.named and may_attend(self.named, exact=exact) else ""
         out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=named)
         if out is None:
@@ -280,12 +303,14 @@ class SequenceParallelAttention:
         mask: torch.Tensor | None,
         common: int,
         kept: KeptKeys | None,
+        exact: bool,
     ) -> torch.Tensor:
         """This rank's queries with all heads, over the first `common` keys and the others of all ranks, gathered."""
         q, k, v = qkv
         qkv.clear()
         here = [each[:, :, :common] for each in (k, v)]
-        keys, values = _behind(here, self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths))
+        sent = k[:, :, common:], v[:, :, common:]
+        keys, values = _behind(here, self.whole_keys(*sent, lengths=key_lengths, exact=exact))
         if kept is not None:
             keys, values = kept.seen(keys, values)
         if mask is not None and mask.shape[2] > 1:
@@ -300,6 +325,15 @@ def _attended(kernel: AttentionFunction, qkv: QKV, mask: torch.Tensor | None) ->
     q, _, v = qkv
     qkv.clear()
     return q.new_empty((*q.shape[:3], v.shape[-1]))
+
+
+def _both(
+    gather: Callable[[torch.Tensor], torch.Tensor], k: torch.Tensor, v: torch.Tensor, exchange: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys (B, H, T, D) and values (B, H, T, Dv) of all ranks, side by side in one message of `exchange`."""
+    sent = [to_fp8(each) for each in (k, v)] if exchange == FP8 else [k, v]
+    keys, values = gather(torch.cat(sent, 3)).split([each.shape[-1] for each in sent], 3)
+    return (from_fp8(keys, k.dtype), from_fp8(values, v.dtype)) if exchange == FP8 else (keys, values)
 
 
 def _gathered(axis: Axis, tensor: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:

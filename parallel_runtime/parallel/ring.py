@@ -6,13 +6,15 @@ Source: Ring Attention (arXiv 2310.01889, section 3).
 Owns the hops. Whose queries and keys go around is said by attention.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from ..exchange_formats import EXACT, FP8
 from .collectives import Axis, Shift
 from .kernels import merge
 from .named_kernels import attend_with_lse
+from .wire_format import from_fp8, to_fp8
 
 Hop = tuple[Shift, torch.Tensor]  # under way, and where it arrives
 
@@ -20,10 +22,19 @@ Hop = tuple[Shift, torch.Tensor]  # under way, and where it arrives
 class RingPass:
     """Keys and values on their way around a ring, once. This rank's own are sent when it is made."""
 
-    def __init__(self, ring: Axis, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]) -> None:
-        """k, v (B, T, H or fewer, D) are this rank's; `lengths` are the T of all ranks of the ring."""
+    def __init__(
+        self, ring: Axis, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int], exchange: str = EXACT
+    ) -> None:
+        """k, v (B, T, H or fewer, D) are this rank's; `lengths` are the T of all ranks of the ring.
+
+        In another `exchange` they are rounded once, before the first hop, and passed on as they came; this rank's
+        queries see its own as they are.
+        """
         self.ring, self.lengths = ring, lengths
-        self.held = torch.stack((k, v)).contiguous()  # (2, B, T, H, D)
+        self._dtype = k.dtype if exchange == FP8 else None
+        self._own = (k, v) if exchange == FP8 else None
+        both = torch.stack((k, v))
+        self.held = to_fp8(both) if exchange == FP8 else both.contiguous()  # (2, B, T, H, D, or as it travels)
         self.under_way = self._start_hop(0)
 
     def attend(
@@ -50,11 +61,11 @@ class RingPass:
         for hop in range(self.ring.size):
             owner = (self.ring.index - hop) % self.ring.size
             if hop:
-                self.under_way = self._start_hop(hop)
+                self.under_way, self._own = self._start_hop(hop), None
             if q.shape[1] and self.lengths[owner]:
                 start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
-                keys, values = (_repeated(each, q.shape[2]) for each in self.held)
+                keys, values = (_repeated(each, q.shape[2]) for each in self._arrived())
                 part_out, part_lse = attend_with_lse(named, q, keys, values, mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse
@@ -64,6 +75,12 @@ class RingPass:
                 shift, self.held = self.under_way
                 shift.wait()
         return out
+
+    def _arrived(self) -> Iterable[torch.Tensor]:
+        """The keys and the values that are held now."""
+        if self._dtype is None:
+            return self.held
+        return from_fp8(self.held, self._dtype) if self._own is None else self._own
 
     def _start_hop(self, hop: int) -> Hop | None:
         """Send on the keys and values that are held at `hop`; also returns where the next arrive. None at the last."""

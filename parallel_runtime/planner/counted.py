@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..exchange_formats import CODED_BYTES, DECODED_BYTES, FP8, wire_bytes
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from .hardware import Rates
@@ -151,8 +152,15 @@ def amounts_of(
     queries, keys = count("query_bytes"), count("key_bytes")
     moved = count("module.moved_bytes") + attended * count("attended.moved_bytes")
     arriving = returning = 0.0
+    outputs = queries / 2
+    if work.exchange == FP8 and parts > 1:
+        hops = CODED_BYTES + DECODED_BYTES * (ring - 1) if ring > 1 else 0
+        heads_moved = (CODED_BYTES + DECODED_BYTES) * (queries + keys) if ulysses > 1 else 0
+        moved += (hops * keys + heads_moved) / parts / work.element_bytes
+        on_wire = wire_bytes(1, model.head_dim(work), work.element_bytes, FP8) / work.element_bytes
+        queries, keys = on_wire * queries, on_wire * keys
     if ring > 1:
-        moved += merge_passes * (ring - 1) * queries / 2 / parts * 4 / work.element_bytes  # outputs, in fp32
+        moved += merge_passes * (ring - 1) * outputs / parts * 4 / work.element_bytes  # outputs, in fp32
     if ulysses > 1:
         moved += EXCHANGED / parts * count("exchange.moved_bytes")
         given = (1 - 1 / ulysses) / parts

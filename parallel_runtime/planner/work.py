@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ..exchange_formats import EXACT
+
 KEPT_ON = ("auto", "gpu", "cpu", "off")  # the device where there is room and else the host; the device; the host
 STORED_AS = "default"  # in the dtype that is computed in
 
@@ -11,10 +13,10 @@ STORED_AS = "default"  # in the dtype that is computed in
 class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
-    `element_bytes` is of activations. `step_cache`: what blocks
-    added is kept from call to call. `kept_on`, `kept_as`: where and how a class keeps what it finds again in the steps
-    behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as text,
-    `reference_tokens` of them of references.
+    `element_bytes` is of activations. `step_cache`: what blocks added is kept from call to call. `exchange`: as what
+    heads travel between ranks (exchange_formats.py). `kept_on`, `kept_as`: where and how a class keeps what it finds
+    again in the steps behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as
+    text, `reference_tokens` of them of references.
     """
 
     image_tokens: int
@@ -27,6 +29,7 @@ class Work:
     kept_on: str = KEPT_ON[0]
     kept_as: str = STORED_AS
     reference_tokens: int = 0
+    exchange: str = EXACT
 
     def __post_init__(self) -> None:
         lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1}

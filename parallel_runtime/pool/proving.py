@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import OutOfMemoryInRankError, RaisedInRankError
+from ..exchange_formats import EXACT
 from ..models.hosted.calls import from_tree
 from ..proof import NOT_PROVEN, REFUSED, Proof, judged
 from ..redact_paths import redact_paths
@@ -31,6 +32,7 @@ AGAIN = {
     "step_cache": 0.0,
     "place": None,
     "attention": "",
+    "exchange": EXACT,
 }
 
 Ask = Callable[[Sequence[ModelCall]], RunResult]

@@ -34,6 +34,7 @@ class Facts:
     work: str
     plan: Mapping
     step_s: float
+    exchange: str = ""  # as what heads travelled, where that rounded
 
     @property
     def alone(self) -> bool:
@@ -55,8 +56,9 @@ def facts_of(report: Mapping, number: int) -> list[Facts]:
     else:
         timed = [(report, _compared_step_of(report))] if "plan" in report else []
         source = "denoise"
+    rounded = {"exchange": report["exchange"]} if "exchange" in report else {}
     return [
-        Facts(number=number, source=source, work=run["work"], plan=run["plan"], step_s=step_s)
+        Facts(number=number, source=source, work=run["work"], plan=run["plan"], step_s=step_s, **rounded)
         for run, step_s in timed
         if math.isfinite(step_s) and step_s > 0 and "work" in run
     ]
@@ -195,14 +197,14 @@ def quoted(report: Mapping, found: Mapping | None) -> dict | None:
 
     `exact` is `proven` (with the proof's error and the dtype it was found in: within what two exact kernels of one
     device differ by), `whole` where each image is computed by one device; absent where neither is known, or a step
-    cache, a stage or attention that rounds changes the picture.
+    cache, a stage, attention that rounds or heads that travelled rounded change the picture.
     """
     plan, proof = report.get("plan"), report.get("proof", {})
     if found is None or plan is None or plan["ranks"] == 1:
         return None
     told = {"devices": plan["ranks"], "factor": found["factor"]}
     attended = [rank.get("attention", "").lower() for rank in report.get("ranks", ())]
-    other = any(word in text for text in attended for word in ROUNDING)
+    other = "exchange" in report or any(word in text for text in attended for word in ROUNDING)
     if report.get("step_caches") or plan["degrees"].get("pipefusion", 1) > 1 or other:
         return told
     if proof.get("verdict") == "proven" and proof["error"] <= proof["tolerance"]:
@@ -214,7 +216,7 @@ def quicker(run: Facts, known: Iterable[Facts]) -> dict | None:
     """The plan that was quickest at the same work, if it was clearly quicker than this run's: what to try."""
     best: tuple[float, Facts] | None = None
     for other in _alike(run, known):
-        if other.plan["name"] == run.plan["name"] or not other.exact:
+        if other.plan["name"] == run.plan["name"] or not other.exact or other.exchange != run.exchange:
             continue
         mine = _timed_alike(run, other, known)
         if mine is not None and (best is None or mine.step_s / other.step_s > best[0]):

@@ -242,6 +242,7 @@ REPORT = {
     ),
     "inputs": _object({"seed": _needed(_count)}),
     "loop": _object(LOOP),
+    "exchange": Field(_name),
     "step_caches": _object(
         {"name": _needed(_text), "threshold": _needed(_number), "counts": _needed(_one_of("steps", "calls"))}
         | {"skipped": _needed(_count), "of": _needed(_count)},

@@ -171,7 +171,8 @@ class KeptCalls:
 class RankWork:
     """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights.
 
-    `attention`: the kernels that have attended so far in the rank's process.
+    `attention`: the kernels that have attended so far in the rank's process. `exchange`: as what heads travelled, where
+    that rounded.
     """
 
     batch_group: int
@@ -184,6 +185,7 @@ class RankWork:
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
     attention: tuple[str, ...] = ()
+    exchange: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,6 +318,7 @@ class Engine:
             "cached": forward.cached,
             "kept": forward.take_kept(),
             "attention": tuple(sorted(ATTENDED)),
+            "exchange": forward.sequence.exchange if forward.sequence.rounded else "",
         }
 
     def _memory_of_step(self) -> Memory:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..exchange_formats import EXACT
 from ..models.block_chain import BEAT, hook_entries
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
 from ..models.hosted.block_hooks import OPTION
@@ -190,7 +191,7 @@ class HostedForward:
         inputs: RepeatedInputs,
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
-        sequence.most_keys = 0
+        sequence.most_keys, sequence.rounded = 0, False
         self.compiled: CompiledRun | None = None  # with which blocks run as graphs of torch's compiler
         self.by_graphs: GraphRun | None = None  # or as graphs of CUDA
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
@@ -393,6 +394,7 @@ class HostedForward:
         if options.get("local_attention"):
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
         self.sequence.named = str(options.get("attention", ""))
+        self.sequence.exchange = str(options.get("exchange", EXACT))
         return self.sequence
 
     def _inputs(

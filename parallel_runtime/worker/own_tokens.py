@@ -18,7 +18,7 @@ class OwnTokens(SequenceParallelAttention):
         return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
 
     def whole_keys(
-        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int], exact: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `SequenceParallelAttention.whole_keys`, without any exchange."""
         return k, v

@@ -55,20 +55,27 @@ def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, k
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
 
 
+SAGE, FP8 = {"attention": "SageAttention"}, {"exchange": "fp8"}
+
+
 @pytest.mark.parametrize(
-    ("plan", "told"),
+    ("plan", "asked", "told"),
     [
-        ("ulysses=2", "attention by SageAttention, which rounds, where there is no mask"),
-        ("ring=2", "attention by SageAttention, which rounds, where there is no mask"),
-        ("cfg=2", "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
-        ("pipefusion=2", "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
+        ("ulysses=2", SAGE, "attention by SageAttention, which rounds, where there is no mask"),
+        ("ring=2", SAGE, "attention by SageAttention, which rounds, where there is no mask"),
+        ("cfg=2", SAGE, "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
+        ("pipefusion=2", SAGE, "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
+        ("ring=2", FP8, "heads travel as fp8, which rounds: not the same picture"),
+        ("cfg=2", FP8, "exchange=fp8 is not used: it takes ulysses or ring above 1"),
     ],
 )
-def test_a_kernel_that_was_asked_for_is_told_where_a_plan_uses_it(module_of_pack, plan: str, told: str) -> None:
+def test_what_rounds_and_was_asked_for_is_told_where_a_plan_uses_it(
+    module_of_pack, plan: str, asked: dict[str, str], told: str
+) -> None:
     devices = module_of_pack("parallel_runtime.devices").parse_devices("cpu:2")
     parsed = module_of_pack("parallel_runtime.plan").ParallelPlan.parse(plan)
     choice = module_of_pack("nodes.choice").ParallelChoice(
-        devices_text="cpu:2", selection=devices, plan=parsed, attention="SageAttention"
+        devices_text="cpu:2", selection=devices, plan=parsed, **asked
     )
     assert choice.describe()[-1] == told
 

@@ -90,6 +90,9 @@ def test_exchanges_cost_their_bytes_and_a_latency_a_call() -> None:
     # Ulysses: 3 * 4 tokens * 1 head * 2 * 2 bytes there, 4 * 1 * 2 * 2 back. Ring: k and v of 4 tokens, 2 heads.
     assert seconds(only("link", bandwidth=1.0), ulysses=2) == pytest.approx(48 + 16 + gathered)
     assert seconds(only("link", bandwidth=1.0), ring=2) == pytest.approx(2 * 4 * 2 * 2 * 2 + gathered)
+    fp8 = replace(WORK, exchange="fp8")  # asked for by name: heads of 2 numbers, a byte each, and one for their scale
+    assert seconds(only("link", bandwidth=1.0), fp8, ulysses=2) == pytest.approx((48 + 16) * 3 / 4 + gathered)
+    assert seconds(only("link", bandwidth=1.0), fp8, ring=2) == pytest.approx(2 * 4 * 2 * 3 + gathered)
     assert seconds(only("link", latency_s=1.0), ulysses=2) == pytest.approx(2 + 1)
     assert seconds(only("link", latency_s=1.0), ring=4) == pytest.approx(3 + 1)
 

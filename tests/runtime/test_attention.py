@@ -17,6 +17,7 @@ from parallel_runtime.models.hosted.count import SilentAxis
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Shift
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
+from parallel_runtime.parallel.wire_format import from_fp8, to_fp8
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
@@ -24,6 +25,21 @@ from parallel_runtime.pool.pool import Pool
 HERE = Path(__file__).parent
 # fp32 sums in another order; without the exchange the least error of all cases is 0.3
 TOLERANCE = 1e-6
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_that_travel_as_fp8_round_to_a_16th_of_themselves_and_are_found_where_they_are_not_finite(dtype) -> None:
+    numbers = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 3, 5, 16, generator=numbers) * torch.tensor([1e-3, 0, 1, 40, 9e3])[:, None]
+    x[0, 0, 3, 0], x[0, 0, 4, 0] = torch.inf, torch.finfo(torch.float16).max
+    x = x.to(dtype).transpose(1, 2)
+    found = from_fp8(to_fp8(x), dtype)
+    assert found.dtype == dtype and torch.equal(from_fp8(to_fp8(found), dtype).nan_to_num(), found.nan_to_num())
+    assert found[0, 3, 0].isnan().all() and found.isnan().sum() == 16
+    largest = x.float().abs().amax(-1, keepdim=True)
+    bound = torch.maximum(x.float().abs(), largest * 2**-13) / 16
+    assert ((found.float() - x.float()).abs() <= bound * 1.01)[~found.isnan()].all()
+    assert (found != x).sum() > 100, "nothing was rounded"
+
 
 PLANS = {
     "ulysses 2": ParallelPlan(ulysses=2),

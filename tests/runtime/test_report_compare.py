@@ -87,6 +87,7 @@ CACHE = {"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4}
             {"proof": PROOF, "ranks": [{"attention": "pytorch: flash attention"}]},
             {"exact": "proven", "error": 6e-3, "dtype": "bfloat16"},
         ),
+        ({"proof": PROOF, "exchange": "fp8"}, {}),
         ({"proof": PROOF, "plan": plan_part(ParallelPlan(pipefusion=2))}, {}),
     ],
 )

@@ -18,8 +18,10 @@ const ORDER = [
   'step_cache',
   'loop',
   'attention',
+  'exchange',
   'tries',
-  'shares'
+  'shares',
+  'plans'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */

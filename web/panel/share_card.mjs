@@ -96,8 +96,9 @@ function devicesOf(report, t) {
 }
 
 function exactness(report, row, t) {
-  const { proof, step_caches } = report.raw ?? {}
+  const { proof, step_caches, exchange } = report.raw ?? {}
   if (step_caches?.length) return t('share.cached')
+  if (exchange) return t('share.rounded', { exchange })
   if (report.plan?.degrees?.pipefusion > 1) return t('share.stale')
   if (Number.isFinite(row?.error)) return t('share.exact', { error: relativeError(row.error) })
   if (proof?.verdict === 'proven') return t('share.proven', { error: relativeError(proof.error) })

@@ -7,6 +7,7 @@ import inspect
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
+from ....parallel_runtime.exchange_formats import EXACT
 from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
 from ..contract.known_nodes import ANY_SMALL, small_file
 from ..contract.refusals import (
@@ -42,12 +43,13 @@ def parallelized(
     attention: str = "",
     tries: bool = False,
     shares: tuple[int, ...] | None = (),
+    exchange: str = EXACT,
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `worker_loop`,
-    `attention`, `tries` and `shares` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come
-    along. Raises `ValueError` for a MODEL that cannot be taken.
+    `attention`, `tries`, `shares` and `exchange` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and
+    options come along. Raises `ValueError` for a MODEL that cannot be taken.
     """
     refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
@@ -65,6 +67,7 @@ def parallelized(
         attention=attention,
         tries=tries,
         shares=shares,
+        exchange=exchange,
         read=read,
     )
     _refuse_what_stays_behind(model)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
@@ -90,6 +91,7 @@ def remote_patcher(
     attention: str = "",
     tries: bool = False,
     shares: tuple[int, ...] | None = (),
+    exchange: str = EXACT,
     read: Reader = read_hosted,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
@@ -98,7 +100,7 @@ def remote_patcher(
     the first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the
     workers where they can. `attention`: the kernel of a package, where one was asked for. `tries`: plans that auto
     predicts to be near are tried before a run of many steps. `shares`: how much each device computes, () for equal
-    ones, None as they are measured.
+    ones, None as they are measured. `exchange`: as what heads travel between ranks.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
@@ -138,7 +140,7 @@ def remote_patcher(
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
     patcher.step_cache, patcher.worker_loop, patcher.attention = step_cache, worker_loop, attention
-    patcher.tries, patcher.shares = tries, shares
+    patcher.tries, patcher.shares, patcher.exchange = tries, shares, exchange
     if chooser.advises:
         Thread(target=_counted_or_none, args=(source,), daemon=True).start()
         patcher.advise = partial(_advised, chooser=chooser, source=source)

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
@@ -57,6 +58,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
         self.attention = ""  # a kernel of a package, by its name
+        self.exchange = EXACT  # as what heads travel between ranks
         self.worker_loop = True  # samplers run their loop there where they can
         self.tries = False  # whether plans are tried before a run
         self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
@@ -80,7 +82,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
-        copy.attention = self.attention
+        copy.attention, copy.exchange = self.attention, self.exchange
         copy.worker_loop, copy.tries, copy.shares = self.worker_loop, self.tries, self.shares
         copy.refused, copy._written = self.refused, self.written()
         return copy
@@ -126,6 +128,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             recorder=self.recorder,
             step_cache=self.step_cache,
             attention=self.attention,
+            exchange=self.exchange,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
             stock_cache="easycache" in self.model_options["transformer_options"],

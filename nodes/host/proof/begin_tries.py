@@ -48,6 +48,7 @@ class Tunable:
     deltas: WeightDeltas
     compiled: bool
     attention: str
+    exchange: str
     side_branch: bool
     step_cache: float
     tries: bool
@@ -56,7 +57,7 @@ class Tunable:
     @classmethod
     def of(cls, patcher: RemotePatcher, shares: tuple[int, ...]) -> "Tunable":
         """That of a MODEL whose devices have these `shares`."""
-        same = ("decision", "choose_again", "compiled", "attention", "side_branch", "step_cache", "tries")
+        same = ("decision", "choose_again", "compiled", "attention", "exchange", "side_branch", "step_cache", "tries")
         found = {name: getattr(patcher, name) for name in same}
         model = patcher.model
         return cls(pooled=model.pooled, prover=model.prover, deltas=patcher.delta_set(), shares=shares, **found)
@@ -166,7 +167,7 @@ def key_of(of: Tunable, work: Work) -> TriesKey:
     """What seconds of a step at such work hold for."""
     pooled, known = of.pooled, of.prover.key(of.decision.plan, ())
     options = {"compiled": of.compiled, "attention": of.attention, "side_branch": of.side_branch}
-    rounded = replace(work, text_tokens=-(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO)
+    rounded = replace(work, exchange=of.exchange, text_tokens=-(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO)
     sizes = {name: str(value) for name, value in asdict(rounded).items() if name != "steps"}
     return TriesKey(
         devices=(device_set(pooled.devices), *map(str, pooled.devices)),

@@ -166,6 +166,7 @@ def _tried(
         deltas=of.deltas,
         compiled=of.compiled,
         attention=of.attention,
+        exchange=of.exchange,
         step_cache=of.step_cache,
         listener=Said(say),
         prover=of.prover,

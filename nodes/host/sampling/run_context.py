@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.pool.calls import ModelCall, StepDone, WorkerLoopResult, WorkerLoopRun
@@ -91,6 +92,7 @@ class RunContext:
     graphs_under: ParallelPlan | None = None
     step_cache: float = 0.0
     attention: str = ""
+    exchange: str = EXACT
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
@@ -275,6 +277,7 @@ class RunContext:
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),
             **({"attention": self.attention} if self.attention else {}),
+            **({} if self.exchange == EXACT else {"exchange": self.exchange}),
         }
 
     def _by_graphs(self, call: ModelCall) -> ModelCall:
@@ -296,6 +299,7 @@ class RunContext:
             self.graphs_under,
             self.step_cache,
             self.attention,
+            self.exchange,
         )
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:

@@ -33,7 +33,7 @@ from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import GIB, Calibration
-from parallel_runtime.planner.tries import KeptPlan, Tries, kept_of, worth_trying
+from parallel_runtime.planner.tries import LIMIT, KeptPlan, Tries, kept_of, worth_trying
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
@@ -77,7 +77,8 @@ class Case:
 
 def tried(pool: Pool, trial: Trial, calls: Sequence[ModelCall], plans: Sequence[ParallelPlan]) -> tuple[Tries, float]:
     """The tries of such plans, done, and the seconds that they took."""
-    tries, began_s = Tries(tuple(plans)), time.perf_counter()
+    tries = Tries(tuple(plans), warm=frozenset(plans[:1]), limit=LIMIT, asynchronous=False)
+    began_s = time.perf_counter()
     while (plan := tries.due) is not None:
         tries.note(plan, pool.run(trial.spec, plan, calls).wall_s)
     return tries, time.perf_counter() - began_s
@@ -138,7 +139,7 @@ def case_of(pool: Pool, trial: Trial, model: CountedModel, work: Work, found: Ca
     plans = [plan for plan in PLANS if model.may_run(plan) and (work.guided or plan.cfg == 1)]
     due = worth_trying(choice.table, choice.plan, steps=STEPS, asynchronous=False)
     pool.run(trial.spec, choice.plan, calls)  # which loads the model, as a run without tries does
-    tries, took_s = tried(pool, trial, calls, due)
+    tries, took_s = tried(pool, trial, calls, due)  # whose first plan has run, as a proof has it run before tries
     kept = kept_of(tries)
     clocks, cores = exhaustive(pool, trial, calls, plans, turns)
     gained_s = 0.0 if kept is None else STEPS * (clocks[choice.plan] - clocks[kept.plan])

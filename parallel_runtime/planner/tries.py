@@ -8,6 +8,12 @@ measured again. Pure: seconds are given, nothing is run (nodes/host/proof/trying
 A try is a copy of the run's first step, of which nothing is used but the seconds. The first copy under a plan makes its
 process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind. The plan
 that is predicted best stays unless each copy of another was quicker: other work on the machine slows single copies.
+
+A run that waits for its tries may take `LIMIT` steps longer and no more. Then a copy of the plan predicted best comes
+first, and one of another, which counts at once where the host waits for the device, as on a CPU (groups are made before
+its clock starts), and elsewhere where it was quicker all the same. Only where it was quicker is the first measured once
+more. A gain of less than `NEAR` that single copies show is left to the runs: their own steps are measured, too
+(`KeptPlan.after_run`).
 """
 
 import math
@@ -21,6 +27,8 @@ from .choose import Prediction
 MIN_STEPS = 16  # of a run; a shorter one would spend too much of itself on tries
 MOST_PLANS = 3
 COUNTED = 2
+LIMIT = 3.0  # steps that a run may take longer for its tries
+NEAR = 1.05  # times faster, by single copies: below it the plan predicted best stays
 NOT_COUNTED = 1
 # How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
 # percentile 25 % (benchmarks/planner.md).
@@ -117,11 +125,16 @@ class Tries:
     """The tries of one run, under way: `due` says which plan is to compute the next copy, `note` takes its seconds.
 
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
+    `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
+    ahead of the host.
     """
 
     plans: tuple[ParallelPlan, ...]
     warm: frozenset[ParallelPlan] = frozenset()
+    limit: float | None = None
+    asynchronous: bool = True
     copies: int = 0
+    spent_s: float = 0.0
     given_up: bool = False
     failed: dict[ParallelPlan, str] = field(default_factory=dict)
     _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
@@ -135,11 +148,27 @@ class Tries:
         """The plan of the next copy; None when all is known."""
         if self.given_up:
             return None
+        if self.limit is not None and self._counted.keys() & set(self.plans[:1]):
+            return self._due_within(self.limit)
         for plan in self.plans:
             if plan not in self.failed and plan not in self._counted:
                 return plan
         again = self._half_counted()
         return again[0] if again else None
+
+    def _due_within(self, limit: float) -> ParallelPlan | None:
+        """As `due`, once the plan predicted best was counted."""
+        first = self.plans[0]
+        step_s = min(self._counted[first])
+        left_s = limit * step_s - self.spent_s
+        others = [plan for plan in self.plans[1:] if plan not in self.failed]
+        for plan in others:
+            copies = 1 if plan in self._started or not self.asynchronous else NOT_COUNTED + 1
+            alone = plan == others[0] or plan in self._started  # without it what was spent would be for nothing
+            if plan not in self._counted and (alone or copies * step_s <= left_s):
+                return plan
+        quicker = any(min(self._counted[plan]) < step_s for plan in others if plan in self._counted)
+        return first if quicker and len(self._counted[first]) < COUNTED and step_s <= left_s else None
 
     def _half_counted(self) -> list[ParallelPlan]:
         """Plans that are near the quickest and were not counted as often as that asks."""
@@ -153,9 +182,11 @@ class Tries:
     def note(self, plan: ParallelPlan, seconds: float) -> None:
         """A copy under `plan` took so long."""
         self.copies += 1
+        self.spent_s += seconds
         first, best_s = plan not in self._started, min(self.seconds.values(), default=math.inf)
         self._started.add(plan)
-        if not first or seconds > HOPELESS * best_s + GROUPS_S:
+        at_once = self.limit is not None and (not self.asynchronous or (plan != self.plans[0] and seconds < best_s))
+        if not first or at_once or seconds > HOPELESS * best_s + GROUPS_S:
             self._counted.setdefault(plan, []).append(seconds)
 
     def fail(self, plan: ParallelPlan, why: str) -> None:
@@ -191,8 +222,10 @@ class Tries:
         if before in seconds and seconds[before] <= CHANGE * seconds[quickest]:
             return before
         first = self.plans[0]
-        if before is None and first in seconds and max(self._counted[quickest]) >= seconds[first]:
-            return first
+        if before is None and first in seconds:
+            least = NEAR if self.limit is not None and len(self._counted[first]) == 1 else 1.0
+            if least * max(self._counted[quickest]) >= seconds[first]:
+                return first
         return quickest
 
 

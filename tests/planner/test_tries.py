@@ -134,6 +134,32 @@ def test_the_first_copy_is_not_counted_then_two_are(seconds: dict, warm: tuple, 
     assert tries.seconds == seconds  # first copies, which take longer, are not in here
 
 
+@pytest.mark.parametrize(
+    ("seconds", "cold", "copies", "kept"),
+    [
+        ({ULYSSES: 1.0, RING: 1.02}, None, (1, 1), ULYSSES),  # slower at once
+        ({ULYSSES: 1.0, RING: 0.97}, None, (2, 1), RING),  # and once more the one that was predicted best
+        ({ULYSSES: 1.0, RING: 1.02, CFG: 0.5}, None, (1, 1, 0), ULYSSES),  # a third would take it too long
+        ({ULYSSES: 1.0, RING: 0.97, CFG: 0.96}, None, (1, 1, 1), ULYSSES),  # too near for single copies
+        ({ULYSSES: 1.0, RING: 0.97, CFG: 0.9}, None, (1, 1, 1), CFG),
+        ({ULYSSES: 1.0, RING: 0.9}, 1.5, (1, 2), RING),  # a first copy connects groups
+        ({ULYSSES: 1.0, RING: 0.6}, 1.5, (2, 1), RING),  # quicker all the same
+    ],
+)
+def test_a_run_that_waits_for_its_tries_takes_three_steps_longer_at_most(
+    seconds: dict, cold: float | None, copies: tuple, kept: object
+) -> None:
+    """`cold`: how many times as long a first copy takes, on devices that run ahead of the host."""
+    tries = Tries(tuple(seconds), warm=frozenset({ULYSSES}), limit=3.0, asynchronous=cold is not None)
+    made, started = dict.fromkeys(seconds, 0), set(tries.warm)
+    while (plan := tries.due) is not None:
+        tries.note(plan, seconds[plan] * (1 if plan in started or cold is None else cold))
+        made[plan] += 1
+        started.add(plan)
+    assert (tuple(made.values()), tries.best()) == (copies, kept)
+    assert tries.spent_s <= 3.0 + (0 if cold is None else seconds[RING] * (cold - 1))
+
+
 @given(st.floats(0.2, 5.0), st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6).map(tuple))
 def test_what_is_kept_is_the_quickest_or_near_it_whatever_the_noise(ratio: float, noise: tuple[float, ...]) -> None:
     seconds = {ULYSSES: 1.0, RING: ratio}

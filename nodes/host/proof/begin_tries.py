@@ -18,7 +18,7 @@ from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.machine import device_set, whole_bytes
 from ....parallel_runtime.planner.memory import fits_by_shares
-from ....parallel_runtime.planner.tries import MIN_STEPS, in_words, may_gain_by_graphs, worth_trying
+from ....parallel_runtime.planner.tries import LIMIT, MIN_STEPS, in_words, may_gain_by_graphs, worth_trying
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ..model.patcher import RemotePatcher
@@ -135,7 +135,8 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     if kept is None and not plans:
         return decision, None
-    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs)
+    waits = {"limit": None if short else LIMIT, "asynchronous": is_asynchronous(of)}
+    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs, **waits)
     if not short or not plans:
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}

@@ -45,9 +45,9 @@ class Trier:
     """The tries of one run. `plans` to try, the run's own first; `rows` of a whole step; `kept` from earlier runs.
 
     `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
-    after which no further copy begins, and what is half measured is dropped; None for all that are due. `graphs`: the
-    plans under which blocks may be quicker as CUDA graphs, which is tried under the kept one. `tries` and `copied` are
-    what became of them.
+    after which no further copy begins, and what is half measured is dropped; None for all that are due. `limit` and
+    `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs, which is
+    tried under the kept one. `tries` and `copied` are what became of them.
     """
 
     key: TriesKey
@@ -57,6 +57,8 @@ class Trier:
     kept: KeptPlan | None = None
     budget_s: float | None = None
     graphs: frozenset[ParallelPlan] = frozenset()
+    limit: float | None = None
+    asynchronous: bool = True
     tries: Tries | None = None
     copied: str = ""
 
@@ -82,7 +84,8 @@ class Trier:
             return
         began_s = time.perf_counter()
         proven_now = self.prover.num_computed > self._proofs
-        self.tries = tries = Tries(plans, warm=frozenset(plans[:1] if proven_now else ()))
+        warm = frozenset(plans[:1] if proven_now else ())
+        self.tries = tries = Tries(plans, warm=warm, limit=self.limit, asynchronous=self.asynchronous)
         copies = _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state)
         copies.compute(tries, None if self.budget_s is None else began_s + self.budget_s)
         kept = self._proven(tries, run, calls, check_cancelled)

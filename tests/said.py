@@ -58,6 +58,7 @@ FILES = (
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
     *("parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
     *("parallel_runtime/models/specs/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
+    "parallel_runtime/exchange_formats.py",
     "parallel_runtime/packages.py",
     *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/generation.py"),
     *("parallel_runtime/pool/failures.py", "parallel_runtime/pool/known_errors.py"),

@@ -53,7 +53,8 @@ class Layout:
     `shards` 1: each holds all of it. More: that many ranks of a replica hold the whole together. `stages` above 1: `it`
     is the blocks of a rank's stage, and what that needs of the weights outside the blocks; `stage_ranks` consecutive
     ranks have the same stage, the next ones the next. `offloaded`: what a rank holds lies in host memory and visits the
-    device block by block.
+    device block by block. `shares`: of each rank, how much it holds beside the others, () for equal ones; weights stay
+    as they were loaded where only that differs.
     """
 
     ranks: int
@@ -61,6 +62,7 @@ class Layout:
     offloaded: bool = False
     stages: int = 1
     stage_ranks: int = 1
+    shares: tuple[int, ...] = ()
 
     @cached_property
     def kind(self) -> tuple[int, bool, int, int]:
@@ -74,6 +76,19 @@ class Layout:
     def stage_of(self, rank: int) -> int:
         """The stage that a rank has, from 0."""
         return rank // self.stage_ranks % self.stages
+
+    def shares_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The shares of ranks that hold weights together; () for equal ones."""
+        found = tuple(self.shares[rank] for rank in ranks if self.shares)
+        return found if len(set(found)) > 1 else ()
+
+    @property
+    def stage_shares(self) -> tuple[int, ...]:
+        """The shares of the stages, each what all of its ranks have together; () for equal ones."""
+        sums = [0] * self.stages
+        for rank, share in enumerate(self.shares):
+            sums[self.stage_of(rank)] += share
+        return tuple(sums) if len(set(sums)) > 1 else ()
 
     @property
     def name(self) -> str:
@@ -104,8 +119,9 @@ class ParallelPlan:
     `pipefusion` is the number of stages, each with some of the blocks. `patches`: into how many runs of rows an image
     is cut to keep all stages busy (0: as many as stages); `warmup_steps`: how many steps of a run go through whole.
 
-    `shares`: of each rank, how much of the tokens, heads and images it computes beside the others, as small as they can
-    be; () for equal ones. Weights are shared out equally, and so are prompt and negative.
+    `shares`: of each rank, how much of the tokens, heads and images it computes beside the others, and of sharded
+    weights how much it holds, as small as they can be; () for equal ones. Of stages each has blocks by the sum of its
+    ranks' shares, and these share its tokens equally. Prompt and negative are equal, too.
 
     Raises `ValueError` naming the value, the limit and the remedy.
     """
@@ -154,20 +170,20 @@ class ParallelPlan:
             raise ValueError(
                 f"shares={told} are of {len(shares)} rank(s), the plan has {self.ranks}; give one for each"
             )
-        if self.pipefusion > 1:
-            raise ValueError(f"shares={told} need pipefusion=1: stages have equal parts; leave shares out")
         divisor = math.gcd(*shares)
         least = tuple(share // divisor for share in shares) if len(set(shares)) > 1 else ()
         object.__setattr__(self, "shares", least)
 
     def with_shares(self, shares: Sequence[int]) -> "ParallelPlan":
-        """The same plan with the shares of devices, of which it takes the first; stages and one rank have none."""
-        taken = tuple(shares[: self.ranks]) if self.ranks > 1 and self.pipefusion == 1 else ()
+        """The same plan with the shares of devices, of which it takes the first; one rank has none."""
+        taken = tuple(shares[: self.ranks]) if self.ranks > 1 else ()
         return self if taken == self.shares else replace(self, shares=taken)
 
     def shares_within(self, batch_group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of a batch group, the shares of its ring's ranks and of its ulysses ranks: one split an axis, so that of
-        both an axis has the sums over the other. () for equal ones."""
+        both an axis has the sums over the other. () for equal ones, as those of a stage are."""
+        if self.pipefusion > 1:
+            return (), ()
         mine = self.shares[batch_group * self.parts : (batch_group + 1) * self.parts]
         rows = [mine[start : start + self.ulysses] for start in range(0, len(mine), self.ulysses)]
         ring, ulysses = tuple(map(sum, rows)), tuple(map(sum, zip(*rows, strict=True)))
@@ -248,6 +264,7 @@ class ParallelPlan:
             offloaded=self.weights == "offloaded",
             stages=self.pipefusion,
             stage_ranks=self.parts if self.pipefusion > 1 else 1,
+            shares=self.shares if self.pipefusion > 1 or self.weights != "replicated" else (),
         )
 
     @property

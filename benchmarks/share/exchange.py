@@ -117,7 +117,9 @@ class LocalAxis(Axis):
         """As `Axis.start_shift`."""
         return self._start(receive, send, send.nbytes, to_all=False)
 
-    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> Arrival:  # type: ignore[override]
+    def start_all_gather(  # type: ignore[override]
+        self, mine: torch.Tensor, whole: torch.Tensor, lengths: object = None
+    ) -> Arrival:
         """As `Axis.start_all_gather`."""
         return self._start(whole, mine, (self.size - 1) * mine.nbytes, to_all=False)
 

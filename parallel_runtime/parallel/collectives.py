@@ -5,7 +5,7 @@ Owns the calls into torch.distributed, for activations and for weights, and the 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -115,13 +115,15 @@ class Axis:
         """
         return Shift(self, send, receive)
 
-    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> "AllGather":
+    def start_all_gather(
+        self, mine: torch.Tensor, whole: torch.Tensor, lengths: Sequence[int] | None = None
+    ) -> "AllGather":
         """Begin collecting every rank's `mine` (n,) in `whole` (size * n,), in the order of the axis.
 
-        Both are flat and contiguous and must be left alone until `AllGather.wait`. Bytes (uint8) go through every
-        backend, where gloo refuses fp8.
+        Both are flat and contiguous and must be left alone until `AllGather.wait`. `lengths`: the n of every rank,
+        where they differ. Bytes (uint8) go through every backend, where gloo refuses fp8.
         """
-        return AllGather(self, mine, whole)
+        return AllGather(self, mine, whole, lengths)
 
 
 class AllToAll:
@@ -200,13 +202,16 @@ class AllGather:
     places took half the time (40 MB from each of two ranks: 41 against 89 ms).
     """
 
-    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
+    def __init__(
+        self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor, lengths: Sequence[int] | None = None
+    ) -> None:
         self.axis, self.whole = axis, whole
+        uneven = lengths is not None and len(set(lengths)) > 1
         with axis.traffic.waiting():
             self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
             self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
-            if dist.get_backend(axis.group) == "gloo":
-                self.works = self._exchange()
+            if uneven or dist.get_backend(axis.group) == "gloo":
+                self.works = self._exchange(lengths if uneven else None)
             else:
                 self.works = [_all_gather(self.target, self.source, group=axis.group, async_op=True)]
         axis.traffic.add((axis.size - 1) * mine.nbytes)
@@ -222,15 +227,18 @@ class AllGather:
             if self.axis.staged:
                 self.whole.copy_(self.target)
 
-    def _exchange(self) -> list[dist.Work]:
-        """Send this rank's part to every other, farther and farther along the axis, and receive theirs."""
+    def _exchange(self, lengths: Sequence[int] | None) -> list[dist.Work]:
+        """Send this rank's part to every other, farther and farther along the axis, and receive theirs. What is empty
+        is not sent."""
         size, index, group = self.axis.size, self.axis.index, self.axis.group
-        parts = self.target.view(size, -1)
+        parts = self.target.chunk(size) if lengths is None else self.target.split_with_sizes(list(lengths))
         messages = []
         for distance in range(1, size):
             to, source = (index + distance) % size, (index - distance) % size
-            messages.append(dist.P2POp(dist.isend, self.source, self.axis.rank_at(to), group))
-            messages.append(dist.P2POp(dist.irecv, parts[source], self.axis.rank_at(source), group))
-        works = dist.batch_isend_irecv(messages)
+            if self.source.numel():
+                messages.append(dist.P2POp(dist.isend, self.source, self.axis.rank_at(to), group))
+            if parts[source].numel():
+                messages.append(dist.P2POp(dist.irecv, parts[source], self.axis.rank_at(source), group))
+        works = dist.batch_isend_irecv(messages) if messages else []
         parts[index].copy_(self.source)
         return works

@@ -30,13 +30,15 @@ CPU_RUNTIME_BYTES = 350 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMemory:
-    """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead."""
+    """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead; `shared` of the weights
+    are this rank's part of what ranks hold together."""
 
     weights: int
     activations: int
     buffers: int
     runtime: int
     host_bytes: int = 0
+    shared: int = 0
 
     @property
     def total(self) -> int:
@@ -46,10 +48,12 @@ class PlannedMemory:
 
 def fits_by_shares(memory: PlannedMemory, plan: ParallelPlan, free: Sequence[float]) -> bool:
     """Whether each rank has room for its share, `free` bytes on each: `memory` is a rank's where all are equal. What it
-    computes with is in proportion to its share; weights lie as they were loaded."""
+    computes with is in proportion to its share. Weights lie as they were loaded: of what ranks hold together it has its
+    share or an equal part, whichever is more."""
     shares = plan.shares or (1,) * plan.ranks
     least, moved = memory.weights + memory.runtime, memory.activations + memory.buffers
-    needs = [least + moved * share * len(shares) / sum(shares) for share in shares]
+    times = [share * len(shares) / sum(shares) for share in shares]
+    needs = [least + moved * each + memory.shared * max(0.0, each - 1) for each in times]
     return all(need <= room for need, room in zip(needs, free, strict=False))
 
 
@@ -57,13 +61,14 @@ def memory_of(
     model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> PlannedMemory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
+    rows, blocks, host, shared = rows_per_group(work, plan), sum(model.block_bytes), 0.0, 0.0
     weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
     if plan.weights != "replicated":
         at_hand = min(blocks / plan.pipefusion, BLOCKS_AT_HAND * model.largest_block)
         kept = blocks / (plan.ranks // plan.data)
         weights = model.weight_bytes - blocks + at_hand + (kept if plan.weights == "sharded" else 0.0)
         host = kept if plan.weights == "offloaded" else 0.0
+        shared = kept if plan.weights == "sharded" else 0.0
     buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
     exchanges = max(1.0, model.count("exchanges", work))
     an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
@@ -77,6 +82,7 @@ def memory_of(
         buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
+        shared=round(shared),
     )
 
 

@@ -41,7 +41,15 @@ class WeightOwner:
 class Unit:
     """One block: its weights by path, what the file says of them, and this rank's bytes of them as they are now."""
 
-    def __init__(self, path: str, block: torch.nn.Module, rounded: Mapping[str, torch.dtype], *, shards: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        block: torch.nn.Module,
+        rounded: Mapping[str, torch.dtype],
+        *,
+        shards: int,
+        shares: tuple[int, ...],
+    ) -> None:
         """`rounded`: weights that are held in another dtype than the file's."""
         self.rounded = rounded
         self.owners: dict[str, WeightOwner] = {}
@@ -53,7 +61,7 @@ class Unit:
                     full = ".".join(part for part in (path, below, name) if part)
                     self.owners[full] = WeightOwner(owner, name, full)
                     self.pristine[full] = weight
-        self._shards = shards
+        self._shards, self._shares = shards, shares
         self.lay_out({})
 
     def lay_out(self, changed: Mapping[str, torch.nn.Parameter]) -> None:
@@ -67,7 +75,7 @@ class Unit:
                 parts = [parts[0].to(META, self.rounded[path])]
             self.makes[path] = make, len(parts)
             sizes |= {f"{path}#{number}": (part.dtype, tuple(part.shape)) for number, part in enumerate(parts)}
-        self.layout = UnitLayout(sizes, shards=self._shards)
+        self.layout = UnitLayout(sizes, shards=self._shards, shares=self._shares)
 
     def cut(self, shard: torch.Tensor, index: int, changed: Mapping[str, torch.nn.Parameter]) -> None:
         """Copy what the rank of that index holds of every weight into its bytes, `shard`; `changed` as `lay_out`."""
@@ -103,15 +111,19 @@ class BlockShards:
         device: torch.device,
         offloaded: bool,
         methods: Callable[[str], Iterable[str]] | None = None,
+        shares: tuple[int, ...] = (),
     ) -> None:
-        """`rounded`: weights that are held in another dtype than the file's, by path.
+        """`rounded`: weights that are held in another dtype than the file's, by path. `shares`: how much each rank of
+        the group holds beside the others, () for equal ones.
 
         `methods`: by which methods the model calls the block at a path; by `forward` where it is left out.
         """
         self.device, self.offloaded = device, offloaded
         self._index = group.index
-        self._feed = UnitFeed(group, device=device, offloaded=offloaded)
-        self._units = {path: Unit(path, block, rounded, shards=group.size) for path, block in blocks.items()}
+        self._units = {
+            path: Unit(path, block, rounded, shards=group.size, shares=shares) for path, block in blocks.items()
+        }
+        self._feed = UnitFeed(group, self._lengths, device=device, offloaded=offloaded)
         self._shards: dict[str, torch.Tensor] = {}
         self._whole: dict[tuple[str, int], dict[str, torch.nn.Parameter]] = {}  # by unit and where its bytes lie
         self._order: list[str] = []  # as the last whole call asked for them
@@ -140,7 +152,7 @@ class BlockShards:
             self._release(path)
             done += unit.layout.num_bytes
             yield done
-        self._feed.fit(max(unit.layout.shard_bytes for unit in self._units.values()))
+        self._feed.fit(self._units)
 
     def begin(self) -> None:
         """A call of the model begins: the first block of the last call's order is on its way when this returns."""
@@ -180,15 +192,19 @@ class BlockShards:
         self._cut(path, changed)
         self._feed.end()
         self._whole.clear()
-        self._feed.fit(max(unit.layout.shard_bytes for unit in self._units.values()))
+        self._feed.fit(self._units)
+
+    def _lengths(self, path: str) -> tuple[int, ...]:
+        """Bytes of a block that each rank holds."""
+        return self._units[path].layout.lengths
 
     def _cut(self, path: str, changed: Mapping[str, torch.nn.Parameter]) -> None:
-        layout = self._units[path].layout
+        held = self._lengths(path)[self._index]
         self._shards.pop(path, None)  # the old goes before the new comes
         if self.offloaded:
-            shard = host_bytes(layout.shard_bytes, device=self.device)
+            shard = host_bytes(held, device=self.device)
         else:
-            shard = torch.zeros(layout.shard_bytes, dtype=torch.uint8, device=self.device)
+            shard = torch.zeros(held, dtype=torch.uint8, device=self.device)
         self._units[path].cut(shard, self._index, changed)
         self._shards[path] = shard
 

@@ -7,7 +7,7 @@ stream of its own, which first waits for all that was queued for computing: by t
 one, the last to read the buffer that is filled next. Computing waits for what arrives before it reads it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,11 +18,14 @@ from ..parallel.collectives import AllGather, Axis
 class UnitFeed:
     """Hands out whole units in the order that `begin` was told."""
 
-    def __init__(self, group: Axis, *, device: torch.device, offloaded: bool) -> None:
-        """`offloaded`: the shards lie on the host and are copied to the device first, just as much ahead."""
+    def __init__(
+        self, group: Axis, lengths: Callable[[str], Sequence[int]], *, device: torch.device, offloaded: bool
+    ) -> None:
+        """`lengths`: the bytes of a unit that each rank holds. `offloaded`: the shards lie on the host and are copied
+        to the device first, just as much ahead."""
         self.group, self.device, self.offloaded = group, device, offloaded
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._shard_bytes = 0
+        self._lengths, self._fitted = lengths, (0, 0)
         self._buffers: list[torch.Tensor] = []
         self._staging: torch.Tensor | None = None
         self._order: Sequence[str] = ()
@@ -42,17 +45,18 @@ class UnitFeed:
         """Whether nothing is in flight."""
         return self._arriving is None
 
-    def fit(self, shard_bytes: int) -> None:
-        """Have buffers for units whose largest shard is that big, no larger and no smaller."""
-        if shard_bytes == self._shard_bytes:
+    def fit(self, units: Iterable[str]) -> None:
+        """Have buffers for the largest of these units, no larger and no smaller."""
+        known = [self._lengths(unit) for unit in units]
+        fitted = max(map(sum, known)), max(lengths[self.group.index] for lengths in known)
+        if fitted == self._fitted:
             return
         self._check_ended()
         self._buffers, self._staging = [], None  # the old go before the new come
-        size = self.group.size
-        self._buffers = [torch.empty(shard_bytes * size, dtype=torch.uint8, device=self.device) for _ in range(2)]
-        if self.offloaded and size > 1:
+        whole_bytes, shard_bytes = self._fitted = fitted
+        self._buffers = [torch.empty(whole_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        if self.offloaded and self.group.size > 1:
             self._staging = torch.empty(shard_bytes, dtype=torch.uint8, device=self.device)
-        self._shard_bytes = shard_bytes
 
     def begin(self, order: Sequence[str], shards: Mapping[str, torch.Tensor]) -> None:
         """Say which units will be taken, in which order, and start the first on its way. `shards` are this rank's."""
@@ -92,7 +96,8 @@ class UnitFeed:
                 arrived = whole if self._staging is None else self._staging[: shard.numel()]
                 arrived.copy_(shard, non_blocking=True)
                 shard = arrived
-            self._gather = self.group.start_all_gather(shard, whole) if self.group.size > 1 else None
+            lengths = self._lengths(self._order[position])
+            self._gather = self.group.start_all_gather(shard, whole, lengths) if self.group.size > 1 else None
         self._arriving = position
 
     def _finish(self) -> int:
@@ -108,8 +113,7 @@ class UnitFeed:
         return position
 
     def _whole(self, position: int) -> torch.Tensor:
-        shard = self._shards[self._order[position]]
-        return self._buffers[position % 2][: shard.numel() * self.group.size]
+        return self._buffers[position % 2][: sum(self._lengths(self._order[position]))]
 
     @contextmanager
     def _beside_computing(self) -> Iterator[None]:

@@ -1,8 +1,9 @@
-"""One unit of a model (a block, or all outside the blocks) as a flat run of bytes that ranks hold equal ranges of.
+"""One unit of a model (a block, or all outside the blocks) as a flat run of bytes that ranks hold ranges of.
 
     | weight | pad | weight | pad | ... | pad |       each weight begins at a multiple of 64 bytes
     |    rank 0     |    rank 1     |  rank 2 |       the whole is padded to a multiple of 64 bytes times the ranks
 
+Ranges are equal, or by shares: then they are multiples of 64 bytes, may be empty, and only the last weight is padded.
 So a range begins and ends between two elements of any dtype, one gather of bytes makes the unit whole, whatever mix of
 dtypes it is, and the whole weights are views of what arrived: nothing is copied out. Plain ints; owns no memory.
 """
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from ..parallel.shard import split_lengths
 
 ALIGNMENT = 64  # bytes: what the processor's and the GPU's widest loads like, and a multiple of every element
 
@@ -47,27 +50,35 @@ class ShardRange:
 class UnitLayout:
     """Where each weight of a unit lies, by its name within the unit, and which rank holds which bytes of it."""
 
-    def __init__(self, weights: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, shards: int) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+        *,
+        shards: int,
+        shares: tuple[int, ...] = (),
+    ) -> None:
+        """`shares`: how much each rank holds beside the others, () for equal ranges."""
         self.spans: dict[str, WeightSpan] = {}
         end = 0
         for name, (dtype, shape) in weights.items():
             self.spans[name] = WeightSpan(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)
             end = self.spans[name].stop
-        self.shards = shards
-        self.shard_bytes = max(1, -(-end // (ALIGNMENT * shards))) * ALIGNMENT
+        rows = max(1, -(-end // ALIGNMENT))
+        counts = split_lengths(rows, shards, shares) if shares else (max(1, -(-rows // shards)),) * shards
+        self.lengths = tuple(ALIGNMENT * count for count in counts)  # bytes that each rank holds
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole unit, padding included: at most 64 a weight and 64 a rank."""
-        return self.shard_bytes * self.shards
+        return sum(self.lengths)
 
     def part(self, name: str, index: int) -> ShardRange:
         """What the rank of that index holds of a weight; often nothing."""
-        span, begin = self.spans[name], index * self.shard_bytes
+        span, begin, held = self.spans[name], sum(self.lengths[:index]), self.lengths[index]
         low = min(max(span.start, begin), span.stop)
-        high = max(min(span.stop, begin + self.shard_bytes), low)
+        high = max(min(span.stop, begin + held), low)
         size = span.dtype.itemsize
-        start = min(max(low - begin, 0), self.shard_bytes)
+        start = min(max(low - begin, 0), held)
         return ShardRange((low - span.start) // size, (high - span.start) // size, start, span.dtype)
 
     def views(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -50,7 +50,12 @@ class HostedWeights:
         offloaded: bool,
         stages: int = 1,
         stage: int = 0,
+        shares: tuple[int, ...] = (),
+        stage_shares: tuple[int, ...] = (),
     ) -> None:
+        """`shares`: how much of the blocks each rank of `group` holds; `stage_shares`: how many each stage has; () for
+        equal ones."""
+        self._shares, self._stage_shares = shares, stage_shares
         self.device = device
         self.stages, self._stage = stages, stage
         self.blocks_before: dict[str, torch.nn.Module] = {}  # by path, those that every stage has
@@ -129,7 +134,8 @@ class HostedWeights:
     @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        return 0 if self._offloaded else self._file_bytes // (self._group.size * self.stages)
+        of_it = self._shares[self._group.index] / sum(self._shares) if self._shares else 1 / self._group.size
+        return 0 if self._offloaded else int(self._file_bytes * of_it / self.stages)
 
     @property
     def _file_bytes(self) -> int:
@@ -195,6 +201,7 @@ class HostedWeights:
                 device=self.device,
                 offloaded=self._offloaded,
                 methods=self.methods_of,
+                shares=self._shares,
             )
             yield from self.shards.load()
         elif self.own_copy:
@@ -232,7 +239,7 @@ class HostedWeights:
             num_bytes = sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0])
             handed = spec.handed_on(path.rpartition(".")[0])
             costs.append(num_bytes / (1 if isinstance(handed, str) else len(handed)))
-        return balanced_stages(costs, self.stages)[self._stage]
+        return balanced_stages(costs, self.stages, self._stage_shares)[self._stage]
 
     def _leave_others(self) -> None:
         """Have nothing of the blocks of other stages."""

@@ -13,6 +13,7 @@ import torch
 
 from ..checkpoint import ModelSpec
 from ..errors import RequestCancelledError
+from ..exchange_groups import weight_groups
 from ..models.hosted.comfyui import what_was_imported
 from ..parallel.collectives import Axis
 from ..plan import Layout
@@ -39,8 +40,16 @@ class OpenedModel:
 def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
     """The model in that layout. Raises `ValueError` for a file that changed."""
     spec.refuse_changed()
-    stages, stage = layout.stages, layout.stage_of(rank)
-    weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded, stages=stages, stage=stage)
+    weights = HostedWeights(
+        spec,
+        device=device,
+        group=group,
+        offloaded=layout.offloaded,
+        stages=layout.stages,
+        stage=layout.stage_of(rank),
+        shares=next((layout.shares_of(each.ranks) for each in weight_groups(layout) if rank in each.ranks), ()),
+        stage_shares=layout.stage_shares,
+    )
     return OpenedModel(HostedModel(weights, group, DeltaReceiver(weights)), weights.needed_bytes)
 
 

@@ -228,10 +228,30 @@ def test_image_k_is_the_same_image_whatever_the_degree(eight_ranks: Pool, tiny_h
         assert all(torch.equal(out, before) for out, before in zip(outs, alone, strict=True)), degree
 
 
+def stage(plan: ParallelPlan, rank: int) -> int:
+    return plan.layout.stage_of(rank)
+
+
+# Loaded anew, as weights stay as they were loaded: bytes by shares, of two ranks, three and four, one of which has next
+# to nothing; and stages by the shares of all their ranks.
+HELD = [
+    ParallelPlan.parse(name)
+    for name in (
+        *("ulysses=2,shares=5:1,weights=sharded", "ring=3,shares=1:998:1,weights=sharded"),
+        *("cfg=2,ulysses=2,shares=4:3:2:1,weights=sharded", "ulysses=4,shares=4:3:2:1,weights=offloaded"),
+        *(
+            "pipefusion=2,shares=3:1",
+            "pipefusion=3,shares=2:1:1",
+            "pipefusion=2,ulysses=2,shares=3:3:1:1,weights=sharded",
+        ),
+    )
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", SHARDED[::2], ids=lambda plan: plan.name)
-def test_ranks_that_share_the_weights_out_hold_their_part_of_each_block(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, plan: ParallelPlan
+@pytest.mark.parametrize("plan", [*SHARDED[::2], *HELD], ids=lambda plan: plan.name)
+def test_ranks_that_share_the_weights_out_hold_their_part_of_each_block_and_are_exact(
+    eight_ranks: Pool, tiny_hosted: ModelSpec, requests: dict[str, Asked], plan: ParallelPlan
 ) -> None:
     header = read_header(tiny_hosted.path).tensors
     in_blocks = sum(entry.num_bytes for name, entry in header.items() if name.startswith("blocks."))
@@ -239,8 +259,14 @@ def test_ranks_that_share_the_weights_out_hold_their_part_of_each_block(
     eight_ranks.unload(tiny_hosted)
     held = eight_ranks.load(tiny_hosted, plan).parameter_bytes
     assert held[plan.ranks :] == [0] * (8 - plan.ranks)
-    for each in held[: plan.ranks]:
-        assert 0 <= each - outside - in_blocks / plan.replica_ranks < 0.01 * in_blocks
+    (calls, expected), shares = requests["cond and uncond"], plan.shares or (1,) * plan.ranks
+    for rank, each in enumerate(held[: plan.ranks]):
+        of_stage = [shares[other] for other in range(plan.replica_ranks) if stage(plan, other) == stage(plan, rank)]
+        of_it = sum(of_stage) / sum(shares[: plan.replica_ranks])  # of four blocks: three and one, or two, one and one
+        of_it *= 1 if plan.weights == "replicated" else shares[rank] / sum(of_stage)
+        assert -0.01 * in_blocks <= each - outside - of_it * in_blocks < 0.01 * in_blocks, rank
+    assert worst(eight_ranks.run(tiny_hosted, plan, calls), expected) <= EXACT
+    eight_ranks.unload(tiny_hosted)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", pytest.param("float16", marks=pytest.mark.full)])

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -154,8 +155,15 @@ def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:
     assert (groups.shares_within(0), groups.shares_within(1)) == (((), (3, 1)), ((), ()))
     assert groups.group_shares(2) == (4, 2) and ParallelPlan.parse("data=2,ulysses=2").group_shares(2) == ()
     assert ParallelPlan(ulysses=2).with_shares((3, 1, 9)).shares == (3, 1)
-    assert ParallelPlan(pipefusion=2).with_shares((3, 1)) == ParallelPlan(pipefusion=2)
-    assert ParallelPlan(ulysses=2, shares=(3, 1)).layout == ParallelPlan(ulysses=2).layout  # weights are held equally
+    assert ParallelPlan(ulysses=2, shares=(3, 1)).layout == ParallelPlan(ulysses=2).layout  # weights are whole
+
+
+def test_shares_cut_what_ranks_hold_together_and_stages_and_stay_as_they_were_loaded() -> None:
+    stages = ParallelPlan.parse("cfg=2,pipefusion=2,ulysses=2,shares=3:1:1:1:2:2:1:1")
+    assert stages.layout.stage_shares == (8, 4) and stages.shares_within(0) == stages.shares_within(1) == ((), ())
+    layout = ParallelPlan.parse("data=2,ulysses=2,shares=3:1:2:2,weights=sharded").layout
+    assert (layout.shares_of((0, 1)), layout.shares_of((2, 3)), layout.stage_shares) == ((3, 1), (), ())
+    assert ParallelPlan.parse("data=2,ulysses=2,weights=sharded").layout.serves(layout)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,6 @@ def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:
         ("ulysses=2,shares=-1:1", "outside 1 to 1000"),
         ("ulysses=2,shares=3:2:1", "3 rank.s., the plan has 2"),
         ("ulysses=2,shares=a:b", "whole number"),
-        ("pipefusion=2,shares=2:1", "need pipefusion=1"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(text: str, said: str) -> None:
@@ -258,3 +265,5 @@ def test_each_rank_has_room_for_its_share_of_what_it_computes_with() -> None:
     assert fits_by_shares(memory, equal, [14, 14]) and not fits_by_shares(memory, equal, [14, 13])
     assert fits_by_shares(memory, unequal, [18, 10]) and not fits_by_shares(memory, unequal, [17, 10])
     assert not fits_by_shares(memory, unequal, [18, 9])
+    shared = replace(memory, shared=4)  # of which the first rank holds 6, and the second may hold as much as before
+    assert fits_by_shares(shared, unequal, [20, 10]) and not fits_by_shares(shared, unequal, [19, 10])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.shares import shares_by_speed
 from ....parallel_runtime.wire.replies import MeasureReply
@@ -56,6 +57,14 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
         return ()
     found = POOLS.measured(devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
     return shares_by_speed([each.name for each in found], [each.gflops for each in found])
+
+
+def memory_shares(devices: tuple[Device, ...]) -> tuple[int, ...]:
+    """How much of sharded weights each device holds by its memory; () where that hardly differs."""
+    if len(devices) < 2 or any(device.kind == "cpu" for device in devices):
+        return ()
+    found = whole_bytes(devices)
+    return shares_by_speed(list(map(str, found)), found)
 
 
 def widened(formats: Sequence[str]) -> list[str]:

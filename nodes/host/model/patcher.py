@@ -35,7 +35,7 @@ from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
 from .changed_modules import refuse_changed
-from .measures import measured_shares, unequal
+from .measures import measured_shares, memory_shares, unequal
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
 from .weight_deltas import delta_set
@@ -340,6 +340,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: ComfyUI's own split over devices copies weights."""
         raise self._refuse("it copies the model to other devices", "name those devices in SP Config")
 
+    def _plan_of_load(self) -> ParallelPlan:
+        """The plan by which weights are loaded: stages and sharded bytes by the devices' shares, which are those of the
+        first load until the weights are loaded anew. Measured ones are of speed for stages, of memory for bytes."""
+        layout, devices = self.plan.layout, self.model.pooled.devices
+        if layout.stages > 1:
+            return self.plan.with_shares(self.shares_of_run())
+        if layout.shards == 1 or self.shares is not None:
+            return self.plan.with_shares(self.shares or ())
+        return self.plan if layout.offloaded else self.plan.with_shares(memory_shares(devices))
+
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""
         pooled, text = self.model.pooled, NodeText()
@@ -349,7 +359,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             log.info("loading %s into the workers on %s", name, devices)
             text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
         rank_load_s = pooled.ensure(
-            self.plan,
+            self._plan_of_load() if loads else self.plan,
             self.delta_set(),
             progress=partial(text.loading, name),
             check_cancelled=check_cancelled,

@@ -227,6 +227,7 @@ class Prover:
 def _told(plan: ParallelPlan) -> str:
     """What of a plan cuts tokens, and how weights lie, as a proof is kept by."""
     shares = plan.shares[: plan.parts] if plan.batch_groups == 1 else plan.shares
+    shares = () if plan.pipefusion > 1 else shares  # of stages, each of which shares its tokens equally
     cut = ParallelPlan(**{axis: getattr(plan, axis) for axis in TOKEN_AXES}, weights=plan.weights).describe()
     return f"{cut},shares={':'.join(map(str, shares))}" if shares else cut
 

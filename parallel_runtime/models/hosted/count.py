@@ -161,7 +161,7 @@ class SilentAxis(Axis):
         """As `Axis.start_all_to_all`; what arrives is there at once."""
         return _Arrived(self.all_to_all(send, **lengths))
 
-    def start_all_gather(self, mine: Tensor, whole: Tensor) -> Any:  # noqa: ANN401
+    def start_all_gather(self, mine: Tensor, whole: Tensor, lengths: object = None) -> Any:  # noqa: ANN401
         """As `Axis.start_all_gather`; what arrives is there at once."""
         self.traffic.add((self.size - 1) * mine.nbytes)
         return _Arrived(whole)

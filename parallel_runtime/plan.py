@@ -90,6 +90,14 @@ class Layout:
             sums[self.stage_of(rank)] += share
         return tuple(sums) if len(set(sums)) > 1 else ()
 
+    def part_of(self, rank: int) -> float:
+        """Which part of the whole model a rank holds by its shares, with or without what is outside of the blocks."""
+        stages, together = self.stage_shares, self.shards if self.stages == 1 else 1
+        part = stages[self.stage_of(rank)] / sum(stages) if stages else 1 / self.stages
+        first = rank - rank % together
+        mine = self.shares_of(range(first, first + together))
+        return part * (mine[rank - first] / sum(mine) if mine else 1 / together)
+
     @property
     def name(self) -> str:
         """For reports: `replicated`, `sharded over 4`, `offloaded`, `2 stages`, `sharded over 2, 2 stages`."""

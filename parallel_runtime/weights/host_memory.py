@@ -17,6 +17,8 @@ def host_bytes(num_bytes: int, *, device: torch.device) -> torch.Tensor:
 
     Raises `RuntimeError` when that much cannot be pinned.
     """
+    if not num_bytes:  # of a rank whose share of a unit rounds to nothing
+        return torch.zeros(0, dtype=torch.uint8)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     held = torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)  # keeps the pages
     if device.type == "cuda":

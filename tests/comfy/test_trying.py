@@ -331,7 +331,8 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         pooled = SimpleNamespace(**vars(found.run.model), devices=(SimpleNamespace(kind="cpu"),))
         of = SimpleNamespace(
             why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
-            table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", exchange="exact", step_cache=0.0,
+            table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
+            exchange="exact",
         )  # fmt: skip
         return tuning.tune(of, tuning.Asked(**asked), say=lambda _: None, check=check), found
 

@@ -163,6 +163,8 @@ def test_shares_cut_what_ranks_hold_together_and_stages_and_stay_as_they_were_lo
     assert stages.layout.stage_shares == (8, 4) and stages.shares_within(0) == stages.shares_within(1) == ((), ())
     layout = ParallelPlan.parse("data=2,ulysses=2,shares=3:1:2:2,weights=sharded").layout
     assert (layout.shares_of((0, 1)), layout.shares_of((2, 3)), layout.stage_shares) == ((3, 1), (), ())
+    assert [layout.part_of(rank) for rank in range(4)] == [0.75, 0.25, 0.5, 0.5]
+    assert [stages.layout.part_of(rank) for rank in (0, 2)] == [8 / 12, 4 / 12]
     assert ParallelPlan.parse("data=2,ulysses=2,weights=sharded").layout.serves(layout)
 
 

@@ -15,6 +15,8 @@ import torch
 from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
+from ....parallel_runtime.planner.choose import HEADROOM
+from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
@@ -343,12 +345,18 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def _plan_of_load(self) -> ParallelPlan:
         """The plan by which weights are loaded: stages and sharded bytes by the devices' shares, which are those of the
         first load until the weights are loaded anew. Measured ones are of speed for stages, of memory for bytes."""
-        layout, devices = self.plan.layout, self.model.pooled.devices
-        if layout.stages > 1:
-            return self.plan.with_shares(self.shares_of_run())
-        if layout.shards == 1 or self.shares is not None:
+        layout, pooled = self.plan.layout, self.model.pooled
+        if self.shares is not None or (layout.shards == 1 and layout.stages == 1):
             return self.plan.with_shares(self.shares or ())
-        return self.plan if layout.offloaded else self.plan.with_shares(memory_shares(devices))
+        if layout.offloaded:
+            return self.plan
+        by_speed = layout.stages > 1
+        plan = self.plan.with_shares(self.shares_of_run() if by_speed else memory_shares(pooled.devices))
+        held = [pooled.sizes.total * plan.layout.part_of(rank) for rank in range(plan.ranks)]
+        if all(each <= HEADROOM * room for each, room in zip(held, whole_bytes(pooled.devices), strict=False)):
+            return plan
+        log.warning("%s: a device has no room for the blocks of its share, so stages are equal", plan.name)
+        return self.plan
 
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""

@@ -163,8 +163,10 @@ def test_a_plan_sends_what_numbers_by_hand_say(eight_ranks: Pool, tiny_hosted: M
         assert [rank.sent_bytes for rank in result.ran] == [blocks + end] * 2, name
 
 
-# Relative errors of heads that travelled as fp8, at most twice what was measured on the tiny Wan.
-ROUNDED = {"ulysses=2": 1.0, "ring=3": 1.0, "ring=2,ulysses=3,shares=3:1:2:1:1:1": 1.0, "pipefusion=2,ulysses=2": 1.0}
+# Heads that travelled as fp8, of a row of the tiny Wan: by heads 3.8e-2 was measured, and by keys alone 2.0e-2. Whatever
+# the ranks: each token of each head is rounded by itself, and what is rounded twice is as if it were once.
+ROUNDED = {"ulysses=2": 0.045, "ring=3": 0.025}
+ROUNDED |= dict.fromkeys(("ring=2,ulysses=3,shares=3:1:2:1:1:1", "pipefusion=2,ulysses=2"), ROUNDED["ulysses=2"])
 
 
 def test_heads_that_travel_as_fp8_round_within_what_was_measured_and_send_a_quarter(

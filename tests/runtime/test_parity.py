@@ -163,7 +163,7 @@ def test_a_plan_sends_what_numbers_by_hand_say(eight_ranks: Pool, tiny_hosted: M
         assert [rank.sent_bytes for rank in result.ran] == [blocks + end] * 2, name
 
 
-# Heads that travelled as fp8, of a row of the tiny Wan: by heads 3.8e-2 was measured, and by keys alone 2.0e-2. Whatever
+# Heads that travelled as fp8, of a row of the tiny Wan: 3.8e-2 was measured by heads, 2.0e-2 by keys alone. Whatever
 # the ranks: each token of each head is rounded by itself, and what is rounded twice is as if it were once.
 ROUNDED = {"ulysses=2": 0.045, "ring=3": 0.025}
 ROUNDED |= dict.fromkeys(("ring=2,ulysses=3,shares=3:1:2:1:1:1", "pipefusion=2,ulysses=2"), ROUNDED["ulysses=2"])

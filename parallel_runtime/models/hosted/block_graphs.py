@@ -85,7 +85,8 @@ class Seen:
 @dataclass
 class Recorded:
     """A graph of a block: `given` are buffers of one dtype, and which arguments each of them takes; `out` the results,
-    in buffers. The others are what the block counts: exchanges, their bytes, keys, kernels of attention."""
+    in buffers. The others are what the block counts: exchanges, their bytes, keys, kernels of attention, and whether
+    heads travelled rounded."""
 
     replay: Replay
     given: list[tuple[list[Tensor], list[int]]]
@@ -93,6 +94,7 @@ class Recorded:
     sent: tuple[int, int]
     most_keys: int
     attended: frozenset[str]
+    rounded: bool
 
 
 @dataclass
@@ -121,7 +123,7 @@ class BlockGraphs:
 
     def begin(self, version: int, sequence: SequenceParallelAttention) -> Recorder:
         """Have none but those of these weights and this attention, and say what records further ones."""
-        of = (version, sequence, sequence.named)
+        of = (version, sequence, sequence.named, sequence.exchange)
         if self.of != of or self.recorder is None:
             self.drop()
             self.of, self.recorder = of, self.new_recorder()
@@ -248,8 +250,9 @@ class _Calls:
     ) -> Recorded | str:
         """A graph of a block, or why there is none: on every rank of the communicator, or on none."""
         began, sequence, traffic = time.perf_counter(), self.sequence, self.sequence.ulysses.traffic
-        before = traffic.calls, traffic.num_bytes, sequence.most_keys, frozenset(ATTENDED)
+        before = traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded, frozenset(ATTENDED)
         traffic.calls = traffic.num_bytes = sequence.most_keys = 0
+        sequence.rounded = False
         ATTENDED.clear()
         reason, found = seen.reason, list[Recorded]()
         try:
@@ -261,9 +264,9 @@ class _Calls:
             first_line = str(error).strip().partition("\n")[0]
             reason = f"no graph of {kind.title} can be recorded: {first_line or type(error).__name__}"
         finally:
-            traffic.calls, traffic.num_bytes, sequence.most_keys = before[:3]
+            traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded = before[:4]
             ATTENDED.clear()
-            ATTENDED.update(before[3])
+            ATTENDED.update(before[4])
         device = tensors[0].device if tensors else torch.device("cpu")
         if not alike_over(sequence, device)(int(bool(reason))):
             reason = reason or f"no graph of {kind.title} can be recorded on another rank"
@@ -310,6 +313,7 @@ class _Calls:
             sent=(traffic.calls, traffic.num_bytes),
             most_keys=self.sequence.most_keys,
             attended=frozenset(ATTENDED),
+            rounded=self.sequence.rounded,
         )
 
     def _again(self, graph: Recorded, tensors: list[Tensor]) -> Any:  # noqa: ANN401
@@ -321,6 +325,7 @@ class _Calls:
         traffic.num_bytes += graph.sent[1]
         self.sequence.most_keys = max(self.sequence.most_keys, graph.most_keys)
         ATTENDED.update(graph.attended)
+        self.sequence.rounded |= graph.rounded
         return _replaced(graph.out, torch.clone)
 
 

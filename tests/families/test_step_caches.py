@@ -1,4 +1,4 @@
-"""Step caches under every plan: ComfyUI's EasyCache and LazyCache, and SP Config's first-block cache.
+"""Step caches under every plan: ComfyUI's EasyCache and LazyCache, and SP Config's first-block cache; and heads as fp8.
 
 Owns what is skipped beside stock and beside one rank, what reports count, and where a cache is refused. That a call
 which skips computes what it should is models/test_step_cache.py's.
@@ -105,6 +105,19 @@ def test_a_first_block_cache_skips_the_same_calls_under_every_plan_and_in_both_l
         assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE, (plan, loop)
         told, groups = first_block(result), PLANS[plan].get("cfg", 1)
         assert (told["skipped"], told["of"]) == (skipped * groups, STEPS * groups), (plan, loop)
+
+
+def test_heads_that_travel_as_fp8_change_the_picture_and_are_named_by_the_report(
+    hosted_client: ComfyClient, stock: Stock
+) -> None:
+    """Where ranks share no tokens nothing travels, and nothing is named."""
+    graph = BY_NAME[WAN].graph(cfg=3.0, seed=533, steps=2)
+    for plan, loop, rounded in (("ulysses 2", "auto", True), ("ring 2", "host", True), ("cfg 2", "auto", False)):
+        result = hosted_client.queue(ours(graph, plan, loop=loop, exchange="fp8"))
+        report, error = report_of(result), relative_error(saved_latent(hosted_client, result), stock(graph))
+        assert (report.get("exchange"), report["loop"]["kind"]) == ("fp8" if rounded else None, LOOPS[loop])
+        assert rounded == any("heads travel as fp8" in each for each in report.get("warnings", ()))
+        assert (TOLERANCE < error < 0.1) if rounded else error <= TOLERANCE, (plan, error)
 
 
 def test_with_ksampler_and_parallelize_model_on_one_device_too(hosted_client: ComfyClient) -> None:

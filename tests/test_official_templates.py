@@ -164,4 +164,5 @@ def test_the_page_counts_and_its_last_line_says_what_is_wrong() -> None:
     newer = document({"ComfyUI 0.33.0": rows[:1]}, page)
     assert newer.startswith(page) and newer.count("\n## ") == 2 and newer.endswith("\n1 templates, 0 wrong\n")
     assert document({"ComfyUI 0.30.0": rows}, newer) == newer
+    assert "A part of them: 1 of 2 templates" in document({"ComfyUI 0.33.0": rows[:1]}, page, left=rows[1:2])
     assert summary([*rows, replace(rows[0], result="wrong")]) == "4 templates, 1 wrong"

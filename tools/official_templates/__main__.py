@@ -169,13 +169,14 @@ def inside(asked: str) -> int:
             said = f"{row.result} {row.error:.1e} {row.node} {row.why} ({row.wall_s} s)"
             say(f"{number}/{len(missing)} {row.name}: {said}")
     found = [rows.known.get(each.name, Row(each.name, NOT_TRIED, each.uses, why=NOT_REACHED)) for each in everything]
-    left = sum(row.why == NOT_REACHED for row in found)
+    left = [row for row in found if row.why == NOT_REACHED]
+    reached = [row for row in found if row.why != NOT_REACHED]
     if given.write or (not left and not given.only):
         page = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
-        DOCUMENT.write_text(document({title: found}, page), encoding="utf-8")
+        DOCUMENT.write_text(document({title: reached}, page, left=left), encoding="utf-8")
     elif left:
-        say(f"{left} templates are still to be tried; docs/templates.md is written when none is, or with --write")
-    said = summary([row for row in found if row.why != NOT_REACHED])
+        say(f"{len(left)} templates are still to be tried; docs/templates.md is written when none is, or with --write")
+    said = summary(reached)
     say(said)
     return int(not said.endswith(" 0 wrong"))
 

@@ -49,19 +49,19 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{len(rows)} templates, {sum(row.result == WRONG for row in rows)} wrong"
 
 
-def document(tried: Mapping[str, Sequence[Row]], page: str = "") -> str:
+def document(tried: Mapping[str, Sequence[Row]], page: str = "", *, left: Sequence[Row] = ()) -> str:
     """The page of rows by what they were tried with, as "ComfyUI 0.30.0, comfyui-workflow-templates 0.11.27".
 
-    `page`: as it is, whose sections of other titles stay.
+    `page`: as it is, whose sections of other titles stay. `left`: templates that no run has reached yet.
     """
     sections = dict(part.split("\n\n", 1) for part in page.split("\n## ")[1:])
-    sections |= {title: section(rows) for title, rows in tried.items()}
+    sections |= {title: section(rows, left) for title, rows in tried.items()}
     text = INTRODUCTION.format(tolerance=TOLERANCE, visible=VISIBLE)
     return text + "".join(f"\n## {title}\n\n{sections[title].rstrip()}\n" for title in sorted(sections))
 
 
-def section(rows: Sequence[Row]) -> str:
-    """The tables of one ComfyUI."""
+def section(rows: Sequence[Row], left: Sequence[Row] = ()) -> str:
+    """The tables of one ComfyUI; `left` are templates beside these that no run has reached yet."""
     count, uses = Counter(row.result for row in rows), Counter[str]()
     for row in rows:
         uses[row.result] += row.uses
@@ -69,6 +69,10 @@ def section(rows: Sequence[Row]) -> str:
     parts = [(f"{count[result]}", WORDS[result], f"{uses[result] / total:.1%}") for result in WORDS if count[result]]
     ran, tried = uses[EQUAL], total - uses[NOT_TRIED] - uses[STOCK_FAILS]
     text = markdown(("templates", "that", "share of use"), parts)
+    if left:
+        share = total / max(1, total + sum(row.uses for row in left))
+        part = f"A part of them: {len(rows)} of {len(rows) + len(left)} templates, {share:.1%} of the use of all."
+        text = f"**{part}** The others are still to be tried.\n\n{text}"
     text += f"\n**{ran / total:.1%}** of the use of these templates runs by swapping the loader"
     text += f", {ran / max(1, tried):.1%} of the use of those that could be tried.\n" if tried != total else ".\n"
     for result, (title, head) in APART.items():

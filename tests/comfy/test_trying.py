@@ -154,6 +154,19 @@ def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_
     assert found.store.load(found.key).by_graphs is asked[-1]
 
 
+def test_a_plan_alone_is_tried_with_graphs_which_the_next_run_begins_with_and_a_fallback_leaves(case, trying) -> None:
+    found = case(SECONDS, graphs=(0.9, {}))
+    found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
+    found.step()
+    assert found.told == ["tried graphs of blocks: 1.11x, kept ulysses 2 with graphs of blocks"]
+    assert found.asked[-1][1]["graphs"] is True
+    given = {"key": found.key, "plans": (), "rows": 1, "prover": found.prover, "kept": found.store.load(found.key)}
+    assert trying.Trier(**given, graphs=found.trier.graphs).by_graphs and not trying.Trier(**given).by_graphs
+    found.run.fall_back(replace(found.run.decision, plan=found.plans.ring2), "so")
+    found.step()
+    assert "graphs" not in found.asked[-1][1]
+
+
 def test_where_the_proof_was_the_first_copy_it_is_not_made_again(case) -> None:
     found = case(SECONDS)
     found.run.prover.num_computed += 1

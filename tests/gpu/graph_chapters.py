@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import torch
 
+from host.hosted_runs import euler, make_run, with_options
 from host.tiny_hosted import BLOCKS, CHANNELS, CLASS, TEXT_DIM, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import ModelCall, RunResult, WorkerLoopResult
 from parallel_runtime.proof import relative_error
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
@@ -32,15 +33,17 @@ class Asked(Protocol):
 
     devices: tuple[Device, ...]
     run: Callable[..., RunResult]
+    sample: Callable[..., WorkerLoopResult]
     give_back: Callable[..., None]
     exchange_pattern: Callable[[ParallelPlan], list[int]]
 
 
 @functools.cache
-def model() -> ModelSpec:
+def model(kind: str = "i2v") -> ModelSpec:
     """Written once a process, in a folder that ends with it."""
     folder = tempfile.TemporaryDirectory(prefix="graphs-")
-    spec = spec_of(write_tiny(Path(folder.name) / "i2v.safetensors", model_type="i2v", in_dim=GIVEN_CHANNELS))
+    sizes = {"model_type": kind, "in_dim": GIVEN_CHANNELS if kind == "i2v" else CHANNELS}
+    spec = spec_of(write_tiny(Path(folder.name) / f"{kind}.safetensors", **sizes))
     FOLDERS.append(folder)
     return spec
 
@@ -163,6 +166,20 @@ def control(pool: Asked, plan: ParallelPlan) -> str:
     return several(pool, plan) or compared(pool, plan, step=4, options=local) or several(pool, plan, first=5)
 
 
+def loop(pool: Asked, plan: ParallelPlan) -> str:
+    """The sampler's loop in the ranks, two texts of other lengths, two images."""
+    run = make_run(batch=2, texts=(7, 12), recurrence=euler(5))
+    outs = []
+    for asked in (run, with_options(run, graphs=True)):
+        result = pool.sample(model("t2v"), plan, asked, on_step=lambda *_: None)
+        outs.append(result.out)
+    ran = [rank.ran.compiled for rank in result.ranks if rank.ran is not None]
+    if not all(each.graphs == 2 * BLOCKS and each.uncompiled_blocks == 2 * BLOCKS for each in ran):
+        return f"{ran}, where each block is to be recorded for two texts"
+    error = relative_error(outs[1], outs[0])
+    return "" if error <= SAME else f"differs by {error:.1e} from blocks without graphs"
+
+
 def given_back(pool: Asked, plan: ParallelPlan) -> str:
     """The first rank's device is wanted by others: all ranks begin anew."""
     for first in (0, 9):
@@ -200,5 +217,5 @@ OTHERS = (
 )
 CHAPTERS: dict[str, Callable[..., str]] = {
     each.__name__: begun(each)
-    for each in (replays, constants, lengths, alike, weights, control, given_back, groups_end, one_cannot)
+    for each in (replays, constants, lengths, alike, weights, control, loop, given_back, groups_end, one_cannot)
 }

@@ -29,6 +29,8 @@ from parallel_runtime.parallel.collectives import AllGather, AllToAll, Axis
 
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::item")
 
+UNKNOWN_LENGTHS = ("aten::nonzero", "aten::masked_select", "aten::repeat_interleave.Tensor")
+
 
 class Outside:
     """Memory that is not of a recording. `view` holds it, so its address is nobody else's while recordings live."""
@@ -164,6 +166,9 @@ class Strip(TorchDispatchMode):
         name = func._schema.name
         if name in HOST_READS:
             raise RuntimeError(f"{name} tells the host a number, which no graph can")
+        flags = [each for each in tensors_in((args[1:], kwargs)) if each.dtype is torch.bool]
+        if name in UNKNOWN_LENGTHS or (name.startswith("aten::index") and flags):
+            raise RuntimeError(f"{name} makes as many rows as its values say, which no graph can")
         given = pytree.tree_map_only(torch.Tensor, self.operand, (args, kwargs))
         out = func(*args, **kwargs)
         before = {id_of(each) for each in tensors_in((args, kwargs))}

@@ -10,8 +10,8 @@ A block that is given arguments of a new form runs as it is. The second time it 
 from then on replayed: the host starts one graph where it started dozens of operations. A graph has the addresses of
 what it reads and the numbers that Python had, so:
 
-- Arguments are copied into buffers of their own, one for each distinct argument, and what the block returns is copied
-  out. Nothing that the model holds is memory of a graph.
+- Arguments are copied into buffers of their own, one for each distinct argument, and back where the block writes to
+  them; what it returns is copied out. Nothing that the model holds is memory of a graph.
 - All else is in the form: constants, shapes, strides, which arguments are one tensor, and the tokens of every rank, so
   that ranks find a form again alike. Graphs are of one version of the weights and one mesh; of another all are dropped.
 - A graph replays exchanges that the others of its communicator replay too: ranks agree on each that is recorded.
@@ -23,6 +23,8 @@ Owns which blocks run by which graph. Does not own how a graph is made (cuda_gra
 (worker/hosted.py).
 """
 
+import copy
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -76,19 +78,23 @@ class Buffers:
 
 @dataclass
 class Seen:
-    """A form that was met once: where its results will go, or why it is not recorded."""
+    """A form that was met once: where its results will go, which arguments it wrote to, or why it is not recorded."""
 
     outs: list[Tensor]
+    written: frozenset[int] = frozenset()
     reason: str = ""
 
 
 @dataclass
 class Recorded:
-    """A graph of a block: `given` are buffers of one dtype, and which arguments each of them takes; `out` the results,
-    in buffers. The others are what the block counts: exchanges, their bytes, keys, kernels of attention, and whether
-    heads travelled rounded."""
+    """A graph of a block: `given` are buffers of one dtype, and which arguments each takes; `written` those that
+    it writes to, and `buffers` all by id; `out` the results, in buffers, those of arguments where it returns these. The
+    others are what the block counts: exchanges, their bytes, keys, kernels of attention, and whether heads
+    travelled rounded."""
 
     replay: Replay
+    written: list[tuple[Tensor, int]]
+    buffers: dict[int, int]
     given: list[tuple[list[Tensor], list[int]]]
     out: Any
     sent: tuple[int, int]
@@ -233,11 +239,15 @@ class _Calls:
                 raise CannotRecordError(f"{kind.title} is given more than {LARGEST_BYTES >> 20} MiB; use more ranks")
             if call is not None and _remembers(call):
                 raise CannotRecordError(f"attention in {kind.title} finds keys of a block before it")
-            if not all(map(torch.equal, before, tensors)):
-                raise CannotRecordError(f"{kind.title} writes to what it is given")
+            known = {id(tensor): place for place, tensor in enumerate(tensors)}
+            written = {place for place, each in enumerate(before) if not torch.equal(each, tensors[place])}
+            written |= {known[id(leaf)] for leaf in leaves if id(leaf) in known}
+            storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+            if any(storages.count(storages[place]) > 1 for place in written):
+                raise CannotRecordError(f"{kind.title} writes to memory that several of its arguments share")
         except CannotRecordError as error:
-            return Seen([], str(error)), out
-        return Seen(self.graphs.outs.take(leaves)), out
+            return Seen([], reason=str(error)), out
+        return Seen(self.graphs.outs.take([leaf for leaf in leaves if id(leaf) not in known]), frozenset(written)), out
 
     def _recorded(
         self,
@@ -257,7 +267,7 @@ class _Calls:
         reason, found = seen.reason, list[Recorded]()
         try:
             if not reason:
-                found.append(self._record(inner, args, kwargs, tensors, seen.outs))
+                found.append(self._record(inner, args, kwargs, tensors, seen))
         except torch.OutOfMemoryError:
             raise
         except (CannotRecordError, RuntimeError) as error:
@@ -280,23 +290,27 @@ class _Calls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        outs: list[Tensor],
+        seen: Seen,
     ) -> Recorded:
         buffers = self.graphs.given.take(tensors)
-        torch._foreach_copy_(buffers, tensors)
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            buffer.copy_(tensor)
         places = {id(tensor): buffer for tensor, buffer in zip(tensors, buffers, strict=True)}
         given, named = (_replaced(each, lambda tensor: places[id(tensor)]) for each in (args, kwargs))
-        constants, result = (_form(given, []), _form(named, [])), list[Any]()
+        constants, result, outs = (_form(given, []), _form(named, [])), list[Any](), seen.outs
+        known = {id(buffer): place for place, buffer in enumerate(buffers)}
 
         def run() -> None:
             out = inner(*given, **named)
             leaves: list[Tensor] = []
             _form(out, leaves)
+            leaves = [leaf for leaf in leaves if id(leaf) not in known]
             if list(map(_looks, leaves)) != list(map(_looks, outs)):
                 raise CannotRecordError("it returns other shapes than before")
-            torch._foreach_copy_(outs, leaves)
+            if outs:
+                torch._foreach_copy_(outs, leaves)
             back = {id(leaf): buffer for leaf, buffer in zip(leaves, outs, strict=True)}
-            result.append(_replaced(out, lambda tensor: back[id(tensor)]))
+            result.append(_replaced(out, lambda tensor: back.get(id(tensor), tensor)))
 
         replay, traffic = self.recorder.record(run), self.sequence.ulysses.traffic
         if constants != (_form(given, []), _form(named, [])):
@@ -308,6 +322,8 @@ class _Calls:
             numbers.append(place)
         return Recorded(
             replay=replay,
+            written=[(buffers[place], place) for place in sorted(seen.written)],
+            buffers=known,
             given=list(by_dtype.values()),
             out=result[0],
             sent=(traffic.calls, traffic.num_bytes),
@@ -320,13 +336,20 @@ class _Calls:
         for buffers, places in graph.given:
             torch._foreach_copy_(buffers, [tensors[place] for place in places])
         graph.replay()
+        for buffer, place in graph.written:
+            tensors[place].copy_(buffer)
         traffic = self.sequence.ulysses.traffic
         traffic.calls += graph.sent[0]
         traffic.num_bytes += graph.sent[1]
         self.sequence.most_keys = max(self.sequence.most_keys, graph.most_keys)
         ATTENDED.update(graph.attended)
         self.sequence.rounded |= graph.rounded
-        return _replaced(graph.out, torch.clone)
+
+        def handed_on(tensor: Tensor) -> Tensor:
+            place = graph.buffers.get(id(tensor))
+            return tensor.clone() if place is None else tensors[place]
+
+        return _replaced(graph.out, handed_on)
 
 
 def _tokens(call: TokenCall | None) -> Hashable:
@@ -359,6 +382,8 @@ def _form(value: Any, tensors: list[Tensor]) -> Hashable:  # noqa: ANN401
         return dict, *((name, _form(each, tensors)) for name, each in value.items())
     if isinstance(value, PLAIN):
         return type(value), value
+    if names := _fields(value):
+        return type(value), *((name, _form(getattr(value, name), tensors)) for name in names)
     raise CannotRecordError(f"a block is given or returns a {type(value).__name__}, of which no graph can be made")
 
 
@@ -368,4 +393,20 @@ def _replaced(value: Any, by: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN40
         return by(value)
     if type(value) in (tuple, list):
         return type(value)([_replaced(each, by) for each in value])
-    return {name: _replaced(each, by) for name, each in value.items()} if type(value) is dict else value
+    if type(value) is dict:
+        return {name: _replaced(each, by) for name, each in value.items()}
+    if isinstance(value, PLAIN) or not (names := _fields(value)):
+        return value
+    other = copy.copy(value)
+    for name in names:
+        object.__setattr__(other, name, _replaced(getattr(value, name), by))  # which a frozen dataclass refuses
+    return other
+
+
+def _fields(value: Any) -> list[str]:  # noqa: ANN401
+    """The names of all that an object holds, where its class says what that is: a dataclass, or `__slots__` alone."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [each.name for each in dataclasses.fields(value)]
+    if hasattr(value, "__dict__"):
+        return []
+    return [name for base in type(value).__mro__ for name in vars(base).get("__slots__", ())]

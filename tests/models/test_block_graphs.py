@@ -1,0 +1,60 @@
+"""Blocks of ComfyUI's own classes by graphs, as tapes (tests/gpu/tape.py): the same to the bit, and which have none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.models.hosted.block_graphs import BlockGraphs
+from parallel_runtime.models.hosted.compiled import blocks_of
+from parallel_runtime.models.hosted.graphs import Watch
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.specs import spec_of
+from parallel_runtime.timing import RegionTimer
+
+from .cases import CASES
+from .gloo_group import GlooGroup
+from .ranks import in_ranks
+from .tiny import call
+
+pytestmark = [pytest.mark.slow]
+TAPE = str(Path(__file__).resolve().parents[1] / "gpu")
+# Case, or how its name begins -> what is said of blocks that have no graph.
+NONE = {
+    "HiDream-I1": "makes as many rows as its values say, which no graph can",
+    "HiDream-O1": "a block is given or returns a function, of which no graph can be made",
+    "Hunyuan3D 2.1": "tells the host a number, which no graph can",
+    "Wan HuMo": "WanAttentionBlockAudio shares tokens inside, at Linear",
+    "Wan-Animate 2": "the model calls its blocks by forward_pose and forward_gen",
+}
+# Blocks that write to what they are given; that are given objects; whose results are kept for later ones; and none.
+QUICK = ("Flux.1, ControlNet", "LTX-2, a timestep for each frame", "HunyuanDiT, long skips", "HiDream-I1, experts")
+QUIET = Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+)
+@in_ranks(2)
+def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
+    sys.path.append(TAPE)
+    import tape
+
+    tape.install()
+    model, inputs = CASES[name]()
+    blocks = blocks_of(model)
+    SharedModel(model, spec_of(type(model)), group)
+    graphs, ran = BlockGraphs(blocks, tape.Tape), []
+    with torch.inference_mode():
+        want = call(model, inputs)
+        for _ in range(4):
+            run = graphs.run(version=0, watch=QUIET)
+            with run.calling(group):
+                assert torch.equal(call(model, inputs), want)
+            ran.append(run.report())
+    said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")
+    assert said in ran[-1].reason and bool(said) == bool(ran[-1].reason), ran[-1].reason
+    assert said or (ran[0].uncompiled_blocks, ran[-1].uncompiled_blocks) == (graphs.count, 0)

@@ -245,16 +245,16 @@ class TapedAllToAll(AllToAll):
 class TapedAllGather(AllGather):
     """The same for a gather."""
 
-    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
+    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor, *lengths: Any) -> None:
         self._strip = Tape.now
         if self._strip is None:
-            super().__init__(axis, mine, whole)
+            super().__init__(axis, mine, whole, *lengths)
             return
         axis.traffic.add((axis.size - 1) * mine.nbytes)
 
         def step() -> None:
             with Tape.marked():
-                AllGather(axis, mine, whole).wait()
+                AllGather(axis, mine, whole, *lengths).wait()
 
         self._strip.exchanging(axis).steps.append(step)
 

@@ -11,9 +11,9 @@ that is predicted best stays unless each copy of another was quicker: other work
 
 A run that waits for its tries may take `LIMIT` steps longer and no more. Then a copy of the plan predicted best comes
 first, and one of another, which counts at once where the host waits for the device, as on a CPU (groups are made before
-its clock starts), and elsewhere where it was quicker all the same. Only where it was quicker is the first measured once
-more. A gain of less than `NEAR` that single copies show is left to the runs: their own steps are measured, too
-(`KeptPlan.after_run`).
+its clock starts), and elsewhere where it was quicker all the same. Only where it was quicker by `NEAR` is the first
+measured once more. A smaller gain in so few copies may be the machine's: the plan stays, and the runs' own steps are
+measured, too (`KeptPlan.after_run`).
 """
 
 import math
@@ -28,7 +28,7 @@ MIN_STEPS = 16  # of a run; a shorter one would spend too much of itself on trie
 MOST_PLANS = 3
 COUNTED = 2
 LIMIT = 3.0  # steps that a run may take longer for its tries
-NEAR = 1.05  # times faster, by single copies: below it the plan predicted best stays
+NEAR = 1.05  # times faster, by so few copies: below it the plan predicted best stays
 NOT_COUNTED = 1
 # How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
 # percentile 25 % (benchmarks/planner.md).
@@ -167,7 +167,7 @@ class Tries:
             alone = plan == others[0] or plan in self._started  # without it what was spent would be for nothing
             if plan not in self._counted and (alone or copies * step_s <= left_s):
                 return plan
-        quicker = any(min(self._counted[plan]) < step_s for plan in others if plan in self._counted)
+        quicker = any(NEAR * min(self._counted[plan]) < step_s for plan in others if plan in self._counted)
         return first if quicker and len(self._counted[first]) < COUNTED and step_s <= left_s else None
 
     def _half_counted(self) -> list[ParallelPlan]:
@@ -223,7 +223,7 @@ class Tries:
             return before
         first = self.plans[0]
         if before is None and first in seconds:
-            least = NEAR if self.limit is not None and len(self._counted[first]) == 1 else 1.0
+            least = 1.0 if self.limit is None else NEAR
             if least * max(self._counted[quickest]) >= seconds[first]:
                 return first
         return quickest

@@ -1,7 +1,7 @@
-"""Calls of Qwen-Image 2.1 in a pool: nothing of a run outlives it, and the planner counts what ranks keep and compute.
+"""Calls of Qwen-Image 2.1 in a pool: later steps compute the picture's rows alone, and nothing of a run outlives it.
 
-There where ComfyUI can load the model. The rows and keys of one call, and its proof, are test_kept_state.py's; latents
-of whole runs tests/families/test_kept_in_a_server.py's.
+There where ComfyUI can load the model. Owns when a run begins and ends in the ranks, and that the planner counts what
+they keep and compute; the rows and keys of one call are test_kept_state.py's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from parallel_runtime.planner.memory import memory_of, where_kept
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.proving import prove
+from parallel_runtime.proof import PROVEN, relative_error
 
 pytestmark = pytest.mark.slow
-TEXTS, TARGET = (7, 11), 35  # tokens of the prompts and of the picture, as many as the reference
+TEXTS, TARGET, STEPS, ERROR = (7, 11), 35, 3, 1e-5  # tokens of the prompts and of the picture, as many as the reference
 
 
 def call(step: int, text: int, run: str | None, *, stored: str = "", reference: bool = True) -> ModelCall:
@@ -70,6 +72,24 @@ if qwen21 in NEWER:
         path, comfyui = models / "diffusion_models" / FILE, ComfyUI(str(comfyui_path()), ())
         return ModelSpec.of(path, "float32", comfyui=comfyui)
 
+    @pytest.mark.parametrize(
+        "plan", ["ulysses=2", "ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=2,ulysses=2,weights=sharded"]
+    )
+    def test_later_steps_compute_the_pictures_rows_alone(pool: Pool, spec: ModelSpec, plan: str) -> None:
+        parsed = ParallelPlan.parse(plan)
+        wanted = [step_of(pool, spec, ParallelPlan(), step, None) for step in range(STEPS)]
+        assert [each.ran[0].kept for each in wanted] == [None] * STEPS, "a call of no run keeps nothing"
+        for run in (f"{plan}, first", f"{plan}, second"):
+            for step, want in enumerate(wanted):
+                got = step_of(pool, spec, parsed, step, run)
+                assert relative_error(torch.cat(got.outs, 1), torch.cat(want.outs, 1)) <= ERROR
+                counted = [each.kept for each in got.ran]
+                assert {each.found for each in counted} == {len(TEXTS) // parsed.cfg if step else 0}
+                prefixes = 0 if step else parsed.parts * sum(text + TARGET for text in TEXTS)
+                assert sum(each.rows for each in counted) == len(TEXTS) * TARGET + prefixes
+                sent = [each.sent_bytes for each in got.ran]
+                assert 0 < sent[0] <= 1.1 * max(sent[1:]) or parsed.parts == 1, "what all ranks have is not sent"
+
     def test_what_is_kept_goes_with_the_run_and_with_the_weights(pool: Pool, spec: ModelSpec) -> None:
         def found(run: str) -> int:
             return step_of(pool, spec, ParallelPlan(ulysses=2), 0, run).ran[0].kept.found
@@ -79,6 +99,20 @@ if qwen21 in NEWER:
         assert [found("a"), found("a")] == [0, 2]
         pool.unload(spec)
         assert [found("a"), found("a")] == [0, 2]
+
+    @pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "cfg=2,ulysses=2,weights=sharded"])
+    def test_a_proof_is_of_the_call_that_finds_too(pool: Pool, spec: ModelSpec, plan: str) -> None:
+        found: list[int] = []
+
+        def ask(calls: list[ModelCall]) -> RunResult:
+            result = pool.run(spec, ParallelPlan.parse(plan), calls)
+            found.append(result.ran[0].kept.found)
+            return result
+
+        told = {"room": lambda _: 2.0, "possible": lambda _: False, "keeps": True}
+        proof = prove(ask, call(0, TEXTS[0], None), "float32", **told)
+        assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 6, TEXTS[0] + 2 * TARGET), proof
+        assert found == [0, 1] * 3
 
     @pytest.fixture(scope="module")
     def model(spec: ModelSpec) -> CountedModel:

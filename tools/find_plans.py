@@ -252,6 +252,8 @@ def names_of(file: str | None) -> dict[str, list[str]]:
 def note(row: Row, arguments: argparse.Namespace) -> None:
     """Keep a row in its place, now: what comes after it may be stopped."""
     known = Known.read()
+    if arguments.tree and "ModuleNotFoundError" in row.reason:
+        return  # this ComfyUI has not the class
     if arguments.tree:
         known.trees.setdefault(arguments.tree, {})[row.path] = row.cuts
     elif arguments.cases:

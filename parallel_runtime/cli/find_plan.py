@@ -34,6 +34,7 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
         return "\n".join([*lines, paint(f"no plan: {report['refused']}; {WHAT_WORKS}", "bad")])
     lines += [f"  {each}" for each in pprint.pformat(report["plan"], width=110, sort_dicts=False).splitlines()]
     lines += [f"  seen: {each}" for each in report["rests_on"]]
+    lines += [f"  it holds for calls with {each} too" for each in report["with"]]
     if report["written"]:
         lines.append("  the pack has a plan that people wrote for this class, and uses that")
     if report["kept"]:

@@ -31,7 +31,7 @@ def find_plan(
     ended or ran out of time; and what `tick` raises.
     """
     with ComfyUIProcess(comfyui, "cpu", counting=True, program=PROGRAM, limit_s=limit_s, tick=tick) as process:
-        report = process.ask("find", path=os.path.abspath(path), checkpoint=checkpoint)
+        report = process.ask("find", path=os.path.abspath(path), checkpoint=checkpoint, limit_s=limit_s)
     report |= {"comfyui": version_of(comfyui), "kept": ""}
     key, kept = key_in(report), found_specs()
     if report["refused"]:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,18 @@ from ..checkpoint import ModelSpec, read_header
 from ..models.finder import LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
-from ..models.hosted.random_calls import Size, call_of, find_widths, flat, latent_shapes
+from ..models.hosted.random_calls import Size, asks_for, call_of, find_widths, flat, latent_shapes
 from ..models.hosted.reference import QUESTIONS, Reference, serve
 from ..models.specs.found import key_of
-from ..models.specs.written import to_data
+from ..models.specs.spec import ShardingSpec
+from ..models.specs.written import from_data, to_data
 from ..proof import CONTROL, TOLERANCES
 from ..weights.mapped_file import MappedFile
 from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 
 log = logging.getLogger(__name__)
 RANKS = (2, 3)
+SHARE_OF_PLAIN = 3  # of the time that is there, calls of a text alone may take one part, or no others are looked at
 LOOKED_AT = (Size(width=320, height=192, text_tokens=11, batch=1, seed=1), 13)  # and the text's other length
 PROVEN = (Size(width=192, height=256, text_tokens=19, batch=2, seed=2), 7)
 TOLERANCE = TOLERANCES["float32"]
@@ -41,21 +44,24 @@ class Finding(Reference):
 
     questions = (*QUESTIONS, "find")
 
-    def find(self, path: str, checkpoint: bool = False) -> dict[str, Any]:
+    def find(self, path: str, checkpoint: bool = False, limit_s: float | None = None) -> dict[str, Any]:
         """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, two sizes and two texts.
 
-        `refused`: why there is none, naming the module. Raises `ValueError` for a file that is none of ComfyUI's, and
-        for a model that no random call can be made of.
+        `with`: of `random_calls.MORE`, the kinds of calls that it was proven for besides; none are tried where an
+        answer is wanted within `limit_s` and these took long. `refused`: why there is none, naming the module. Raises
+        `ValueError` for a file that is none of ComfyUI's, and for a model that no random call can be made of.
         """
         self.path, self.checkpoint, began = path, checkpoint, time.perf_counter()
-        model, looked_at, proven = self._calls()
+        model, looked_at, proven, whole = self._calls()
         kind, key = type(model), key_of(type(model))
         told: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}", "source": key.source if key else ""}
-        told |= {"tried": [], "refused": ""}
+        told |= {"tried": [], "refused": "", "with": []}
         try:
             with torch.inference_mode():
                 seen = [look(model, call, attention_to) for call in looked_at]
                 told |= self._first_proven(model, seen, proven, told["tried"])
+                if "plan" in told and (limit_s is None or time.perf_counter() - began <= limit_s / SHARE_OF_PLAIN):
+                    told |= self._of_more(model, whole, seen, proven, told)
         except NotFoundError as error:
             told["refused"] = str(error)
         except (RanksLostError, MemoryError):
@@ -91,14 +97,47 @@ class Finding(Reference):
             return {"plan": to_data(candidate.spec), "rests_on": rests_on(seen), **proof}
         return {}
 
+    def _of_more(
+        self,
+        model: nn.Module,
+        whole: Any,  # noqa: ANN401  a comfy.model_base.BaseModel
+        seen: list[LookedAt],
+        proven: Calls,
+        told: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The plan, or another one, that holds for calls with references and with masks too, and for which of them.
+
+        A call of a kind that none holds for is proven when one comes, as every call is, and goes on without the plan.
+        """
+        kinds = []
+        for kind in kinds_of(whole):
+            try:
+                looked_at, more = (
+                    calls_of(whole, replace(each, more=(kind,)))[0] for each in (LOOKED_AT[0], PROVEN[0])
+                )
+                if not _holds(model, from_data(told["plan"]), more):
+                    here = [*seen, look(model, looked_at, attention_to)]
+                    found = self._first_proven(model, here, [*proven, more], [])
+                    if not found:
+                        continue
+                    seen, told = here, found
+            except (RanksLostError, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  a class may raise anything for what it was not made for
+                log.info("no plan holds for calls with %s too: %s", kind, _said(error))
+                continue
+            proven = [*proven, more]
+            kinds.append(kind)
+        return told | {"with": kinds}
+
     def _recognise(self) -> Recognised:
         """By views of the file, as ranks have it: it may be larger than the memory."""
         header, self._file = read_header(self.path), MappedFile(ModelSpec.of(self.path))
         tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
         return recognise(self.path, tensors, header.metadata, checkpoint=self.checkpoint)
 
-    def _calls(self) -> tuple[nn.Module, Calls, Calls]:
-        """The file's model with two blocks in each list, calls to look at and calls to prove.
+    def _calls(self) -> tuple[nn.Module, Calls, Calls, Any]:
+        """The file's model with two blocks in each list, calls to look at and calls to prove; ComfyUI's BaseModel.
 
         With all of its blocks where a class does not run without some.
         """
@@ -117,8 +156,17 @@ class Finding(Reference):
                     raise ValueError(f"no call of {type(built.module).__name__} can be made: {_said(error)}") from error
                 log.info("with two blocks a list the model does not run: %s", error)
                 continue
-            return built.module, looked_at, proven
+            return built.module, looked_at, proven, built.whole
         raise RuntimeError("a model either runs or says why not")
+
+
+def _holds(model: nn.Module, spec: ShardingSpec, call: Callable[[], torch.Tensor]) -> bool:
+    """Whether a plan holds for one more call."""
+    wanted = [call()]
+    try:
+        return all(errors_of(model, spec, [call], wanted, ranks)[0][0] <= TOLERANCE for ranks in RANKS)
+    except RanksDisagreeError:
+        return False
 
 
 def _said(error: Exception) -> str:
@@ -145,11 +193,17 @@ def shorten(model: nn.Module) -> None:
             done.append(path)
 
 
-def calls_of(whole: Any, size: Size, other_text: int) -> Calls:  # noqa: ANN401  a comfy.model_base.BaseModel
-    """Two calls of one size, with texts of two lengths, as the two sides of cfg have them."""
+def kinds_of(whole: Any) -> list[str]:  # noqa: ANN401  a comfy.model_base.BaseModel
+    """What graphs give beside a text that this model makes something of."""
+    size, device = LOOKED_AT[0], torch.device("cpu")
+    return asks_for(whole, size, latent_shapes(whole, size), find_widths(whole, size, device))
+
+
+def calls_of(whole: Any, size: Size, *other_texts: int) -> Calls:  # noqa: ANN401  a comfy.model_base.BaseModel
+    """Calls of one size, with texts of several lengths, as the two sides of cfg have them."""
     device = torch.device("cpu")
-    shapes, widths = latent_shapes(whole, size), find_widths(whole, size, device)
-    sizes = (size, Size(**{**vars(size), "text_tokens": other_text, "seed": size.seed + 10}))
+    shapes, widths = latent_shapes(whole, size), find_widths(whole, replace(size, more=()), device)
+    sizes = [size, *(replace(size, text_tokens=tokens, seed=size.seed + 10) for tokens in other_texts)]
     return [partial(_flat, call_of(whole, each, shapes, widths, device), whole, size.batch) for each in sizes]
 
 

@@ -48,7 +48,7 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["class"], report["cuts"], report["refused"]) == (WAN, "cut once", "")
-    assert report["error"] <= 1e-5 < 1e-3 < report["control"]
+    assert report["error"] <= 1e-5 < 1e-3 < report["control"] and "references" in report["with"]
     assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
     assert report["plan"]["gather"] == {"head": "img"}
     key = FoundKey(model_class=WAN, source=report["source"], comfyui=report["comfyui"])

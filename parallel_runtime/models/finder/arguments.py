@@ -95,7 +95,7 @@ def _of_tensor(
         return word or None
     for dim in range(leaf.ndim):
         size = leaf.shape[dim]
-        if size < 2:
+        if not 1 < size <= probe.most:
             continue
         for view, view_dim, layout in seen:
             pattern = probe.pattern(name, at, dim, view, view_dim)
@@ -127,14 +127,16 @@ def _of_grid(probe: ModuleProbe, name: str, at: Address, leaf: Tensor, flows: Se
             dim - axis
             for axis in range(3)
             for dim, size in enumerate(leaf.shape)
-            if size > 1 and probe.pattern(name, at, dim, ("out", flow.out), flow.dim + axis) == Rows(0) and axis
+            if axis
+            and 1 < size <= probe.most
+            and probe.pattern(name, at, dim, ("out", flow.out), flow.dim + axis) == Rows(0)
         ]
         if places:
             return f"grid@{places[0]}"
         frames = [
             dim
             for dim, size in enumerate(leaf.shape)
-            if size > 1 and probe.pattern(name, at, dim, ("out", flow.out), flow.dim) == Rows(0)
+            if 1 < size <= probe.most and probe.pattern(name, at, dim, ("out", flow.out), flow.dim) == Rows(0)
         ]
         if frames:
             return ""
@@ -151,7 +153,7 @@ def _of_mask(probe: ModuleProbe, name: str, at: Address, leaf: Tensor, attends: 
         if probe.base[view].shape[-1] != rows:
             continue
         for dim in range(leaf.ndim):
-            if leaf.shape[dim] < 2:
+            if not 1 < leaf.shape[dim] <= probe.most:
                 continue
             pattern = probe.pattern(name, at, dim, view, probe.base[view].ndim - 1)
             if not isinstance(pattern, Rows) or pattern.first is not None:

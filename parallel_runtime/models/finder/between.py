@@ -33,6 +33,22 @@ class Stream:
     grid: bool = False
 
 
+class _Asked(dict[str, list[Tensor]]):
+    """Empty lists of a ControlNet, and the names of those that a model asked for."""
+
+    def __init__(self) -> None:
+        super().__init__((name, []) for name in CONTROL_LISTS)
+        self.names: set[object] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> list[Tensor]:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
 class Between:
     """A model's calls with one token changed."""
 
@@ -105,8 +121,10 @@ class Between:
         taken = inspect.signature(type(self.model).forward).parameters.values()
         if not any(each.name == CONTROL or each.kind is inspect.Parameter.VAR_KEYWORD for each in taken):
             return {}
+        asked = _Asked()
+        self._run(None, asked)
         found = {}
-        for name in CONTROL_LISTS:
+        for name in (name for name in CONTROL_LISTS if name in asked.names):
             for stream in (each for each in streams if not each.grid):
                 flow, call = stream.of.flows[stream.flow], stream.of.blocks.calls[0]
                 residual = torch.zeros_like(leaf_at(call.args[flow.name], flow.at))

@@ -4,6 +4,7 @@ Attention gives each query its own row back meanwhile (record.py), so what moves
 itself. Letters: `S` tokens.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,8 +71,16 @@ class ModuleProbe:
             rows = moved(self.base[view], views[view], view_dim)
             if rows is None:
                 return "reshaped"
+            if 1 < len(rows) == self.base[view].shape[view_dim] and size > 1:
+                return "all"  # no other index can move rows of its own
             found.append((index, rows))
         return described(found, size, self.base[view].shape[view_dim])
+
+    @property
+    def most(self) -> int:
+        """The rows of all attention calls inside, with their batch: a dim of more indices holds no tokens."""
+        attended = [view for key, view in self.base.items() if key[0] in ("q", "k")]
+        return sum(view.shape[0] * view.shape[2] for view in attended) if attended else sys.maxsize
 
     def apart(self, name: str, at: Address, dim: int, view: View, view_dim: int) -> bool:
         """Whether each index of a leaf's dim moves rows that no other moves."""

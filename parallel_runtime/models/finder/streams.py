@@ -12,7 +12,7 @@ import torch
 
 from .blocks import NotFoundError
 from .probe import ModuleProbe, Rows, View
-from .values import Address, tensors
+from .values import Address, moved, tensors
 
 Layout = list[tuple[int, int, int]]  # (flow, start, rows), one after another
 SIDES = {"q": "queries", "k": "keys"}
@@ -98,7 +98,7 @@ def _token_dims(probe: ModuleProbe, name: str, at: Address, out: View) -> list[i
     leaf = dict(tensors(probe.call.args[name]))[at]
     dims = []
     for dim, size in enumerate(leaf.shape):
-        if size < 2 or probe.pattern(name, at, dim, out, dim) != Rows(0):
+        if not 1 < size <= probe.most or probe.pattern(name, at, dim, out, dim) != Rows(0):
             continue
         views = [view for view in probe.base if view[0] == "q"]
         if any(probe.apart(name, at, dim, view, 2) for view in views):
@@ -152,7 +152,12 @@ def _layout(
     if not found and not none:
         raise NotFoundError(f"{where} has {SIDES[view[0]]} that are no tokens of its block's streams")
     if found and tiled(found, 0, rows) is None:
-        raise NotFoundError(f"{where} has {rows} {SIDES[view[0]]} that are not its streams' tokens one after another")
+        beside = rows - sum(length for *_, length in found)
+        raise NotFoundError(
+            f"{where} has {beside} {SIDES[view[0]]} beside the {rows - beside} that are tokens of its block's streams"
+            if beside > 0
+            else f"{where} has {rows} {SIDES[view[0]]} that are not its streams' tokens one after another"
+        )
     return found, frozenset(first)
 
 
@@ -162,8 +167,28 @@ def _in_rows(probe: ModuleProbe, flow: Flow, view: View, where: str) -> Rows | N
     if pattern == "none":
         return None
     if not isinstance(pattern, Rows):
-        raise NotFoundError(f"{where} mixes tokens: one of {flow.name} moves several of its {SIDES[view[0]]}")
+        raise NotFoundError(f"{where} {_misfit(probe, flow, view)}")
     return pattern
+
+
+def _misfit(probe: ModuleProbe, flow: Flow, view: View) -> str:
+    """What an attention call does with a flow's tokens, which are none of its rows one after another."""
+    seen, leaf = probe.base[view], dict(tensors(probe.call.args[flow.name]))[flow.at]
+    rows, side = seen.shape[2], SIDES[view[0]]
+    if flow.dim and seen.shape[0] > leaf.shape[0]:
+        return (
+            f"has tokens as rows of its batch: {seen.shape[0]} rows of {rows} {side} where its block has "
+            f"{leaf.shape[0]} of {flow.tokens} tokens"
+        )
+    found = []
+    for index in sorted({0, flow.tokens // 2, flow.tokens - 1}):
+        views = probe.moves(flow.name, flow.at, flow.dim, index)
+        found.append(len((moved(seen, views[view], 2) if views is not None and view in views else None) or ()))
+    if max(found) > 1:
+        return f"mixes tokens: one of {flow.name} moves {max(found)} of its {rows} {side}"
+    if min(found):
+        return f"takes the tokens of {flow.name} in an order of its own"
+    return f"takes some of the {flow.tokens} tokens of {flow.name} alone, as {rows} {side}"
 
 
 def _in_grid(probe: ModuleProbe, flow: Flow, view: View, where: str) -> Rows | None:

@@ -6,16 +6,18 @@ that no model has is tried, and what the first layer that meets it wants is what
 imported ComfyUI. Owns what a family needs beside that. Letters: `B` batch, `C` channels, `T` frames of the latent.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from .calls import HostedCall, forward_call
 
+log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 FRAMES = 9  # of a video where no number is given
 USUAL_FRAMES = 81  # of one that people make, for which memory is counted
@@ -31,10 +33,17 @@ COUNTED = frozenset(("GenmoMochi", "LTXV"))
 # Models of images whose latents have frames all the same, by ComfyUI's names.
 IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
 
+# What graphs give beside a text: a picture to edit, smaller than the image; a mask by which the first half of the
+# latent's frames, or of its rows, stays.
+MORE = REFERENCES, MASK = "references", "mask"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a call: pixels, tokens of the text, images, frames of a video (None: a few), and the seed of its numbers."""
+    """Of a call: pixels, tokens of the text, images, frames of a video (None: a few), and the seed of its numbers.
+
+    `more`: of `MORE`, what a graph gives beside a text.
+    """
 
     width: int
     height: int
@@ -42,6 +51,7 @@ class Size:
     batch: int
     seed: int
     frames: int | None = None
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,31 @@ def uncomputed_call(
     return forward_call(model.diffusion_model, model.latent_format.latent_channels, args, kwargs)
 
 
+def asks_for(
+    model: Any,  # noqa: ANN401
+    size: Size,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Mapping[str, int | None],
+) -> list[str]:
+    """What of `MORE` makes the transformer's arguments others, in number, names or shapes. The weights may be on meta.
+
+    Raises `ValueError` for a model that cannot be called without any.
+    """
+
+    def given(more: tuple[str, ...]) -> object:
+        args, kwargs = _SampledSide(model, replace(size, more=more), shapes, widths, CPU).arguments()
+        leaves, tree = tree_flatten((args, kwargs))
+        return str(tree), [each.shape if isinstance(each, torch.Tensor) else None for each in leaves]
+
+    found, plain = [], given(())
+    for each in MORE:
+        try:
+            found += [each] if given((each,)) != plain else []
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            log.info("%s takes no %s as they are made up: %s", type(model).__name__, each, error)
+    return found
+
+
 class _CalledWith(Exception):  # noqa: N818  nothing went wrong
     """Carries the arguments of a call out of it."""
 
@@ -201,8 +236,14 @@ class _SampledSide:
         for name, width in widths.items():
             if width is not None:
                 cond[name] = torch.randn(*shape_of[name], width, generator=numbers)
-        self.cond = {name: tensor.to(device) for name, tensor in cond.items()} | {"model_conds": {}}
+        self.cond: dict[str, Any] = {name: tensor.to(device) for name, tensor in cond.items()} | {"model_conds": {}}
         self.shapes, self.batch = [torch.Size(shape) for shape in shapes], size.batch
+        self.mask: torch.Tensor | None = None
+        if REFERENCES in size.more:
+            self.cond["reference_latents"] = [torch.randn(_reference(shapes[0]), generator=numbers).to(device)]
+        if MASK in size.more:
+            masks = [_half(part) for part in parts]
+            self.mask = (masks[0] if len(masks) == 1 else comfy.utils.pack_latents(masks)[0]).to(device)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the transformer is given in one call, which is not made."""
@@ -253,12 +294,27 @@ class _SampledSide:
             self.device,
             "positive",
             latent_image=torch.zeros_like(self.noise),
-            denoise_mask=None,
+            denoise_mask=self.mask,
             seed=0,
             latent_shapes=self.shapes,
         )
         made = entry["model_conds"].items()
         return {name: cond.process_cond(batch_size=self.batch, area=None).cond for name, cond in made}
+
+
+def _reference(shape: Sequence[int]) -> tuple[int, ...]:
+    """The latent of one picture of three quarters of the sides of a latent."""
+    _, channels, *time, height, width = shape
+    sides = (max(2, 3 * side // 4 // 2 * 2) for side in (height, width))
+    return 1, channels, *(1 for _ in time), *sides
+
+
+def _half(latent: torch.Tensor) -> torch.Tensor:
+    """A mask of a latent, 0 in its first half: of the frames where it has some, else of the rows."""
+    mask = torch.ones_like(latent)
+    dim = 2 if latent.ndim > 4 and latent.shape[2] > 1 else -2
+    mask.narrow(dim, 0, latent.shape[dim] // 2).zero_()
+    return mask
 
 
 @contextmanager

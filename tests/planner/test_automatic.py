@@ -87,6 +87,11 @@ def test_weights_that_the_user_chose_are_kept(weights: str) -> None:
     assert on_gpus(2, 80, None, weights=weights).plan == ParallelPlan(ulysses=2, weights=weights)
 
 
+def test_one_device_cannot_shard() -> None:
+    with pytest.raises(ValueError, match="weights=sharded has one rank"):
+        on_gpus(1, 80, weights="sharded")
+
+
 @given(st.integers(1, MAX_RANKS), st.sampled_from([2, 3, 24]), st.sampled_from(["replicated", "offloaded"]))
 def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, weights: str) -> None:
     devices = [Device("cpu", index) for index in range(ranks)]
@@ -125,6 +130,10 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         plan = automatic_plan(model, usual_work(), gpus(ranks), free, calibration, weights=weights).plan
         assert plan.ranks <= ranks and plan.pipefusion == 1
         assert weights in ("replicated", plan.weights)
+
+
+def test_deciding_for_eight_gpus_always_says_the_same() -> None:
+    assert on_gpus(8, 80) == on_gpus(8, 80)
 
 
 def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypatch, tmp_path) -> None:
@@ -210,3 +219,19 @@ def test_the_plan_of_a_run_needs_no_weight_anywhere_else(
     decision = of_run(held, 8, known_calibration(kind), image_tokens=tokens, guided=guided, batch=batch)
     assert ParallelPlan.parse(held).layout.serves(decision.plan.layout)
     assert decision.plan.pipefusion == 1
+
+
+def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
+    for kind in ("H100", "A100", "L20", "RTX 4090"):
+        known = known_calibration(kind)
+        for count in (2, 4, 8):
+            held = on_gpus(count, 80, known).plan
+            assert plan_of_run(FLUX, usual_work(), [80 * GIB] * count, known, held=held).plan == held
+
+
+def test_the_shape_given_decides_and_not_the_usual_one() -> None:
+    """A model of two heads cannot be split over three ranks by heads."""
+    small = replace(FLUX, key_heads=2)
+    devices = [Device("cpu", index) for index in range(3)]
+    decision = automatic_plan(small, usual_work(), devices, [GIB] * 3, None)
+    assert decision.plan == ParallelPlan(ring=3)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.planner_errors import kept_constants
 from benchmarks.planner_model import Shape
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.choose import HEADROOM, choose_plan, useful_plans
+from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link, known_rates
@@ -42,6 +42,14 @@ def test_one_device_is_taken_where_more_hardly_help_and_the_reason_says_so() -> 
     choice = choose_plan(tiny, work, [8 * GIB] * 2, known_calibration("cpu"))
     assert choice.plan == ParallelPlan()
     assert any(reason.startswith("one device is better here") for reason in choice.reasons)
+
+
+def test_fewer_devices_are_taken_when_the_rest_would_not_make_it_faster() -> None:
+    choice = choose_plan(FLUX, Work(image_tokens=1024, text_tokens=512), [80 * GIB] * 8, known_calibration("H100"))
+    assert choice.plan.ranks < 8
+    assert choice.plan.ranks == 1 or any("stay unused" in reason for reason in choice.reasons)
+    fastest = choice.table[0]
+    assert choice.plan.ranks == 1 or choice.chosen.run_s <= EQUAL * fastest.run_s
 
 
 def test_a_model_too_large_for_each_device_is_told_to_shard() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import SHARED_ABOVE, known_calibration, known_rates, usual_link
 
 KNOWN = {
@@ -67,6 +68,16 @@ def test_a_name_means_its_device_and_has_nvlink_only_where_the_board_does(name, 
 def test_a_device_that_is_not_in_the_table_is_no_other_one(name) -> None:
     with pytest.raises(ValueError, match="is unknown; use one of H200, .* or calibrate with doctor"):
         known_rates(name)
+
+
+def test_the_card_on_pcie_is_slower_than_the_board_on_nvlink() -> None:
+    for card, panel_state in (
+        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA A100-PCIE-40GB", "A100-SXM4-80GB"),
+    ):
+        slow, fast = known_rates(card), known_rates(panel_state)
+        assert slow.matmul_flops <= fast.matmul_flops and slow.memory_bandwidth < fast.memory_bandwidth
+    assert known_rates("NVIDIA A100-PCIE-40GB").memory_bytes == 40 * GIB
 
 
 def test_a_machine_of_many_cards_on_pcie_has_the_link_that_they_share_and_nvlink_stays_itself() -> None:

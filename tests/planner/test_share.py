@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.share.attended import Attended
-from benchmarks.share.bound import bound_s, exchange_s, shown_s
-from benchmarks.share.exchange import Delivery, local_sequence
+from benchmarks.share.bound import bound_s, bounds_table, exchange_s, link_named, shown_s
+from benchmarks.share.exchange import Delivery, at_most, fill, local_sequence
 from benchmarks.share.rank import Share
 from parallel_runtime.parallel.overlap import SharedHeads
 from parallel_runtime.planner.hardware import Interconnect
@@ -53,6 +53,25 @@ def test_a_gather_shows_whole_and_of_attention_what_heads_in_chunks_cannot_hide(
     assert shown_s(replace(SHARE, asynchronous=False), LINK) == exchange_s(SHARE, LINK)  # a CPU copies by itself
 
 
+def test_a_deeper_model_has_more_of_what_blocks_take_and_as_much_of_the_rest() -> None:
+    deep = SHARE.at_depth(11)
+    assert (deep.device_s, deep.host_s) == (pytest.approx(4.5), pytest.approx(1.2))
+    assert shown_s(deep, LINK) == pytest.approx(11 * shown_s(SHARE, LINK))
+
+
+def test_no_table_of_bounds_calls_them_a_speed() -> None:
+    said = "\n".join(bounds_table([replace(SHARE, ranks=1, num_bytes=0, attended=()), SHARE], [LINK]))
+    assert "bound" in said
+    assert "at most" in said
+    assert "speed" not in said
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "wire", "nan"])
+def test_a_link_that_there_is_not_is_refused(text) -> None:
+    with pytest.raises(ValueError, match=r"nvlink4|link 'wire' is unknown"):
+        link_named(text)
+
+
 def test_a_ranks_exchange_is_as_long_as_with_others_and_its_bytes_are_those_that_leave_it() -> None:
     """5 heads on 2 ranks, 4 and 3 tokens: the first gets 3 heads of 7 tokens, and sends 2 heads of its 4."""
     sequence = local_sequence(ulysses=2, device=CPU)
@@ -79,3 +98,13 @@ def test_a_message_takes_as_long_as_its_link_says() -> None:
     assert delivery.seconds(1_000_000, to_all=True) == pytest.approx(3e-3)
     assert delivery.seconds(1_000_000, to_all=False) == pytest.approx(2e-3)
     assert Delivery(CPU).seconds(1_000_000, to_all=True) == 0.0
+
+
+def test_heads_go_in_as_many_chunks_as_come_out_even_and_no_more_than_asked() -> None:
+    assert [at_most(HEADS, chunks) for chunks in (1, 2, 5, 8)] == [1, 2, 4, 6]  # 12 heads a rank
+
+
+def test_what_is_longer_than_its_source_is_filled_from_the_start_again() -> None:
+    target = torch.zeros(5)
+    fill(target, torch.arange(2.0))
+    assert target.tolist() == [0, 1, 0, 1, 0]

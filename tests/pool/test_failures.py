@@ -7,6 +7,7 @@ import torch
 
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
+from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker.entry import rank_error
 from pool.echo_pool import FRESH, failure, first_line
 
@@ -46,6 +47,29 @@ def test_the_cause_is_blamed_and_not_what_followed_from_it():
     followed, cause, later = Failure(0, "its peer is gone", weak=True), Failure(1, "killed"), Failure(2, "raised")
     assert choose([followed, cause, later]) is cause
     assert choose([followed, replace(followed, rank=3)]) is followed
+
+
+def said(kind, text):
+    """An error as a rank says it."""
+    return RankError(kind=kind, text=text, traceback="")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "remedy"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory", "memory"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried 9 bytes", "memory"),
+        ("MemoryError", "", "memory"),
+        ("RuntimeError", "Resource temporarily unavailable", "ulimit -u"),
+    ],
+)
+def test_a_failure_has_the_remedy_of_its_cause(kind, text, remedy):
+    found, unknown = (
+        pool_error(failure_of_error(1, error), printed="", device="cpu:1", starting=False).remedy
+        for error in (said(kind, text), said("KeyError", "x"))
+    )
+    assert remedy in found
+    assert found != unknown
 
 
 class NoCapableBackendError(RuntimeError):

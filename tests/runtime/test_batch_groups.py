@@ -40,6 +40,11 @@ def test_five_over_two_is_three_and_two() -> None:
     )
 
 
+def test_cond_and_uncond_get_a_batch_group_each() -> None:
+    assert cut_rows([1, 1], 2) == ((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 1),))
+    assert cut_rows([2, 2], 2) == ((BatchSlice(0, 0, 2),), (BatchSlice(1, 0, 2),))
+
+
 def test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing() -> None:
     """Three rows each over four batch groups: two rows of two calls would be two passes over the blocks."""
     assert cut_rows([3, 3], 4) == (
@@ -53,6 +58,10 @@ def test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing() -> None:
 def test_no_batch_group_is_idle_while_another_could_give_it_a_row() -> None:
     assert cut_rows([4], 3) == ((BatchSlice(0, 0, 2),), (BatchSlice(0, 2, 3),), (BatchSlice(0, 3, 4),))
     assert cut_rows([1], 3) == ((BatchSlice(0, 0, 1),), (), ())
+
+
+def test_a_full_list_over_all_batch_groups_is_shared_out_evenly() -> None:
+    assert loads(cut_rows([64, 64], 8)) == [16] * 8
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.emulated_link import EmulatedAxis, SimulatedClock
-from benchmarks.head_chunks import LATENCY_S, Case
+from benchmarks.head_chunks import CASES, LATENCY_S, Case
 from parallel_runtime.parallel.attention import QKV, SequenceParallelAttention
+from parallel_runtime.parallel.overlap import possible_chunks
 from parallel_runtime.parallel.shard import split_lengths
 
 TOKENS = 8
@@ -55,6 +56,22 @@ def test_while_a_chunk_is_attended_to_the_next_arrives_and_the_one_before_goes_b
         ("start", back[2]),
         ("wait", back[2]),
     ]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.model}, {case.ranks} cards, {case.bandwidth / 1e9:.0f}"
+)
+def test_the_part_of_an_exchange_that_shows_is_what_the_formula_says(case: Case) -> None:
+    for chunks in (1, case.chunks):
+        clock = simulated(case, chunks).clock
+        assert clock.now() - case.attend_s == pytest.approx(case.exposed(chunks) * case.exchange_s(1))
+    assert case.exposed(1) == pytest.approx(1.0), "without chunks all of it shows"
+    if case.tokens > 20_000:  # of images, attention is shorter than the exchange
+        assert case.exposed(case.chunks) <= 1 / case.chunks + 0.05
+        assert case.chunks >= 5 and case.exposed(case.chunks) <= 0.25
+    else:
+        quickest = min(case.exposed(each) for each in possible_chunks(case.heads, case.ranks))
+        assert case.exposed(case.chunks) <= quickest + 0.06
 
 
 class Copies(TorchDispatchMode):

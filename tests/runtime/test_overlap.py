@@ -8,6 +8,7 @@ from parallel_runtime.parallel.overlap import (
     OverlapRates,
     SharedHeads,
     choose_chunks,
+    chunked_s,
     finished_s,
     possible_chunks,
     ring_s,
@@ -44,6 +45,17 @@ def test_nothing_is_quicker_than_the_link_or_the_device_and_nothing_slower_than_
     link, device = sum(arriving) + sum(returning), sum(attending)
     assert found >= max(link, arriving[0] + device + returning[-1]) - 1e-9
     assert found <= link + device + 1e-9
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 10])
+def test_of_an_exchange_that_attention_can_hide_the_first_and_last_chunks_show(number: int) -> None:
+    found = chunked_s(attend_s=20.0, arriving_s=6.0, returning_s=2.0, latency_s=0.0, chunks=number)
+    assert found == pytest.approx(20 + 8 / number)
+
+
+def test_an_exchange_longer_than_attention_shows_the_difference_at_least() -> None:
+    found = chunked_s(attend_s=2.0, arriving_s=6.0, returning_s=2.0, latency_s=0.0, chunks=10)
+    assert 8.0 <= found < 8.5
 
 
 @pytest.mark.parametrize(("hop_s", "seconds"), [(1.0, 8.0), (2.0, 8.0), (3.0, 3 * 3.0 + 2.0), (0.0, 8.0)])

@@ -63,6 +63,18 @@ def test_fifty_swaps_of_prompts_and_plans_give_what_one_rank_gives(
 
 
 @pytest.mark.slow
+def test_one_element_changed_in_place_is_seen(two_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    made, plan = prompts()[0], ParallelPlan(ulysses=2)
+    before = one_rank(two_ranks, tiny_hosted, made)
+    for _ in range(4):
+        assert relative_error(two_ranks.run(tiny_hosted, plan, [made]).outs[0], before) <= FP32_TOLERANCE
+    made.tensors[TEXT][0, 4, 7] += 30
+    after = one_rank(two_ranks, tiny_hosted, made)
+    assert relative_error(after, before) > 10 * FP32_TOLERANCE
+    assert relative_error(two_ranks.run(tiny_hosted, plan, [made]).outs[0], after) <= FP32_TOLERANCE
+
+
+@pytest.mark.slow
 def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
     two_ranks: Pool, tiny_hosted: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

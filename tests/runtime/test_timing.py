@@ -93,6 +93,16 @@ def test_a_timer_that_is_off_measures_nothing() -> None:
     assert (timer.seconds(), timer.regions) == ({}, {})
 
 
+def test_a_regions_entries_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 1.25, 5.0, 5.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
+    timer = RegionTimer(torch.device("cpu"))
+    for _ in range(2):
+        with timer.region("part"):
+            pass
+    assert timer.seconds() == {"part_s": 0.75}
+
+
 def test_an_error_inside_passes_through_a_region() -> None:
     for on in (True, False):
         with pytest.raises(KeyError), RegionTimer(torch.device("cpu"), on=on).region("whole"):
@@ -214,3 +224,12 @@ def test_ranks_that_load_say_how_long_and_others_do_not(noting_ranks: Pool, tmp_
     grown = noting_ranks.load(spec, ParallelPlan(ulysses=2))
     assert set(grown.rank_load_s) == {1}, "rank 0 had it already"
     assert [size > 0 for size in grown.parameter_bytes] == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_regions_come_back_only_when_they_are_timed(noting_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    plan = ParallelPlan(ring=2)
+    assert all(rank.regions is None for rank in noting_ranks.run(tiny_hosted, plan, [call()]).ran)
+    for rank in noting_ranks.run(tiny_hosted, plan, [call(options={"timed": True})]).ran:
+        assert set(rank.regions) >= {"hand_over_s", "communication_s"}
+        assert 0 < rank.regions["hand_over_s"] + rank.regions["communication_s"] < rank.step_s

@@ -145,7 +145,7 @@ def test_the_run_goes_on_under_the_quickest_which_is_kept_and_nothing_of_a_copy_
 )
 def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_s, kind, line, case) -> None:
     found = case(SECONDS, graphs=(graphs_s, kind))
-    found.trier.graphs = frozenset([found.plans.ring2])
+    found.trier.graphs, found.trier.budget_s = frozenset([found.plans.ring2]), 60.0
     found.step()
     assert found.told[0].endswith(line)
     asked = [options.get("graphs", False) for name, options in found.asked if name.startswith("ring2")]
@@ -157,6 +157,11 @@ def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_
 def test_a_plan_alone_is_tried_with_graphs_which_the_next_run_begins_with_and_a_fallback_leaves(case, trying) -> None:
     found = case(SECONDS, graphs=(0.9, {}))
     found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
+    found.step()
+    assert not found.told, "only Tune, which gives a budget, has graphs made"
+    found = case(SECONDS, graphs=(0.9, {}))
+    found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
+    found.trier.budget_s = 60.0
     found.step()
     assert found.told == ["tried graphs of blocks: 1.11x, kept ulysses 2 with graphs of blocks"]
     assert found.asked[-1][1]["graphs"] is True

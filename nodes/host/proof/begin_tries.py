@@ -127,8 +127,6 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     if kept is None or kept.plan not in usable:
         kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
         plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
-        if not plans and not short and decision.plan in graphs:
-            plans = (decision.plan,)
     else:
         plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         reason = f"measured on these devices: {kept.text}"

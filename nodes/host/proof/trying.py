@@ -46,8 +46,9 @@ class Trier:
 
     `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
     after which no further copy begins, and what is half measured is dropped; None for all that are due. `limit` and
-    `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs, which is
-    tried under the kept one. `tries` and `copied` are what became of them.
+    `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs. Only
+    with a budget, which Tune gives, are graphs tried: no GPU has run them, so no run makes some without being asked.
+    `tries` and `copied` are what became of them.
     """
 
     key: TriesKey
@@ -80,7 +81,8 @@ class Trier:
             return
         if sum(call.rows for call in calls) != self.rows:  # of a part of a step: the other parts would go to others
             plans = tuple(plan for plan in plans if plan.batch_groups == run.plan.batch_groups)
-        if len(plans) < 2 and not self.graphs.intersection(plans):
+        asked = self.budget_s is not None
+        if len(plans) < 2 and not (asked and self.graphs.intersection(plans)):
             return
         began_s = time.perf_counter()
         proven_now = self.prover.num_computed > self._proofs
@@ -91,8 +93,8 @@ class Trier:
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
-        late = self.budget_s is not None and time.perf_counter() > began_s + self.budget_s
-        if kept.plan in self.graphs and not late:
+        in_time = self.budget_s is not None and time.perf_counter() < began_s + self.budget_s
+        if kept.plan in self.graphs and in_time:
             kept = replace(kept, graphs_s=copies.by_graphs(tries, kept.plan))
             if kept.by_graphs:
                 kept = replace(kept, expected_s=kept.graphs_s)

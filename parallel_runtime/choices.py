@@ -54,7 +54,7 @@ def read(table: Mapping[str, Mapping[str, Any]], capability: tuple[int, int] | N
     own = {} if capability is None else table.get(_name(capability), {})
     unknown = sorted({*own, *table[USUAL]} - {field.name for field in fields(CardChoice)})
     if unknown:
-        raise ValueError(f"choices.json names {unknown[0]!r}, which is no choice; use the fields of Choice")
+        raise ValueError(f"choices.json names {unknown[0]!r}, which is no choice; use the fields of CardChoice")
     return CardChoice(**{**table[USUAL], **own})
 
 

@@ -79,4 +79,8 @@ class Entries:
         """Keep an entry in the place of the key's last one. Raises as `replace_json`."""
         others = {each: other for each, other in self.all().items() if each != key}
         kept = list({**others, key: entry}.items())
-        replace_json(self.path, {"version": self.version, self.name: dict(kept[-self.most :] if self.most else kept)})
+        content = {"version": self.version, self.name: dict(kept[-self.most :] if self.most else kept)}
+        try:
+            replace_json(self.path, content)
+        except ValueError:  # Python reads NaN, which JSON does not have: the file that others are from is damaged
+            replace_json(self.path, {**content, self.name: {key: entry}})

@@ -169,8 +169,8 @@ class SequenceParallelAttention:
         return _attended(kernel, qkv, mask)
 
     def _exchange_of(self, *, exact: bool) -> str:
-        """As what a call's heads travel; `exact`: its model forbids rounding."""
-        exchange = EXACT if exact else self.exchange
+        """As what a call's heads travel, where they do; `exact`: its model forbids rounding."""
+        exchange = EXACT if exact or self.parts == 1 else self.exchange
         self.rounded |= exchange != EXACT
         return exchange
 

@@ -61,7 +61,8 @@ def memory_of(
     model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> PlannedMemory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    rows, blocks, host, shared = rows_per_group(work, plan), sum(model.block_bytes), 0.0, 0.0
+    rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
+    shared = blocks / plan.pipefusion if plan.pipefusion > 1 else 0.0
     weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
     if plan.weights != "replicated":
         at_hand = min(blocks / plan.pipefusion, BLOCKS_AT_HAND * model.largest_block)

@@ -291,10 +291,11 @@ def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     best = tries.best(None if before is None else before.plan)
     if best is None:
         return None
-    expected_s = seconds[best]
-    if before is not None and before.plan == best:  # that runs take longer than tries is known by now
-        expected_s = max(expected_s, before.expected_s)
-    return KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), expected_s=expected_s)
+    kept = KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), expected_s=seconds[best])
+    if before is None or before.plan != best:
+        return kept
+    # That runs take longer than tries is known by now; what graphs took is, too.
+    return replace(kept, expected_s=max(kept.expected_s, before.expected_s), graphs_s=before.graphs_s)
 
 
 def changed_text(before: KeptPlan, kept: KeptPlan) -> str:

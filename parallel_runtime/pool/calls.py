@@ -50,7 +50,8 @@ class ModelCall:
 class RunResult:
     """The calls' results in memory of their own, the ranks' replies in rank order, and the time that it took.
 
-    The time is from copying the inputs to having the results, without loading, patching or starting before.
+    The time is from copying the inputs to having the results, without loading, patching or starting before, and without
+    what the caller did meanwhile for longer than the ranks computed.
     `traces` are the ranks' traces, gzipped JSON, by rank; {} where none was asked for.
     """
 

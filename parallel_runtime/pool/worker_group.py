@@ -346,7 +346,15 @@ class WorkerGroup:
             repeated=placed.repeated,
             slots=self._tracker.enter(calls, batch_groups, plan, model) if keeps else (),
         )
-        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=on_sent)
+        meanwhile_s = 0.0
+
+        def sent() -> None:
+            nonlocal meanwhile_s
+            from_s = time.perf_counter()
+            on_sent()
+            meanwhile_s = time.perf_counter() - from_s
+
+        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
         if keeps:
             self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
@@ -356,7 +364,10 @@ class WorkerGroup:
             for rank, (reply, room) in enumerate(zip(ranks, rooms, strict=False))
             if reply.ran is not None and reply.ran.trace_bytes is not None
         }
-        return RunResult([self._arena.take(spec) for spec in outs], ranks, time.perf_counter() - began, traces)
+        computed_s = max((reply.ran.step_s for reply in ranks if reply.ran is not None), default=0.0)
+        taken = [self._arena.take(spec) for spec in outs]
+        wall_s = time.perf_counter() - began - max(0.0, meanwhile_s - computed_s)
+        return RunResult(taken, ranks, wall_s, traces)
 
     def sample(
         self, ensured: Ensured, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone

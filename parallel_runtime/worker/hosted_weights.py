@@ -135,7 +135,9 @@ class HostedWeights:
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
         of_it = self._shares[self._group.index] / sum(self._shares) if self._shares else 1 / self._group.size
-        return 0 if self._offloaded else int(self._file_bytes * of_it / self.stages)
+        of_stages = self._stage_shares or (1,) * self.stages
+        of_it *= of_stages[self._stage] / sum(of_stages)
+        return 0 if self._offloaded else int(self._file_bytes * of_it)
 
     @property
     def _file_bytes(self) -> int:

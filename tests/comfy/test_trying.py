@@ -376,7 +376,9 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
 
 
-def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(tuned, case) -> None:
+def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(
+    tuned, case, module_of_pack, monkeypatch
+) -> None:
     lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
     told, _ = tuned({**SECONDS, "ring2": lost}, NEAR)
     assert told["line"] == "tried cfg 2: 0.50x, ring 2: out of memory, kept ulysses 2"
@@ -384,6 +386,9 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(t
     assert told["kept"] is None and told["line"].startswith("ulysses 2: out of memory; ")
     told, _ = tuned(SECONDS, {"uly2": 1.0, "ring2": 2.0})
     assert told["line"] == "nothing to try: no other exact plan is predicted to be near ulysses 2"
+    monkeypatch.setattr(module_of_pack("nodes.host.proof.tuning"), "under_graphs", lambda *_: {case({}).plans.uly2})
+    told, _ = tuned(SECONDS, {"uly2": 1.0, "ring2": 2.0}, seconds=1)  # that plan's graphs of blocks
+    assert told["line"] == "1 s is too little: to try ulysses 2 is predicted to take 3.0 s; nothing is kept"
 
     looks: list[int] = []
 

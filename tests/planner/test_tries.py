@@ -248,8 +248,9 @@ def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> No
 
 def test_runs_that_are_always_slower_than_tries_are_not_tried_again_and_again() -> None:
     kept = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 1.05}, expected_s=1.0).after_run(1.3)
-    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), kept)
+    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), replace(kept, graphs_s=0.9))
     assert again is not None and not again.after_run(1.35).again and again.after_run(1.5).again
+    assert again.by_graphs, "what Tune found of graphs of blocks stays with the plan"
 
 
 def test_what_is_kept_is_found_again_and_only_for_the_very_same_kind(tmp_path: Path) -> None:

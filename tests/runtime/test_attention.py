@@ -42,6 +42,10 @@ def test_numbers_that_travel_as_fp8_round_to_a_16th_of_themselves_and_show_what_
     bound = torch.maximum(x.float().abs(), largest * 2**-13) / 16
     assert ((found.float() - x.float()).abs() <= bound * 1.01)[~found.isnan()].all()
     assert (found != x).sum() > 100, "nothing was rounded"
+    alone = SequenceParallelAttention()
+    alone.exchange = "fp8"
+    kept, _ = alone.whole_keys(x.contiguous(), x, lengths=[3])
+    assert not alone.rounded and torch.equal(kept.nan_to_num(), x.nan_to_num()), "nothing travels from a rank alone"
 
 
 PLANS = {

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from ....parallel_runtime.devices import Device
 from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
@@ -346,17 +347,32 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """The plan by which weights are loaded: stages and sharded bytes by the devices' shares, which are those of the
         first load until the weights are loaded anew. Measured ones are of speed for stages, of memory for bytes."""
         layout, pooled = self.plan.layout, self.model.pooled
-        if self.shares is not None or (layout.shards == 1 and layout.stages == 1):
+        if layout.shards == 1 and layout.stages == 1:
             return self.plan.with_shares(self.shares or ())
+        if self.shares is not None:
+            plan = self.plan.with_shares(self.shares)
+            if beyond := self._held_beyond_room(plan):
+                device, held, room = beyond[0]
+                raise ValueError(
+                    f"shares={', '.join(map(str, self.shares))} give {device} {held / 1e9:.1f} GB of weights, and it "
+                    f"has {room / 1e9:.1f} GB; give it a smaller number in SP Config's shares, or set shares to equal"
+                )
+            return plan
         if layout.offloaded:
             return self.plan
         by_speed = layout.stages > 1
         plan = self.plan.with_shares(self.shares_of_run() if by_speed else memory_shares(pooled.devices))
-        held = [pooled.sizes.total * plan.layout.part_of(rank) for rank in range(plan.ranks)]
-        if all(each <= HEADROOM * room for each, room in zip(held, whole_bytes(pooled.devices), strict=False)):
+        if not self._held_beyond_room(plan):
             return plan
-        log.warning("%s: a device has no room for the blocks of its share, so stages are equal", plan.name)
+        log.warning("%s: a device has no room for its share of the weights, so their parts are equal", plan.name)
         return self.plan
+
+    def _held_beyond_room(self, plan: ParallelPlan) -> list[tuple[Device, float, float]]:
+        """Each device whose part of the weights is larger than what it has, with bytes of both."""
+        pooled = self.model.pooled
+        held = [pooled.sizes.total * plan.layout.part_of(rank) for rank in range(plan.ranks)]
+        rows = zip(pooled.devices, held, whole_bytes(pooled.devices), strict=False)
+        return [row for row in rows if not plan.layout.offloaded and row[1] > HEADROOM * row[2]]
 
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""

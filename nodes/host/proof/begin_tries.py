@@ -129,7 +129,8 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
     else:
         plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
-        reason = f"measured on these devices: {kept.text}"
+        text = kept.text if kept.plan in graphs else replace(kept, graphs_s=0.0).text
+        reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     if kept is None and not plans:
         return decision, None

@@ -133,6 +133,8 @@ class Trier:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
         if self.kept is None or run.plan != self.kept.plan or run.step_cache or run.stock_cache:
             return
+        if self.kept.by_graphs and run.graphs_under != run.plan:  # what is expected is of blocks as graphs
+            return
         step_s = run.usual_step_s
         if step_s is None:
             return

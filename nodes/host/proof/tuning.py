@@ -97,10 +97,8 @@ def tune(
     if len(plans) < 2 and not graphs.intersection(plans):
         line = f"nothing to try: no other exact plan is predicted to be near {in_words(decision.plan)}"
     elif len(fit) < min(2, len(plans)):
-        names = " and ".join(map(in_words, plans[:2]))
-        line = (
-            f"{asked.seconds:g} s is too little: to try {names} is predicted to take {ends[1]:.1f} s; nothing is kept"
-        )
+        names, end_s = " and ".join(map(in_words, plans[:2])), ends[: len(plans[:2])][-1]
+        line = f"{asked.seconds:g} s is too little: to try {names} is predicted to take {end_s:.1f} s; nothing is kept"
     else:
         key = key_of(of, work)
         before = store().load(key)

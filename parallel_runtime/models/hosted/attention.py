@@ -77,7 +77,8 @@ class AttentionSwitch:
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
-            out = attend_again(call, self._kernel(call, attn_precision, options, owned=owned), qkv, keys)
+            kernel = self._kernel(call, attn_precision, options, owned=owned)
+            out = attend_again(call, kernel, qkv, keys, exact=is_exact(options))
         elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:

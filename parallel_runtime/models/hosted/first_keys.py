@@ -40,7 +40,9 @@ class FirstKeys:
         return longer
 
 
-def attend_again(call: "TokenCall", kernel: AttentionFunction, qkv: QKV, key_lengths: Sequence[int]) -> Tensor:
+def attend_again(
+    call: "TokenCall", kernel: AttentionFunction, qkv: QKV, key_lengths: Sequence[int], *, exact: bool
+) -> Tensor:
     """This rank's queries, with all heads, over the keys of all ranks, of which those of the first call are kept.
 
     `qkv`, which is emptied: (B, H, S, D) each; the keys of the module's first call in this run come first in k, v.
@@ -49,11 +51,11 @@ def attend_again(call: "TokenCall", kernel: AttentionFunction, qkv: QKV, key_len
     qkv.clear()
     kept = call.first_keys
     if kept is None:
-        keys, values = call.group.whole_keys(k, v, lengths=key_lengths)
+        keys, values = call.group.whole_keys(k, v, lengths=key_lengths, exact=exact)
         call.first_keys = FirstKeys(key_lengths, keys.shape[2], keys, values)
     else:
         mine = kept.lengths[call.index]
         lengths = [now - first for now, first in zip(key_lengths, kept.lengths, strict=True)]
-        more = call.group.whole_keys(k[:, :, mine:], v[:, :, mine:], lengths=lengths)
+        more = call.group.whole_keys(k[:, :, mine:], v[:, :, mine:], lengths=lengths, exact=exact)
         keys, values = kept.followed_by(*more)
     return kernel([q, keys, values], q.shape[1], None)

@@ -6,6 +6,7 @@ the code imports (test_imports_point_down.py). pip only plans here (`--dry-run`)
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -121,8 +122,11 @@ def test_every_third_party_import_of_the_pack_is_declared() -> None:
     imported = set()
     for folder in ("nodes", "parallel_runtime"):
         for path in (ROOT / folder).rglob("*.py"):
-            found = re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            imported |= set(found)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and node.level == 0:
+                    names = [node.module]
+                imported |= {name.partition(".")[0] for name in names}
     outside = imported - set(sys.stdlib_module_names) - provided_by_comfyui - {"parallel_runtime"}
     declared = project_dependencies().keys() | bench_modules()
     assert outside <= declared | {"numpy", "aiohttp"}, "declare it in pyproject.toml"

@@ -133,6 +133,11 @@ def end(_: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def freeze(_: float) -> None:
+    for pid in looking():
+        os.kill(pid, signal.SIGSTOP)
+
+
 def cancel(_: float) -> None:
     if looking():
         raise KeyboardInterrupt("cancelled")
@@ -142,7 +147,7 @@ def cancel(_: float) -> None:
 @pytest.mark.parametrize(
     ("limit_s", "tick", "raised", "says"),
     [
-        (0.3, None, NoAnswerError, "it took more than 0.3 s"),
+        (0.3, freeze, NoAnswerError, "it took more than 0.3 s"),
         (None, end, NoAnswerError, "ended with status -9"),
         (300.0, cancel, KeyboardInterrupt, "cancelled"),
     ],

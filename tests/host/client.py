@@ -77,6 +77,7 @@ class PromptResult:
     previews: list[bytes] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
     cached: list[str] = field(default_factory=list)
+    node_s: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
     node_errors: dict[str, Any] = field(default_factory=dict)  # of outputs that are not valid where others are
@@ -225,6 +226,8 @@ class Recorder:
         self.result = result
         self._start = start
         self._on_event = on_event
+        self._node: str | None = None
+        self._node_start = start
 
     def binary(self, data: bytes) -> None:
         """Takes a preview or a node's progress text; other kinds are ignored."""
@@ -237,10 +240,13 @@ class Recorder:
 
     def text(self, message: dict[str, Any]) -> bool:
         """Takes a JSON message and returns whether it ended the prompt."""
+        now = time.monotonic()
         data = message["data"]
-        event = Event(time.monotonic() - self._start, message["type"], data)
+        event = Event(now - self._start, message["type"], data)
         self.result.events.append(event)
-        if event.type == "execution_cached":
+        if event.type == "executing":
+            self._enter(data["node"], now)
+        elif event.type == "execution_cached":
             self.result.cached += data["nodes"]
         elif event.type == "parallel_dit.text":
             self.result.texts.append((data["node_id"], data["text"]))
@@ -250,6 +256,13 @@ class Recorder:
             self._on_event(event)
         if event.type not in ENDS or data["prompt_id"] != self.result.prompt_id:
             return False
+        self._enter(None, now)
         self.result.status, self.result.wall_s = ENDS[event.type], event.t_s
         self.result.error = data if event.type != "execution_success" else {}
         return True
+
+    def _enter(self, node: str | None, now: float) -> None:
+        """Books the time since the last change on the node that ran until now."""
+        if self._node is not None:
+            self.result.node_s[self._node] = self.result.node_s.get(self._node, 0.0) + now - self._node_start
+        self._node, self._node_start = node, now

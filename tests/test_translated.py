@@ -64,7 +64,7 @@ SENT = {
     "NCCL_P2P_DISABLE=1 until it is repaired": (
         "rank 1 (cuda:1)：GPU 之间的链路失败；请重启机器；请查看 nvidia-smi nvlink -e，修复前设置 NCCL_P2P_DISABLE=1"
     ),
-    "cuda:0: replica 0, 1/2 of the attention heads\ncuda:1 sleeps": "cuda:0：副本 0，注意力头的 1/2\ncuda:1 不使用",
+    "cuda:0: replica 0, 1/2 of the attention heads\ncuda:1 sleeps": "cuda:0：副本 0，注意力头的 1/2\ncuda:1 不参与",
     "chosen for 1024 x 1024 pixels, 512 text tokens, cfg 1, one image; each sampling run chooses again for what it "
     "samples, with the weights as they lie; mode=manual forces another plan": (
         "按 1024 x 1024 像素，512 个文本 token，cfg 1，一张图像 选定；"
@@ -72,7 +72,7 @@ SENT = {
     ),
     "uly2: 12.0 ms a step, limited by compute (80% of the step)": "uly2：每步 12.0 ms，受限于计算（占 80%）",
     "blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++": (
-        "模块未编译运行：编译需要 C++ 编译器，但没有 g++；请安装 g++"
+        "块未编译运行：编译需要 C++ 编译器，但没有 g++；请安装 g++"
     ),
     "a text of somebody else: with parts, and commas; and more": (
         "a text of somebody else: with parts, and commas; and more"

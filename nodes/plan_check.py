@@ -19,7 +19,8 @@ def check_plan(values: Mapping[str, str]) -> dict:
 
     `values` are SP Config's inputs by name, as texts; what is missing has its default, what is unknown is ignored. With
     `unet_name` (and `weight_dtype`) of a loader the plan is that file's, and `memory` says what it takes of a device:
-    bytes of `device` and `host`, the device's `total`, and whether that is of the weights alone. A file that is not
+    bytes of `device` and `host`, the device's `total`, whether that is of the weights alone, and which device is the
+    `fullest` where not all are alike. A file that is not
     there yet is the loader's to tell: the plan is that of the usual model.
     """
     try:
@@ -40,6 +41,7 @@ def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
         "host": memory.host_bytes,
         "total": memory.total_bytes,
         "weights_alone": memory.weights_alone,
+        "fullest": memory.fullest,
     }
     return _described(choice, decision) | {"memory": told}
 
@@ -57,7 +59,7 @@ def _known(
     source = LOOKING.with_found(source, look=False) if choice.looks else source
     decision = decide_for(source, choice)
     refuse_unplanned(source.model.diffusion_model, decision.plan)
-    return decision, memory_for(source, decision, devices)
+    return decision, memory_for(source, decision, devices, choice.shares)
 
 
 def _described(choice: ParallelChoice, decision: Decision) -> dict:

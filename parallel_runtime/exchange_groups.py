@@ -51,11 +51,8 @@ def groups_of(plan: ParallelPlan, num_ranks: int) -> tuple[ExchangeGroup, ...]:
 
 def weight_groups(layout: Layout) -> tuple[ExchangeGroup, ...]:
     """The ranks that hold weights together, those of a replica that have the same stage; none where each has all."""
-    runs: dict[tuple[int, int], list[int]] = {}
-    for rank in range(layout.ranks) if layout.shards > 1 else ():
-        replica = rank // (layout.shards * layout.stages)
-        runs.setdefault((replica, layout.stage_of(rank)), []).append(rank)
-    return tuple(ExchangeGroup(purpose=WEIGHTS, ranks=tuple(run)) for run in runs.values())
+    runs = dict.fromkeys(layout.holders_of(rank) for rank in range(layout.ranks) if layout.shards > 1)
+    return tuple(ExchangeGroup(purpose=WEIGHTS, ranks=run) for run in runs)
 
 
 def runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:

@@ -90,13 +90,21 @@ class Layout:
             sums[self.stage_of(rank)] += share
         return tuple(sums) if len(set(sums)) > 1 else ()
 
+    def holders_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the whole of a stage together with this one, of the same replica; itself alone where each
+        has all of it."""
+        if self.shards == 1:
+            return (rank,)
+        first = rank - rank % (self.shards * self.stages)
+        replica = range(first, first + self.shards * self.stages)
+        return tuple(other for other in replica if self.stage_of(other) == self.stage_of(rank))
+
     def part_of(self, rank: int) -> float:
-        """Which part of the whole model a rank holds by its shares, with or without what is outside of the blocks."""
-        stages, together = self.stage_shares, self.shards if self.stages == 1 else 1
+        """Which part of the blocks a rank holds, by its stage and its shares."""
+        stages, holders = self.stage_shares, self.holders_of(rank)
         part = stages[self.stage_of(rank)] / sum(stages) if stages else 1 / self.stages
-        first = rank - rank % together
-        mine = self.shares_of(range(first, first + together))
-        return part * (mine[rank - first] / sum(mine) if mine else 1 / together)
+        mine = self.shares_of(holders)
+        return part * (mine[holders.index(rank)] / sum(mine) if mine else 1 / len(holders))
 
     @property
     def name(self) -> str:
@@ -196,6 +204,17 @@ class ParallelPlan:
         rows = [mine[start : start + self.ulysses] for start in range(0, len(mine), self.ulysses)]
         ring, ulysses = tuple(map(sum, rows)), tuple(map(sum, zip(*rows, strict=True)))
         return tuple(each if len(set(each)) > 1 else () for each in (ring, ulysses))  # type: ignore[return-value]
+
+    def computed_part(self, rank: int) -> float:
+        """How many times an equal part of rows and tokens a rank computes by its shares; heads and rows are whole ones,
+        so it is near that. Prompt and negative are equal."""
+        batch_group, inside = divmod(rank, self.ranks // self.batch_groups)
+        rows, (ring, ulysses) = self.group_shares(self.batch_groups), self.shares_within(batch_group)
+        found = rows[batch_group] * len(rows) / sum(rows) if rows else 1.0
+        found = max(found, 1.0) if self.cfg > 1 else found
+        for mine, place in ((ring, inside // self.ulysses), (ulysses, inside % self.ulysses)):
+            found *= mine[place] * len(mine) / sum(mine) if mine else 1.0
+        return found
 
     def group_shares(self, groups: int) -> tuple[int, ...]:
         """The shares of `groups` groups of consecutive ranks, each the sum of its ranks'; () for equal ones."""

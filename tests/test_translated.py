@@ -57,6 +57,9 @@ SENT = {
     "memory: about 0.6 of 12.6 GB on each device, and 1.5 GB of host memory": (
         "显存/内存：约 0.6 GB（每个设备共有 12.6 GB），另需主机内存 1.5 GB"
     ),
+    "memory: about 7.5 of 8.0 GB on cuda:1, the fullest device": (
+        "显存/内存：约 7.5 GB（最满的设备 cuda:1 共有 8.0 GB）"
+    ),
     "pipefusion=5 is more stages than the model's 3 blocks; use at most 3": (
         "pipefusion=5 的级数多于模型的 3 个块；请最多使用 3"
     ),

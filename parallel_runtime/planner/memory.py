@@ -47,14 +47,25 @@ class PlannedMemory:
 
 
 def fits_by_shares(memory: PlannedMemory, plan: ParallelPlan, free: Sequence[float]) -> bool:
-    """Whether each rank has room for its share, `free` bytes on each: `memory` is a rank's where all are equal. What it
-    computes with is in proportion to its share. Weights lie as they were loaded: of what ranks hold together it has its
-    share or an equal part, whichever is more."""
-    shares = plan.shares or (1,) * plan.ranks
-    least, moved = memory.weights + memory.runtime, memory.activations + memory.buffers
-    times = [share * len(shares) / sum(shares) for share in shares]
-    needs = [least + moved * each + memory.shared * max(0.0, each - 1) for each in times]
-    return all(need <= room for need, room in zip(needs, free, strict=False))
+    """Whether each rank has room for its share, `free` bytes on each: `memory` is a rank's where all are equal. Weights
+    lie as they were loaded: of what ranks hold together it has its share or an equal part, whichever is more."""
+    needs = zip(bytes_by_rank(memory, plan), bytes_by_rank(memory, plan, held=plan.with_shares(())), strict=True)
+    return all(max(each) <= room for each, room in zip(needs, free, strict=False))
+
+
+def bytes_by_rank(memory: PlannedMemory, plan: ParallelPlan, *, held: ParallelPlan | None = None) -> tuple[float, ...]:
+    """Bytes that each rank of `plan` takes of its device, where `memory` is a rank's with equal shares.
+
+    What a rank computes with is in proportion to what it computes, of a stage to its blocks. `held`: the plan by which
+    weights lie, by default `plan` itself.
+    """
+    layout, found = (held or plan).layout, []
+    for rank in range(plan.ranks):
+        part = layout.part_of(rank) * layout.stages * layout.shards  # times an equal one
+        computes = plan.computed_part(rank)
+        moved = memory.activations * computes + memory.buffers * (part if plan.pipefusion > 1 else computes)
+        found.append(memory.weights + memory.runtime + memory.shared * (part - 1) + moved)
+    return tuple(found)
 
 
 def memory_of(

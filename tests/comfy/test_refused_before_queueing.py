@@ -84,7 +84,12 @@ def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyCl
     file_bytes = tiny_models.diffusion_model(tiny_models.dev).stat().st_size
     assert 0.9 * file_bytes < whole["device"] < whole["total"]
     assert whole["host"] == 0 < offloaded["host"] < 0.5 * file_bytes
-    assert offloaded["device"] < whole["device"]
+    assert offloaded["device"] < whole["device"] and not whole["fullest"]
+    equal, unequal = (
+        client.get("/parallel_dit/plan", **asked, weights="sharded", shares=shares)["memory"]
+        for shares in ("equal", "1, 9")
+    )
+    assert unequal["device"] > equal["device"] and (equal["fullest"], unequal["fullest"]) == ("", "cpu:1")
     result = client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1))))
     told = [text for node, text in result.require_success().texts if node == "model"]
     assert any(re.search(r"(weights|memory): about \d.*GB on each device", text) for text in told), told

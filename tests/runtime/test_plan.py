@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.plan import AXES, MAX_RANKS, Layout, ParallelPlan, auto_plan, stages_error
-from parallel_runtime.planner.memory import PlannedMemory, fits_by_shares
+from parallel_runtime.planner.memory import PlannedMemory, bytes_by_rank, fits_by_shares
 from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_speed
 
 
@@ -165,6 +165,9 @@ def test_shares_cut_what_ranks_hold_together_and_stages_and_stay_as_they_were_lo
     assert (layout.shares_of((0, 1)), layout.shares_of((2, 3)), layout.stage_shares) == ((3, 1), (), ())
     assert [layout.part_of(rank) for rank in range(4)] == [0.75, 0.25, 0.5, 0.5]
     assert [stages.layout.part_of(rank) for rank in (0, 2)] == [8 / 12, 4 / 12]
+    both = replace(stages, weights="sharded").layout  # of a stage's four ranks those of a replica hold it together
+    assert both.holders_of(6) == (2, 3, 6, 7)
+    assert [both.part_of(rank) for rank in (0, 6)] == [8 / 12 * 3 / 8, 4 / 12 / 4]
     assert ParallelPlan.parse("data=2,ulysses=2,weights=sharded").layout.serves(layout)
 
 
@@ -267,5 +270,11 @@ def test_each_rank_has_room_for_its_share_of_what_it_computes_with() -> None:
     assert fits_by_shares(memory, equal, [14, 14]) and not fits_by_shares(memory, equal, [14, 13])
     assert fits_by_shares(memory, unequal, [18, 10]) and not fits_by_shares(memory, unequal, [17, 10])
     assert not fits_by_shares(memory, unequal, [18, 9])
-    shared = replace(memory, shared=4)  # of which the first rank holds 6, and the second may hold as much as before
+    staged = ParallelPlan(pipefusion=2, shares=(3, 1))
+    assert bytes_by_rank(replace(memory, shared=2), staged) == (16, 12)  # its tokens are equal, its blocks' keys not
+    assert bytes_by_rank(memory, ParallelPlan.parse("cfg=2,ulysses=2,shares=2:1:4:4"))[0] > 14  # of two, not of four
+    shared, unequal = (
+        replace(memory, shared=4),
+        replace(unequal, weights="sharded"),
+    )  # of which the first rank holds 6, and the second may hold as much as before
     assert fits_by_shares(shared, unequal, [20, 10]) and not fits_by_shares(shared, unequal, [19, 10])

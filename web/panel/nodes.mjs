@@ -273,8 +273,9 @@ function planLines(answer, t) {
 
 function memoryLines(memory, t) {
   if (memory === undefined) return []
-  const { device, host, total } = memory
-  const line = t(memory.weights_alone ? 'node.weights' : 'node.memory', { device: bytes(device), total: bytes(total) })
+  const { device, host, total, fullest: name } = memory
+  const key = `node.${memory.weights_alone ? 'weights' : 'memory'}${name ? 'OfFullest' : ''}`
+  const line = t(key, { device: bytes(device), total: bytes(total), name })
   return [host ? `${line} ${t('node.host', { host: bytes(host) })}` : line]
 }
 

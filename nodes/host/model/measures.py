@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.planner.choose import HEADROOM
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.shares import shares_by_speed
@@ -59,12 +61,25 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
     return shares_by_speed([each.name for each in found], [each.gflops for each in found])
 
 
-def memory_shares(devices: tuple[Device, ...]) -> tuple[int, ...]:
-    """How much of sharded weights each device holds by its memory; () where that hardly differs."""
-    if len(devices) < 2 or any(device.kind == "cpu" for device in devices):
-        return ()
+def held_by_memory(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> ParallelPlan:
+    """The plan with the shares by which sharded weights of so many bytes are loaded where nobody wrote any: by the
+    devices' memory, and as the plan has them where that hardly differs, where weights are in host memory, and where a
+    device would have no room."""
+    layout = plan.layout
+    if layout.shards == 1 or layout.stages > 1 or layout.offloaded or any(device.kind == "cpu" for device in devices):
+        return plan
     found = whole_bytes(devices)
-    return shares_by_speed(list(map(str, found)), found)
+    shared = plan.with_shares(shares_by_speed(list(map(str, found)), found))
+    return plan if held_beyond_room(shared, devices, num_bytes) else shared
+
+
+def held_beyond_room(
+    plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int
+) -> list[tuple[Device, float, float]]:
+    """Each device whose part of weights of `num_bytes` is larger than what it has, with bytes of both."""
+    held = [num_bytes * plan.layout.part_of(rank) for rank in range(plan.ranks)]
+    rows = zip(devices, held, whole_bytes(devices), strict=False)
+    return [row for row in rows if not plan.layout.offloaded and row[1] > HEADROOM * row[2]]
 
 
 def widened(formats: Sequence[str]) -> list[str]:

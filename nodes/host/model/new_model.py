@@ -36,6 +36,7 @@ from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .found_plans import LOOKING
+from .measures import held_by_memory
 from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
@@ -135,7 +136,7 @@ def remote_patcher(
 
     patcher = POOLS.root(pooled.weights, make).clone()
     patcher.decision, patcher.origin = decision, object()
-    patcher.memory_text = memory_for(source, decision, devices).text
+    patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
@@ -189,12 +190,17 @@ def _counted_or_none(source: HostedSource) -> None:
         _count(source)
 
 
-def memory_for(source: HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
-    """What the plan of `decision` takes of each device, before anything is loaded."""
+def memory_for(
+    source: HostedSource, decision: Decision, devices: Devices, shares: tuple[int, ...] | None
+) -> DeviceMemory:
+    """What the plan of `decision` takes of each device, before anything is loaded; `shares` as `remote_patcher` takes
+    them. Of measured ones nobody knows yet how much each computes."""
     model, work = decision.model, decision.work
     if model is None and (counted := _known_count(source)):
         model, work = counted.model, usual_work_of(counted)
-    return needed_memory(decision.plan, devices, source.sizes, model, work)
+    plan = decision.plan.with_shares(shares or ())
+    held = held_by_memory(plan, devices, source.sizes.total) if shares is None else plan
+    return needed_memory(plan, devices, source.sizes, model, work, held=held)
 
 
 def with_context(

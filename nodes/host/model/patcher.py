@@ -12,12 +12,9 @@ from functools import partial
 
 import torch
 
-from ....parallel_runtime.devices import Device
 from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.planner.choose import HEADROOM
-from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
@@ -38,7 +35,7 @@ from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
 from .changed_modules import refuse_changed
-from .measures import measured_shares, memory_shares, unequal
+from .measures import held_beyond_room, held_by_memory, measured_shares, unequal
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
 from .weight_deltas import delta_set
@@ -351,28 +348,20 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             return self.plan.with_shares(self.shares or ())
         if self.shares is not None:
             plan = self.plan.with_shares(self.shares)
-            if beyond := self._held_beyond_room(plan):
+            if beyond := held_beyond_room(plan, pooled.devices, pooled.sizes.total):
                 device, held, room = beyond[0]
                 raise ValueError(
                     f"shares={', '.join(map(str, self.shares))} give {device} {held / 1e9:.1f} GB of weights, and it "
                     f"has {room / 1e9:.1f} GB; give it a smaller number in SP Config's shares, or set shares to equal"
                 )
             return plan
-        if layout.offloaded:
-            return self.plan
-        by_speed = layout.stages > 1
-        plan = self.plan.with_shares(self.shares_of_run() if by_speed else memory_shares(pooled.devices))
-        if not self._held_beyond_room(plan):
+        if layout.stages == 1:
+            return held_by_memory(self.plan, pooled.devices, pooled.sizes.total)
+        plan = self.plan.with_shares(self.shares_of_run())
+        if not held_beyond_room(plan, pooled.devices, pooled.sizes.total):
             return plan
         log.warning("%s: a device has no room for its share of the weights, so their parts are equal", plan.name)
         return self.plan
-
-    def _held_beyond_room(self, plan: ParallelPlan) -> list[tuple[Device, float, float]]:
-        """Each device whose part of the weights is larger than what it has, with bytes of both."""
-        pooled = self.model.pooled
-        held = [pooled.sizes.total * plan.layout.part_of(rank) for rank in range(plan.ranks)]
-        rows = zip(pooled.devices, held, whole_bytes(pooled.devices), strict=False)
-        return [row for row in rows if not plan.layout.offloaded and row[1] > HEADROOM * row[2]]
 
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""

@@ -21,7 +21,7 @@ from ....parallel_runtime.planner.automatic import ANY_GPU
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
-from ....parallel_runtime.planner.memory import memory_of
+from ....parallel_runtime.planner.memory import PlannedMemory, bytes_by_rank, memory_of
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
@@ -37,13 +37,15 @@ UNCOUNTED = "; what a step computes is not in this figure"
 class DeviceMemory:
     """Bytes that each device gives, of those that the smallest of them has, and of host memory for each.
 
-    `weights_alone`: what a step takes beside the weights is not known.
+    `weights_alone`: what a step takes beside the weights is not known. `fullest`: the device that all of this is of,
+    where shares give another one less; "" where all give the same.
     """
 
     device_bytes: int
     total_bytes: int
     host_bytes: int = 0
     weights_alone: bool = False
+    fullest: str = ""
 
     @property
     def text(self) -> str:
@@ -51,25 +53,46 @@ class DeviceMemory:
         host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
         more = UNCOUNTED if self.weights_alone else ""
         digits = ".1f" if self.device_bytes >= 5e7 else ".2g"  # a tiny file is not 0.0 GB
-        share = f"{self.device_bytes / 1e9:{digits}} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        needed, there = f"{self.device_bytes / 1e9:{digits}}", f"{self.total_bytes / 1e9:.1f}"
+        if self.fullest:
+            share = f"{needed} of {there} GB on {self.fullest}, the fullest device{host}{more}"
+        else:
+            share = f"{needed} of {there} GB on each device{host}{more}"
         return f"weights: about {share}" if self.weights_alone else f"memory: about {share}"
 
 
 def needed_memory(
-    plan: ParallelPlan, devices: Sequence[Device], sizes: WeightSizes, model: CountedModel | None, work: Work | None
+    plan: ParallelPlan,
+    devices: Sequence[Device],
+    sizes: WeightSizes,
+    model: CountedModel | None,
+    work: Work | None,
+    *,
+    held: ParallelPlan,
 ) -> DeviceMemory:
-    """What `plan` takes of each of the devices that it uses, for `work`; `model` and `work` None: of weights alone."""
-    used = devices[: plan.ranks]
-    total = min(whole_bytes(used))
+    """What `plan` takes of the device that it fills most, for `work`; `model` and `work` None: of weights alone. `held`
+    is the plan with the shares by which weights are loaded."""
+    used, layout, alone = devices[: plan.ranks], held.layout, model is None or work is None
     if model is None or work is None:
-        layout = plan.layout
         part = -(-sizes.total // (layout.shards * layout.stages))
         visiting = 2 * sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
         here, host = (visiting, part) if layout.offloaded else (part + visiting, 0)
-        return DeviceMemory(device_bytes=here, total_bytes=total, host_bytes=host, weights_alone=True)
-    rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates
-    memory = memory_of(model, work, plan, rates, num_ranks=len(devices))
-    return DeviceMemory(device_bytes=memory.total, total_bytes=total, host_bytes=memory.host_bytes)
+        shared = part if layout.shards * layout.stages > 1 and not layout.offloaded else 0
+        memory = PlannedMemory(weights=here, activations=0, buffers=0, runtime=0, host_bytes=host, shared=shared)
+    else:
+        rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates
+        memory = memory_of(model, work, plan, rates, num_ranks=len(devices))
+    needs, totals = bytes_by_rank(memory, plan, held=held), whole_bytes(used)
+    if len(set(needs)) == 1:
+        here, total, fullest = needs[0], min(totals), ""
+    else:
+        here, total, device = max(zip(needs, totals, used, strict=True), key=lambda row: row[0] / row[1])
+        fullest = str(device)
+    largest = max(layout.part_of(rank) for rank in range(plan.ranks)) * layout.shards * layout.stages
+    host = memory.host_bytes * (largest if layout.offloaded else 1)
+    return DeviceMemory(
+        device_bytes=round(here), total_bytes=total, host_bytes=round(host), weights_alone=alone, fullest=fullest
+    )
 
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -123,8 +124,8 @@ def of_run(comfy: ComfyPage) -> None:
 
 
 def measured(comfy: ComfyPage, *, seed: int) -> None:
-    """A run over two ranks, after one that starts them, and once more on one of them. The page rests meanwhile: on a
-    machine of two cores it would take one of them from the ranks.
+    """A run over two ranks, after one that starts them, and once more on one of them. The browser rests meanwhile:
+    on a machine of two cores it would take one of them from the ranks.
     """
     for number in (seed + 100, seed):
         comfy.load_example(**WINS, seed=number)
@@ -145,14 +146,21 @@ def measured(comfy: ComfyPage, *, seed: int) -> None:
 
 
 def rest(comfy: ComfyPage) -> None:
-    """Have the page do nothing until the server has done what was queued."""
-    client, browser = ComfyClient(comfy.server.url), comfy.page.context.new_cdp_session(comfy.page)
+    """Have the browser do nothing until the server has done what was queued.
+
+    All of its processes are stopped: a frozen page leaves the one that draws, which takes a core where no GPU does.
+    """
+    client = ComfyClient(comfy.server.url)
     comfy.page.wait_for_timeout(500)  # the prompt is on its way
-    browser.send("Page.setWebLifecycleState", {"state": "frozen"})
-    while any(client.get("/queue").values()):
-        time.sleep(0.2)
-    browser.send("Page.setWebLifecycleState", {"state": "active"})
-    browser.detach()
+    browser = [each for each in psutil.Process().children(recursive=True) if "chrom" in each.name()]
+    for process in browser:
+        process.suspend()
+    try:
+        while any(client.get("/queue").values()):
+            time.sleep(0.2)
+    finally:
+        for process in reversed(browser):
+            process.resume()
 
 
 def seen(page: Page) -> Image.Image:

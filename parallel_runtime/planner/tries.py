@@ -9,11 +9,11 @@ A try is a copy of the run's first step, of which nothing is used but the second
 process groups and is not counted. Two are, but for a plan that the first counted one shows to be far behind. The plan
 that is predicted best stays unless each copy of another was quicker: other work on the machine slows single copies.
 
-A run that waits for its tries may take `LIMIT` steps longer and no more. Then a copy of the plan predicted best comes
-first, and one of another, which counts at once where the host waits for the device, as on a CPU (groups are made before
-its clock starts), and elsewhere where it was quicker all the same. Only where it was quicker by `NEAR` is the first
-measured once more. A smaller gain in so few copies may be the machine's: the plan stays, and the runs' own steps are
-measured, too (`KeptPlan.after_run`).
+A run that waits for its tries may take `LIMIT` steps longer and no more, and what plans took that failed counts. Then a
+copy of the plan predicted best comes first, and one of another, which counts at once where the host waits for the
+device, as on a CPU (groups are made before its clock starts), and elsewhere where it was quicker all the same, or where
+no time is left for another. Only where it was quicker by `NEAR` is the first measured once more. A smaller gain in so
+few copies may be the machine's: the plan stays, and the runs' own steps are measured, too (`KeptPlan.after_run`).
 """
 
 import math
@@ -126,7 +126,7 @@ class Tries:
 
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
-    ahead of the host.
+    ahead of the host. `spent_s`: what all of it took by the clock, plans that failed included.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -139,6 +139,7 @@ class Tries:
     failed: dict[ParallelPlan, str] = field(default_factory=dict)
     _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
     _started: set[ParallelPlan] = field(default_factory=set)
+    _first_s: dict[ParallelPlan, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._started |= self.warm
@@ -148,27 +149,33 @@ class Tries:
         """The plan of the next copy; None when all is known."""
         if self.given_up:
             return None
-        if self.limit is not None and self._counted.keys() & set(self.plans[:1]):
-            return self._due_within(self.limit)
-        for plan in self.plans:
-            if plan not in self.failed and plan not in self._counted:
+        plans = [plan for plan in self.plans if plan not in self.failed]
+        if self.limit is not None and plans and plans[0] in self._counted:
+            return self._due_within(plans[0], plans[1:])
+        for plan in plans:
+            if plan not in self._counted:
                 return plan
         again = self._half_counted()
         return again[0] if again else None
 
-    def _due_within(self, limit: float) -> ParallelPlan | None:
-        """As `due`, once the plan predicted best was counted."""
-        first = self.plans[0]
-        step_s = min(self._counted[first])
-        left_s = limit * step_s - self.spent_s
-        others = [plan for plan in self.plans[1:] if plan not in self.failed]
+    def _due_within(self, first: ParallelPlan, others: list[ParallelPlan]) -> ParallelPlan | None:
+        """As `due`, once the `first` of the plans that work was counted."""
+        step_s, left_s = min(self._counted[first]), self._left_s(first)
         for plan in others:
             copies = 1 if plan in self._started or not self.asynchronous else NOT_COUNTED + 1
-            alone = plan == others[0] or plan in self._started  # without it what was spent would be for nothing
+            # without the first of them what was spent would be for nothing; with one that failed it is known
+            alone = plan in self._started or (plan == others[0] and not self.failed)
             if plan not in self._counted and (alone or copies * step_s <= left_s):
                 return plan
         quicker = any(NEAR * min(self._counted[plan]) < step_s for plan in others if plan in self._counted)
         return first if quicker and len(self._counted[first]) < COUNTED and step_s <= left_s else None
+
+    def _left_s(self, first: ParallelPlan) -> float:
+        """Seconds that the run may still wait. To connect groups is no step: `GROUPS_S` of each first copy are none."""
+        step_s, connecting_s = min(self._counted[first]), 0.0
+        if self.asynchronous:
+            connecting_s = sum(min(GROUPS_S, max(0.0, took_s - step_s)) for took_s in self._first_s.values())
+        return (self.limit or 0.0) * step_s - (self.spent_s - connecting_s)
 
     def _half_counted(self) -> list[ParallelPlan]:
         """Plans that are near the quickest and were not counted as often as that asks."""
@@ -179,19 +186,32 @@ class Tries:
         close = [plan for plan in first_s if first_s[plan] <= limits[plan] * best_s]
         return [plan for plan in close if len(self._counted[plan]) < COUNTED] if len(close) > 1 else []
 
-    def note(self, plan: ParallelPlan, seconds: float) -> None:
-        """A copy under `plan` took so long."""
+    def note(self, plan: ParallelPlan, seconds: float, *, took_s: float | None = None) -> None:
+        """A copy under `plan` took so long, and `took_s` with all that came before and after it."""
+        took_s = seconds if took_s is None else took_s
         self.copies += 1
-        self.spent_s += seconds
+        self.spent_s += took_s
         first, best_s = plan not in self._started, min(self.seconds.values(), default=math.inf)
+        if first:
+            self._first_s[plan] = took_s
         self._started.add(plan)
-        at_once = self.limit is not None and (not self.asynchronous or (plan != self.plans[0] and seconds < best_s))
-        if not first or at_once or seconds > HOPELESS * best_s + GROUPS_S:
+        if not first or self._counts_at_once(plan, seconds, best_s) or seconds > HOPELESS * best_s + GROUPS_S:
             self._counted.setdefault(plan, []).append(seconds)
 
-    def fail(self, plan: ParallelPlan, why: str) -> None:
-        """The plan cannot be kept."""
+    def _counts_at_once(self, plan: ParallelPlan, seconds: float, best_s: float) -> bool:
+        """Whether the first copy of a plan counts: it was quicker all the same, or there is no time for another."""
+        if self.limit is None or not self.asynchronous or plan == self.plans[0]:
+            return self.limit is not None and not self.asynchronous
+        base = next((each for each in self.plans if each in self._counted), None)
+        if base is None or seconds < best_s:
+            return base is not None
+        again_s = min(seconds, max(best_s, seconds - GROUPS_S))
+        return again_s > self._left_s(base)
+
+    def fail(self, plan: ParallelPlan, why: str, *, took_s: float = 0.0) -> None:
+        """The plan cannot be kept; that took so long, workers that start again for it included."""
         self.failed[plan] = why
+        self.spent_s += took_s
         self._counted.pop(plan, None)
 
     def give_up(self) -> None:

@@ -191,6 +191,25 @@ def test_a_plan_that_fails_is_kept_out_said_once_and_the_run_goes_on(kind: str, 
     assert list(found.store.load(found.key).failed) == [found.plans.ring2]
 
 
+@pytest.mark.parametrize(("starts_again_s", "tried"), [(0.5, ["uly2", "ring2", "cfg2"]), (1.25, ["uly2", "ring2"])])
+def test_what_a_plan_that_fails_takes_counts_as_time_that_the_run_waits(
+    starts_again_s: float, tried: list[str], case, trying, monkeypatch
+) -> None:
+    error = case({}).errors.PoolError("lost")
+    found = case({"uly2": 1.0, "ring2": error, "cfg2-ring1-uly1": 1.0})
+    found.trier.limit, found.trier.asynchronous = 3.0, False
+    loaded: list[object] = []
+    found.run.model.pool.load = lambda *asked, **_: loaded.append(asked)
+
+    def now() -> float:  # a second a copy, half of one for that which fails
+        return len(found.asked) - 0.5 * len(found.retracted) + starts_again_s * len(loaded)
+
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=now))
+    found.step()
+    assert names(found) == [*tried, "uly2"] and "ring 2: failed (lost)" in found.told[0]
+    assert found.trier.tries.spent_s <= 3.0
+
+
 def test_cancel_in_a_try_ends_the_run_and_keeps_nothing(case) -> None:
     found, asked = case(SECONDS), []
 
@@ -210,7 +229,7 @@ def test_with_no_time_left_no_copy_begins_and_nothing_is_kept(case, trying, monk
     found.step()
     assert names(found) == ["uly2"] and found.store.load(found.key) is None and not found.told
 
-    found, clock = case({**SECONDS, "uly2": 0.51}), itertools.count()  # a second at each look, one before each copy
+    found, clock = case({**SECONDS, "uly2": 0.51}), itertools.count(0, 1 / 3)  # of a second at each look, three a copy
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     found.trier.budget_s = 6.0
     found.step()

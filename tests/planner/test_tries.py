@@ -161,6 +161,23 @@ def test_a_run_that_waits_for_its_tries_takes_three_steps_longer_at_most(
     assert tries.spent_s <= 3.0 + (0 if cold is None else seconds[RING] * (cold - 1))
 
 
+def test_no_copy_begins_that_the_three_steps_do_not_hold_once_a_plan_failed() -> None:
+    for took_s, due in ((1.0, CFG), (1.1, None)):  # what it took with the workers that start again
+        tries = Tries((ULYSSES, RING, CFG), limit=3.0, asynchronous=False)
+        tries.note(ULYSSES, 1.0)
+        tries.fail(RING, "out of memory", took_s=took_s)
+        assert tries.due == due and tries.best() == ULYSSES
+    tries = Tries((ULYSSES, RING, CFG), limit=3.0, asynchronous=False)
+    tries.fail(ULYSSES, "lost", took_s=2.0)
+    assert tries.due == RING, "the run needs a plan"
+    tries.note(RING, 1.0)
+    assert tries.due is None and tries.best() == RING
+    tries = Tries((ULYSSES, RING), limit=3.0)
+    for plan, seconds in ((ULYSSES, 1.5), (ULYSSES, 1.0), (RING, 1.5)):  # none failed, and no proof was a first copy
+        tries.note(plan, seconds)
+    assert tries.due is None and tries.seconds[RING] == 1.5
+
+
 @given(st.floats(0.2, 5.0), st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6).map(tuple))
 def test_what_is_kept_is_the_quickest_or_near_it_whatever_the_noise(ratio: float, noise: tuple[float, ...]) -> None:
     seconds = {ULYSSES: 1.0, RING: ratio}

@@ -167,6 +167,7 @@ class _Copies:
                 return
             self._check()
             self._run.listener.trying(f"trying {in_words(plan)} on a copy of the first step")
+            began_s = time.perf_counter()
             try:
                 if self._keeps and plan != self._before:  # a copy that keeps, before those that find it
                     self._name = uuid.uuid4().hex
@@ -178,9 +179,11 @@ class _Copies:
                 self._before = None
                 why = _why(error)
                 log.warning("%s was tried and is kept out: %s", in_words(plan), why)
-                tries.fail(plan, why)
+                if tries.limit is not None:  # workers that start again for the run are what the failure cost it
+                    self._load()
+                tries.fail(plan, why, took_s=time.perf_counter() - began_s)
             else:
-                tries.note(plan, seconds)
+                tries.note(plan, seconds, took_s=time.perf_counter() - began_s)
 
     def by_graphs(self, tries: Tries, plan: ParallelPlan) -> float:
         """Seconds of the slower copy of two with a CUDA graph of each block, after those that make the graphs.
@@ -202,6 +205,11 @@ class _Copies:
             log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
             return 0.0
         return max(seconds[-2:]) if self._all_by_graphs else 0.0
+
+    def _load(self) -> None:
+        """Have the weights in the workers as the run needs them, which start again where a plan ended them."""
+        run = self._run
+        run.model.pool.load(run.model.spec, run.plan, deltas=run.deltas, check_cancelled=self._check)
 
     def _copy(self, plan: ParallelPlan, *, graphs: bool = False) -> float:
         """Seconds of one copy; what it computes is thrown away."""

@@ -1,11 +1,14 @@
 """Tries held against every exact plan, measured exhaustively: is the kept plan the quickest? Writes tries.md.
 
-    PYTHONPATH=tests python -m benchmarks.tries [--only NAME ...] [--turns 5] [--plain]
+    PYTHONPATH=tests python -m benchmarks.tries [--only NAME ...] [--turns 5] [--plain] [--ranks 2 3 4] [--write PAGE]
 
 Six families' small files, or those whose names are given, at three sizes, each with one conditioning and, but for
-`--plain`, with two, fp32, on two real CPU ranks of one thread. What is tried, and what is kept, is planner/tries.py's,
-of predictions by a calibration made at the start. Then all exact plans run in turns, and their medians say what the
-quickest is.
+`--plain`, with two, fp32, on real CPU ranks of one thread, two or as many as `--ranks` says in turn. What is tried, and
+what is kept, is planner/tries.py's, of predictions by a calibration made at the start. Then all exact plans run in
+turns, and their medians say what the quickest is.
+
+Where there are more ranks than cores, a call counts as the seconds for which its slowest rank had a core, in tries and
+turns alike: what a machine with a core for each would take, but for the waits between unequal parts of a step.
 """
 
 import argparse
@@ -38,7 +41,7 @@ from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
-from .planner_families import MODELS, PLANS, TEXT_TOKENS, core_s, count_all
+from .planner_families import MODELS, TEXT_TOKENS, core_s, count_all
 
 PAGE = Path(__file__).with_suffix(".md")
 FAMILIES, SCALES = MODELS[:6], (0.5, 0.75, 1.0)
@@ -57,6 +60,7 @@ class Case:
     name: str
     tokens: int
     guided: bool
+    ranks: int
     predicted: ParallelPlan
     kept: KeptPlan | None
     copies: int
@@ -69,10 +73,28 @@ class Case:
         """What runs in the end."""
         return self.predicted if self.kept is None else self.kept.plan
 
+    @property
+    def seconds(self) -> dict[ParallelPlan, float]:
+        """Those that count."""
+        return self.core_s if paced(self.ranks) else self.clock_s
+
     def behind(self, plan: ParallelPlan, *, clock: bool = True) -> float:
         """How many times as long as the quickest plan this one takes."""
         seconds = self.clock_s if clock else self.core_s
         return seconds[plan] / min(seconds.values())
+
+
+def taken_s(pool: Pool, trial: Trial, plan: ParallelPlan, calls: Sequence[ModelCall]) -> tuple[float, float]:
+    """Seconds of such a step by the clock, and for which the slowest rank had a core."""
+    pids = pool.status()["pids"]
+    before = [core_s(pid) for pid in pids]
+    clock = pool.run(trial.spec, plan, calls).wall_s
+    return clock, max(core_s(pid) - was for pid, was in zip(pids, before, strict=True))
+
+
+def paced(ranks: int) -> bool:
+    """Whether ranks have to share cores, so that the clock says nothing."""
+    return ranks > len(os.sched_getaffinity(0))
 
 
 def tried(pool: Pool, trial: Trial, calls: Sequence[ModelCall], plans: Sequence[ParallelPlan]) -> tuple[Tries, float]:
@@ -80,24 +102,22 @@ def tried(pool: Pool, trial: Trial, calls: Sequence[ModelCall], plans: Sequence[
     tries = Tries(tuple(plans), warm=frozenset(plans[:1]), limit=LIMIT, asynchronous=False)
     began_s = time.perf_counter()
     while (plan := tries.due) is not None:
-        tries.note(plan, pool.run(trial.spec, plan, calls).wall_s)
-    return tries, time.perf_counter() - began_s
+        tries.note(plan, taken_s(pool, trial, plan, calls)[paced(len(pool.devices))])
+    return tries, tries.spent_s if paced(len(pool.devices)) else time.perf_counter() - began_s
 
 
 def exhaustive(
     pool: Pool, trial: Trial, calls: Sequence[ModelCall], plans: Sequence[ParallelPlan], turns: int
 ) -> tuple[dict[ParallelPlan, float], dict[ParallelPlan, float]]:
     """Medians of a step by the clock, and for which the slowest rank had a core; all plans take part in each turn."""
-    pids = pool.status()["pids"]
     clocks: dict[ParallelPlan, list[float]] = {plan: [] for plan in plans}
     cores: dict[ParallelPlan, list[float]] = {plan: [] for plan in plans}
     for turn in range(turns + 1):
         for plan in plans if turn % 2 else reversed(plans):
-            before = [core_s(pid) for pid in pids]
-            clock = pool.run(trial.spec, plan, calls).wall_s
+            clock, core = taken_s(pool, trial, plan, calls)
             if turn:
                 clocks[plan].append(clock)
-                cores[plan].append(max(core_s(pid) - was for pid, was in zip(pids, before, strict=True)))
+                cores[plan].append(core)
     return tuple({plan: statistics.median(all_s) for plan, all_s in each.items()} for each in (clocks, cores))  # type: ignore[return-value]
 
 
@@ -134,23 +154,25 @@ def case_of(pool: Pool, trial: Trial, model: CountedModel, work: Work, found: Ca
     """One case, measured."""
     calls = trial.calls if work.guided else trial.calls[:1]
     calls = [replace(call, options={**call.options, "timed": False}) for call in calls]
-    choice = choose_plan(model, work, [1024 * GIB] * 2, found, weights=("replicated",))
+    choice = choose_plan(model, work, [1024 * GIB] * len(pool.devices), found, weights=("replicated",))
     assert choice.plan is not None  # noqa: S101  there is memory enough
-    plans = [plan for plan in PLANS if model.may_run(plan) and (work.guided or plan.cfg == 1)]
+    plans = [row.plan for row in choice.table]
     due = worth_trying(choice.table, choice.plan, steps=STEPS, asynchronous=False)
     pool.run(trial.spec, choice.plan, calls)  # which loads the model, as a run without tries does
     tries, took_s = tried(pool, trial, calls, due)  # whose first plan has run, as a proof has it run before tries
     kept = kept_of(tries)
     clocks, cores = exhaustive(pool, trial, calls, plans, turns)
-    gained_s = 0.0 if kept is None else STEPS * (clocks[choice.plan] - clocks[kept.plan])
+    seconds = cores if paced(len(pool.devices)) else clocks
+    gained_s = 0.0 if kept is None else STEPS * (seconds[choice.plan] - seconds[kept.plan])
     return Case(
         name=trial.title,
         tokens=work.image_tokens,
         guided=work.guided,
+        ranks=len(pool.devices),
         predicted=choice.plan,
         kept=kept,
         copies=tries.copies,
-        extra_steps=(took_s - gained_s) / clocks[choice.plan],
+        extra_steps=(took_s - gained_s) / seconds[choice.plan],
         clock_s=clocks,
         core_s=cores,
     )
@@ -158,21 +180,31 @@ def case_of(pool: Pool, trial: Trial, model: CountedModel, work: Work, found: Ca
 
 def page(cases: Sequence[Case], turns: int, load: float, told: str = "") -> str:
     """The text of tries.md; `told` is what the command was given."""
+    cores, families = len(os.sched_getaffinity(0)), len({each.name for each in cases})
+    lines = [
+        "# Tries beside every exact plan",
+        "",
+        f"`{' '.join(f'PYTHONPATH=tests python -m benchmarks.tries {told}'.split())}` wrote this page:",
+        f"small files of {families} families with random weights, fp32, real CPU ranks of one thread on {cores} cores.",
+        f"Each case is a first run of {STEPS} steps: plans that may pay are tried as auto tries them, then all",
+        f"exact plans run in turns (medians of {turns}). Where there are more ranks than cores, a step counts as the",
+        f"seconds for which its slowest rank had a core. The machine's load was {load:.1f} at the end, ranks included.",
+    ]
+    for ranks in sorted({each.ranks for each in cases}):
+        lines += section([each for each in cases if each.ranks == ranks], ranks)
+    return "\n".join(lines) + "\n"
+
+
+def section(cases: Sequence[Case], ranks: int) -> list[str]:
+    """The cases of so many ranks, after what they come to."""
     right = {clock: sum(each.behind(each.plan, clock=clock) <= NEAR for each in cases) for clock in (True, False)}
     guessed = {
         clock: sum(each.behind(each.predicted, clock=clock) <= NEAR for each in cases) for clock in (True, False)
     }
-    worst, families = max(each.extra_steps for each in cases), len({each.name for each in cases})
+    worst = max(each.extra_steps for each in cases)
     lines = [
-        "# Tries beside every exact plan",
         "",
-        f"`{' '.join(f'PYTHONPATH=tests python -m benchmarks.tries {told}'.split())}` wrote this page",
-        f"(without `--only` and `--plain` it takes six families): small files of {families} families with random",
-        f"weights, fp32, two real CPU ranks of one thread on {os.cpu_count()} cores. Each case is a first run of",
-        f"{STEPS} steps: plans that may pay are tried as SP Config's auto tries them, then all exact plans run in",
-        f"turns (medians of {turns}). **Others used the machine meanwhile** (load {load:.1f}), so seconds for which",
-        "the slowest rank had a core stand beside the clock's. Three and four ranks, and other links than this",
-        "machine's memory, are not in here.",
+        f"## {ranks} ranks",
         "",
         "| figure | by the clock | seconds on a core | target |",
         "| --- | --- | --- | --- |",
@@ -188,13 +220,13 @@ def page(cases: Sequence[Case], turns: int, load: float, told: str = "") -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each in cases:
-        every = ", ".join(f"{plan.name.removesuffix('-ring1-uly1')} {s * 1e3:.0f}" for plan, s in each.clock_s.items())
+        every = ", ".join(f"{plan.name.removesuffix('-ring1-uly1')} {s * 1e3:.0f}" for plan, s in each.seconds.items())
         lines.append(
             f"| {each.name}{', cfg' * each.guided} | {each.tokens} | {each.predicted.name} | "
             f"{'not tried' if each.kept is None else each.kept.plan.name} | {each.copies} | {each.extra_steps:.1f} | "
             f"{each.behind(each.plan) - 1:.0%} / {each.behind(each.plan, clock=False) - 1:.0%} | {every} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> int:
@@ -203,23 +235,26 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="models whose names contain one of these")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--plain", action="store_true", help="with one conditioning alone")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--write", type=Path, default=PAGE, help="the page (default tries.md)")
     arguments = parser.parse_args()
-    devices, cases = parse_devices("cpu:2").devices, list[Case]()
-    comfyui = find_comfyui(str(comfyui_path()))
+    cases, comfyui = list[Case](), find_comfyui(str(comfyui_path()))
     wanted = [each for each in FAMILIES if any(only in each[0] for only in arguments.only)]
-    with tempfile.TemporaryDirectory(prefix="tries-") as folder, Pool(devices, threads_per_rank=1) as pool:
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        found = calibrate(pool)  # of ranks that have a core each
+    with tempfile.TemporaryDirectory(prefix="tries-") as folder:
         models = write_families(Path(folder) / "models", only=[name for name, *_ in wanted]) / "diffusion_models"
-        counts, found = count_all(wanted, models, comfyui), calibrate(pool)
-        for name, *_ in wanted:
-            path = models / BY_NAME[name].file
-            for case in cases_of(
-                pool, path, counts[name], comfyui, found, turns=arguments.turns, plain=arguments.plain
-            ):
-                cases.append(replace(case, name=name))
-                sys.stderr.write(page(cases, arguments.turns, os.getloadavg()[0]).splitlines()[-1] + "\n")
+        counts = count_all(wanted, models, comfyui)
+        for ranks in arguments.ranks:
+            with Pool(parse_devices(f"cpu:{ranks}").devices, threads_per_rank=1) as pool:
+                for name, *_ in wanted:
+                    path, how = models / BY_NAME[name].file, {"turns": arguments.turns, "plain": arguments.plain}
+                    for case in cases_of(pool, path, counts[name], comfyui, found, **how):
+                        cases.append(replace(case, name=name))
+                        sys.stderr.write(section(cases[-1:], ranks)[-1] + "\n")
     told = " ".join(f"'{each}'" if " " in each else each for each in sys.argv[1:])
-    PAGE.write_text(page(cases, arguments.turns, os.getloadavg()[0], told), encoding="utf-8")
-    return int(sum(each.behind(each.plan) <= NEAR for each in cases) < len(cases) * RIGHT)
+    arguments.write.write_text(page(cases, arguments.turns, os.getloadavg()[0], told), encoding="utf-8")
+    return int(sum(each.behind(each.plan, clock=not paced(each.ranks)) <= NEAR for each in cases) < len(cases) * RIGHT)
 
 
 if __name__ == "__main__":

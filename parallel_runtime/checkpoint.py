@@ -4,6 +4,7 @@ Owns the header's rules (https://github.com/huggingface/safetensors, "Format") a
 weights and knows no model.
 """
 
+import errno
 import json
 import os
 import struct
@@ -142,6 +143,8 @@ class ModelSpec:
             now = os.stat(self.path)
         except FileNotFoundError:
             raise ValueError(f"{self.path} was there and is gone; put it back, then {LOAD_AGAIN}") from None
+        except OSError as error:  # a network drive that does not answer
+            raise unreadable(self.path, error) from error
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise self.changed(now)
 
@@ -156,6 +159,17 @@ def _age(size_bytes: int, mtime_ns: int) -> str:
     return f"{size_bytes} bytes of {written:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
+def unreadable(path: str, error: OSError) -> ValueError:
+    """What a user is told of a file that is there and cannot be read."""
+    if isinstance(error, PermissionError):
+        return ValueError(f"{path} cannot be read ({error.strerror}); see that the user who runs this may read it")
+    if error.errno == errno.ENODEV:  # of `mmap`, where a file system has none
+        return ValueError(
+            f"{path} cannot be mapped into memory, as on some network drives; copy it to a local disk, and use it there"
+        )
+    return ValueError(f"{path} cannot be read ({error.strerror}); see that its disk or network drive is there")
+
+
 def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
     """Read and check the header of a safetensors file; weights stay unread.
 
@@ -165,9 +179,7 @@ def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
     try:
         raw, file_size = _read_raw(path)
     except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}); see that the user who runs this may read it"
-        ) from error
+        raise unreadable(path, error) from error
     base = 8 + len(raw)
     entries, metadata = _parse(path, raw)
     tensors = {name: _entry(path, name, value, base=base) for name, value in entries.items()}

@@ -108,7 +108,8 @@ def _blame_files(failure: Failure, files: Sequence[ModelSpec]) -> Failure:
     if not names:
         return failure
     reason = f"{names} could not be read where it is mapped"
-    return replace(failure, cause=f"{failure.cause}: {reason}; see that the disk is well, then {LOAD_AGAIN}")
+    remedy = f"see that its disk or network drive is there and well, then {LOAD_AGAIN}"
+    return replace(failure, cause=f"{failure.cause}: {reason}; {remedy}")
 
 
 def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -> PoolError:

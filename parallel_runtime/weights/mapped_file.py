@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..checkpoint import ModelSpec, TensorEntry
+from ..checkpoint import ModelSpec, TensorEntry, unreadable
 
 PIECE_BYTES = 32 << 20
 # Linux 5.14: read the pages now and map them. Python names it from 3.13 on.
@@ -22,16 +22,19 @@ MADV_POPULATE_READ = 22
 class MappedFile:
     """A file mapped read-only, its descriptor kept. Views keep the mapping alive; there is nothing to close.
 
-    Raises `ValueError` when it is not the file that was identified, then or at `refuse_changed`. Another file of the
-    same name leaves the mapping as it is; this file written over in place would show in it, and cut short it would end
-    the process (SIGBUS).
+    Raises `ValueError` when it is not the file that was identified, then or at `refuse_changed`, and where its file
+    system maps no files. Another file of the same name leaves the mapping as it is; this file written over in place
+    would show in it, and cut short it would end the process (SIGBUS).
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec, self._identity = spec, (spec.size_bytes, spec.mtime_ns)
         self._file = open(spec.path, "rb")
         self.refuse_changed()
-        self._map = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+        try:
+            self._map = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+        except OSError as error:
+            raise unreadable(spec.path, error) from error
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` when the file was written to since it was identified."""

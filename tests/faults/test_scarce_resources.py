@@ -34,16 +34,21 @@ def test_a_rank_that_cannot_be_started_is_one_clear_error_and_leaks_nothing():
     assert run_program(program) == [expected]
 
 
-def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_files(tmp_path):
+def test_a_pool_works_with_256_descriptors_a_read_only_home_a_read_only_models_folder_and_no_shm(tmp_path):
     """ComfyUI itself takes about a hundred. The real engine, under plans with all kinds of groups."""
-    spec = write_model(tmp_path / "model.safetensors", seed=1)
+    (models := tmp_path / "models").mkdir()
+    spec = write_model(models / "model.safetensors", seed=1)
     program = """
-        import os, resource
+        import os, resource, subprocess
         from host.tiny_hosted import call, spec_of
         from parallel_runtime.devices import parse_devices
         from parallel_runtime.plan import ParallelPlan
         from parallel_runtime.pool.pool import Pool
-        for folder in (os.environ["HOME"], os.environ["TMPDIR"]):
+        if INSIDE:  # no file can be made in either: a models folder of others, a container without shared memory
+            subprocess.run(["mount", "--bind", "-o", "ro", "MODELS", "MODELS"], check=True)
+            subprocess.run(["mount", "--bind", os.environ["HOME"], "/dev/shm"], check=True)
+        refusing = ("MODELS", "/dev/shm") if INSIDE else ()
+        for folder in (os.environ["HOME"], os.environ["TMPDIR"], *refusing):
             try:
                 open(f"{folder}/file", "w")
             except OSError:
@@ -58,8 +63,10 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
     """
     folders = {"HOME": READ_ONLY, "TMPDIR": READ_ONLY, "COMFYUI_PATH": str(comfyui_path())}
     folders["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # made when ComfyUI imports torch's compiler, or that fails
-    lines = run_program(program.replace("MODEL", spec.path), **folders)
-    assert lines == ["no file", "no file", "True", "True"]
+    inside = namespaces("--mount")
+    program = program.replace("INSIDE", repr(bool(inside))).replace("MODELS", str(models)).replace("MODEL", spec.path)
+    lines = run_program(program, inside=inside, **folders)
+    assert lines == ["no file"] * (4 if inside else 2) + ["True", "True"]
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.weights.mapped_file import MappedFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -149,8 +150,16 @@ def test_any_bytes_are_read_or_refused_and_nothing_else(tmp_path_factory: pytest
 def test_a_file_that_the_system_does_not_let_us_read_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "kept.safetensors"
     path.symlink_to("/proc/self/mem")  # its first bytes are unreadable even for root, whom no mode keeps out
-    with pytest.raises(ValueError, match=r"kept\.safetensors cannot be read \(.+\); see that"):
+    with pytest.raises(ValueError, match=r"kept\.safetensors cannot be read \(.+\); see that its disk or network"):
         read_header(path)
+
+
+def test_a_file_of_a_file_system_that_maps_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "kept.safetensors"
+    path.symlink_to("/sys/kernel/uevent_seqnum")  # as files of some network drives: it can be read, not mapped
+    assert path.read_bytes()
+    with pytest.raises(ValueError, match=r"kept\.safetensors cannot be mapped into memory, .* copy it to a local disk"):
+        MappedFile(ModelSpec.of(path))
 
 
 def test_only_safetensors_files_are_read(tmp_path: Path) -> None:

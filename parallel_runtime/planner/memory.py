@@ -12,7 +12,7 @@ from math import prod
 from ..exchange_groups import ExchangeGroup, groups_of
 from ..plan import AXES, ParallelPlan
 from .cost import rows_per_group
-from .counted import CountedModel, kept_by_class, kept_by_step_cache, kept_bytes_of
+from .counted import CountedModel, amounts_of, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
 from .work import Work
 
@@ -26,12 +26,16 @@ NCCL_BYTES = 128 * 2**20
 COMMUNICATOR_BYTES = 16 * 2**20
 CONNECTION_BYTES = 4 * 9 * 2**20
 CPU_RUNTIME_BYTES = 350 * 2**20
+# Of a CUDA graph of each block, by design and not yet measured on our own.
+GRAPH_NODE_BYTES = 10 * 2**10  # the driver's, of an operation
+GRAPH_BUFFERS = 4  # as large as the stream: of arguments (tokens, rotations, text) and of what blocks return
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMemory:
     """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead; `shared` of the weights
-    are this rank's part of what ranks hold together."""
+    are this rank's part of what ranks hold together. `graphs` come on top where blocks run as CUDA graphs; 0 where they
+    cannot."""
 
     weights: int
     activations: int
@@ -39,10 +43,11 @@ class PlannedMemory:
     runtime: int
     host_bytes: int = 0
     shared: int = 0
+    graphs: int = 0
 
     @property
     def total(self) -> int:
-        """All on the device."""
+        """All on the device, without graphs."""
         return self.weights + self.activations + self.buffers + self.runtime
 
 
@@ -95,7 +100,19 @@ def memory_of(
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
         shared=round(shared),
+        graphs=graph_bytes(model, work, plan) if rates.asynchronous and plan.takes_graphs else 0,
     )
+
+
+def graph_bytes(model: CountedModel, work: Work, plan: ParallelPlan) -> int:
+    """What a CUDA graph of each block takes on one rank beside the run without: buffers of arguments and results, which
+    blocks have in common, the pool of memory that graphs compute in, and the nodes. Texts of two lengths, which run one
+    after the other, have two sets of graphs."""
+    rows, sets = rows_per_group(work, plan), 2 if work.guided and plan.cfg == 1 else 1
+    stream = model.count("query_bytes", work) / 2 / max(1.0, model.count("exchanges", work)) / plan.parts
+    pool = model.count("held_bytes", work, plan.parts)
+    nodes = amounts_of(model, work, plan).operations
+    return round(rows * (sets * GRAPH_BUFFERS * stream + pool) + sets * nodes * GRAPH_NODE_BYTES)
 
 
 def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: PlannedMemory, *, free: int) -> Work:

@@ -38,6 +38,7 @@ CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
 FAR_BEHIND_ONCE = 1.5  # the same of the plan that is predicted best
 GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
+GRAPHS_BYTES = 2 * 2**30  # with more of them steps are so long that no device waits for its host
 GRAPH_COPIES = 4  # two by which graphs are made, and two that count
 HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
@@ -90,7 +91,7 @@ def may_gain_by_graphs(row: Prediction, *, steps: int, asynchronous: bool) -> bo
     to wait for its host for longer, in this run and the next ones, than the try takes."""
     launch_s, step_s = row.cost.launch_s, row.cost.step_s
     worth = RUNS * steps * launch_s > GRAPH_COPIES * step_s and (GRAPHS_GAIN - 1) * step_s < launch_s
-    return asynchronous and row.plan.takes_graphs and worth
+    return asynchronous and row.plan.takes_graphs and worth and row.memory.graphs <= GRAPHS_BYTES
 
 
 def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:

@@ -438,6 +438,23 @@ def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack,
     assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
 
 
+def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:
+    begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
+    choose, cost, memory, work, devices = (
+        module_of_pack(f"parallel_runtime.{name}")
+        for name in ("planner.choose", "planner.cost", "planner.memory", "planner.work", "devices")
+    )
+    monkeypatch.setattr(begin, "whole_bytes", lambda _: [1000, 1000])
+    given = {each.name: None for each in fields(begin.Tunable)} | {"deltas": begin.PRISTINE, "shares": ()}
+    of = begin.Tunable(**given | {"pooled": SimpleNamespace(devices=(devices.Device("cuda", 0),) * 2)})
+    parts = cost.Cost(step_s=1.0, compute_s=0.5, communication_s=0.0, launch_s=0.5, warmup_step_s=1.0)
+    sampled = work.Work(image_tokens=20, text_tokens=4, steps=20)
+    for graphs, shares, left in ((50, (), True), (51, (), False), (50, (3, 1), False)):
+        planned = memory.PlannedMemory(weights=800, activations=100, buffers=0, runtime=0, graphs=graphs)
+        row = choose.Prediction(plan=plan(ulysses=2), cost=parts, memory=planned, run_s=20.0, fits=True)
+        assert begin.under_graphs(replace(of, shares=shares), [row], sampled) == ({row.plan} if left else set())
+
+
 def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(module_of_pack, monkeypatch, case) -> None:
     panel = module_of_pack("nodes.host.panel.tuning")
     queue = SimpleNamespace(currently_running={})

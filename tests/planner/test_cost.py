@@ -261,6 +261,7 @@ def test_memory_follows_the_degrees() -> None:
     assert (whole.buffers, whole.runtime, whole.host_bytes) == (0, CUDA_CONTEXT_BYTES, 0)
     shared = needed(ulysses=4)
     assert shared.weights == whole.weights and shared.activations < whole.activations / 2 < 2 * shared.activations
+    assert 0.2e9 < needed(ulysses=8).graphs < shared.graphs < 0.6e9 and not needed(ring=2).graphs
     assert needed(ulysses=4, weights="sharded").weights == blocks // 4 + at_hand + other
     offloaded = needed(weights="offloaded")
     assert (offloaded.host_bytes, offloaded.weights) == (blocks, at_hand + other)

@@ -241,12 +241,17 @@ def test_blocks_run_as_graphs_where_a_try_shows_a_clear_gain(tmp_path: Path) -> 
 
 
 def test_graphs_are_tried_where_the_device_is_predicted_to_wait_for_its_host() -> None:
-    def may(launch_s: float, *, plan: ParallelPlan = ULYSSES, steps: int = 20, asynchronous: bool = True) -> bool:
+    def may(
+        launch_s: float, *, plan: ParallelPlan = ULYSSES, steps: int = 20, asynchronous: bool = True, graphs: int = 0
+    ) -> bool:
         (row,) = table(ulysses=1.0)
-        row = replace(row, plan=plan, cost=replace(row.cost, launch_s=launch_s))
+        row = replace(
+            row, plan=plan, memory=replace(row.memory, graphs=graphs), cost=replace(row.cost, launch_s=launch_s)
+        )
         return may_gain_by_graphs(row, steps=steps, asynchronous=asynchronous)
 
     assert may(0.2) and not may(0.02) and not may(0.2, steps=1) and not may(0.2, asynchronous=False)
+    assert not may(0.2, graphs=3 * 2**30), "steps that long wait for no host"
     assert not may(0.2, plan=RING) and not may(0.2, plan=replace(ULYSSES, weights="sharded"))
 
 

@@ -81,10 +81,14 @@ class Tunable:
         rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in rows]
         return [row for row in rows if self._takes(row.plan)]
 
-    def has_room(self, row: Prediction) -> bool:
-        """Whether each device has what its share of a plan takes, as planned with equal ones."""
+    def has_room(self, row: Prediction, *, by_graphs: bool = False) -> bool:
+        """Whether each device has what its share of a plan takes, as planned with equal ones; `by_graphs`: with a CUDA
+        graph of each block."""
         room = [HEADROOM * each for each in whole_bytes(self.pooled.devices)]
-        return fits_by_shares(row.memory, row.plan.with_shares(self.shares), room)
+        memory = row.memory
+        if by_graphs:
+            memory = replace(memory, buffers=memory.buffers + memory.graphs)
+        return fits_by_shares(memory, row.plan.with_shares(self.shares), room)
 
     def _takes(self, plan: ParallelPlan) -> bool:
         try:
@@ -152,10 +156,12 @@ def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
 
 
 def under_graphs(of: Tunable, table: list[Prediction], work: Work) -> frozenset[ParallelPlan]:
-    """The plans under which blocks may be quicker as CUDA graphs, for weights, blocks and steps that can have some."""
+    """The plans under which blocks may be quicker as CUDA graphs, for weights, blocks and steps that can have some, and
+    which leave room for their memory."""
     if of.compiled or of.step_cache or of.deltas != PRISTINE or any(each.kind == "cpu" for each in of.pooled.devices):
         return frozenset()
-    return frozenset(row.plan for row in table if may_gain_by_graphs(row, steps=work.steps, asynchronous=True))
+    rows = [row for row in table if may_gain_by_graphs(row, steps=work.steps, asynchronous=True)]
+    return frozenset(row.plan for row in rows if of.has_room(row, by_graphs=True))
 
 
 def is_asynchronous(of: Tunable) -> bool:

@@ -13,7 +13,7 @@ from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs
 from parallel_runtime.models.hosted.calls import HostedCall
-from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder, Recorder
+from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from parallel_runtime.planner.tries import GRAPHS_GAIN
 from parallel_runtime.proof import relative_error
 
@@ -43,7 +43,7 @@ def run(setting: Setting) -> Result:
     return Result(table=lines, decided=decided)
 
 
-def recorder_for(device: torch.device) -> Callable[[], Recorder]:
+def recorder_for(device: torch.device) -> Callable[[], GraphRecorder]:
     """What makes graphs on a device."""
     if device.type == "cuda":
         return partial(CudaRecorder, device)
@@ -54,7 +54,7 @@ def recorder_for(device: torch.device) -> Callable[[], Recorder]:
 
 
 def compared(
-    rank: OneRank, call: HostedCall, ranks: int, steps: int, recorder: Callable[[], Recorder]
+    rank: OneRank, call: HostedCall, ranks: int, steps: int, recorder: Callable[[], GraphRecorder]
 ) -> tuple[float, str]:
     """How many times as fast a step is, and its row. Raises `ValueError` where graphs compute something else."""
     sequence = local_sequence(ulysses=ranks, device=rank.device)

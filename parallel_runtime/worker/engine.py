@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from ..choices import choice_for
-from ..models.hosted.cuda_graphs import CudaRecorder, Recorder
+from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
@@ -132,7 +132,7 @@ class Engine:
         every = choice_for(torch.cuda.get_device_capability(self.device)).timed_every
         return RegionTimer(self.device, on=True, every=every)
 
-    def new_recorder(self) -> Recorder:
+    def new_recorder(self) -> GraphRecorder:
         """What makes graphs of blocks. Raises `ValueError` for a device that has none."""
         if self.device.type != "cuda":
             raise ValueError(f"rank {self.rank} is on {self.device}, and graphs of blocks are CUDA's; set tries to off")

@@ -19,7 +19,7 @@ from ..models.hosted.block_hooks import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
-from ..models.hosted.cuda_graphs import Recorder
+from ..models.hosted.cuda_graphs import GraphRecorder
 from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
@@ -89,7 +89,7 @@ class HostedModel:
         return blocks_of(self.module)
 
     def by_graphs(
-        self, plan: ParallelPlan, options: Mapping[str, Any], watch: Watch, new_recorder: Callable[[], Recorder]
+        self, plan: ParallelPlan, options: Mapping[str, Any], watch: Watch, new_recorder: Callable[[], GraphRecorder]
     ) -> GraphRun:
         """One request whose calls run by a graph of each block, but where something of it is not in graphs yet."""
         keeps = self.kept is not None  # asked before links of graphs are on the blocks

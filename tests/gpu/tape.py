@@ -125,7 +125,7 @@ class Recording:
 
 
 class Tape:
-    """A `Recorder` (cuda_graphs.py). `refuses`: it records nothing, as a device without memory for a graph."""
+    """A `GraphRecorder` (cuda_graphs.py). `refuses`: it records nothing, as a device without memory for a graph."""
 
     marked: Callable[[], Any] = nullcontext
     made: Callable[[Recording], None] = staticmethod(lambda _: None)
@@ -135,7 +135,7 @@ class Tape:
         self._refuses = refuses
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """As `Recorder.record`."""
+        """As `GraphRecorder.record`."""
         if self._refuses:
             raise RuntimeError("this rank records nothing")
         recording = Recording()

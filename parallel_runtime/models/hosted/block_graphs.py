@@ -42,7 +42,7 @@ from ...wire.replies import CompiledReport as Report
 from .attention import installed
 from .call import TokenCall
 from .compiled import PATCHES, CompiledBlocks, Kind
-from .cuda_graphs import Recorder, Replay
+from .cuda_graphs import GraphRecorder, Replay
 from .graphs import Watch
 from .kept_state import alike_over
 from .stock_functions import OVERRIDE
@@ -86,7 +86,7 @@ class Seen:
 
 
 @dataclass
-class Recorded:
+class RecordedBlock:
     """A graph of a block: `given` are buffers of one dtype, and which arguments each takes; `written` those that
     it writes to, and `buffers` all by id; `out` the results, in buffers, those of arguments where it returns these. The
     others are what the block counts: exchanges, their bytes, keys, kernels of attention, and whether heads
@@ -109,25 +109,25 @@ class BlockGraphs:
     `known`: by block and form, a text where it stays without."""
 
     blocks: CompiledBlocks
-    new_recorder: Callable[[], Recorder]
+    new_recorder: Callable[[], GraphRecorder]
     of: tuple[object, ...] = ()
-    known: dict[int, OrderedDict[Hashable, Seen | Recorded | str]] = field(default_factory=dict)
+    known: dict[int, OrderedDict[Hashable, Seen | RecordedBlock | str]] = field(default_factory=dict)
     given: Buffers = field(default_factory=Buffers)
     outs: Buffers = field(default_factory=Buffers)
-    recorder: Recorder | None = None
+    recorder: GraphRecorder | None = None
     recorded_s: float = 0.0  # what recording took, of all that were made
 
     @property
     def count(self) -> int:
         """How many graphs there are."""
-        return sum(isinstance(state, Recorded) for forms in self.known.values() for state in forms.values())
+        return sum(isinstance(state, RecordedBlock) for forms in self.known.values() for state in forms.values())
 
     def drop(self) -> None:
         """Have none, nor their memory."""
         self.of, self.recorder = (), None
         self.known, self.given, self.outs = {}, Buffers(), Buffers()
 
-    def begin(self, version: int, sequence: SequenceParallelAttention) -> Recorder:
+    def begin(self, version: int, sequence: SequenceParallelAttention) -> GraphRecorder:
         """Have none but those of these weights and this attention, and say what records further ones."""
         of = (version, sequence, sequence.named, sequence.exchange)
         if self.of != of or self.recorder is None:
@@ -196,7 +196,7 @@ class _Calls:
     """Calls of a model's blocks within one call of the model."""
 
     graphs: BlockGraphs
-    recorder: Recorder
+    recorder: GraphRecorder
     sequence: SequenceParallelAttention
     watch: Watch
 
@@ -257,14 +257,14 @@ class _Calls:
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         seen: Seen,
-    ) -> Recorded | str:
+    ) -> RecordedBlock | str:
         """A graph of a block, or why there is none: on every rank of the communicator, or on none."""
         began, sequence, traffic = time.perf_counter(), self.sequence, self.sequence.ulysses.traffic
         before = traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded, frozenset(ATTENDED)
         traffic.calls = traffic.num_bytes = sequence.most_keys = 0
         sequence.rounded = False
         ATTENDED.clear()
-        reason, found = seen.reason, list[Recorded]()
+        reason, found = seen.reason, list[RecordedBlock]()
         try:
             if not reason:
                 found.append(self._record(inner, args, kwargs, tensors, seen))
@@ -291,7 +291,7 @@ class _Calls:
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         seen: Seen,
-    ) -> Recorded:
+    ) -> RecordedBlock:
         buffers = self.graphs.given.take(tensors)
         for buffer, tensor in zip(buffers, tensors, strict=True):
             buffer.copy_(tensor)
@@ -320,7 +320,7 @@ class _Calls:
             some, numbers = by_dtype.setdefault(buffer.dtype, ([], []))
             some.append(buffer)
             numbers.append(place)
-        return Recorded(
+        return RecordedBlock(
             replay=replay,
             written=[(buffers[place], place) for place in sorted(seen.written)],
             buffers=known,
@@ -332,7 +332,7 @@ class _Calls:
             rounded=self.sequence.rounded,
         )
 
-    def _again(self, graph: Recorded, tensors: list[Tensor]) -> Any:  # noqa: ANN401
+    def _again(self, graph: RecordedBlock, tensors: list[Tensor]) -> Any:  # noqa: ANN401
         for buffers, places in graph.given:
             torch._foreach_copy_(buffers, [tensors[place] for place in places])
         graph.replay()

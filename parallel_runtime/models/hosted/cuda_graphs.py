@@ -12,7 +12,7 @@ import torch
 Replay: TypeAlias = Callable[[], object]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """What makes a graph of what a function queues on the device."""
 
     def record(self, function: Callable[[], None]) -> Replay:
@@ -31,7 +31,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Replay:
-        """As `Recorder.record`; nothing is computed now."""
+        """As `GraphRecorder.record`; nothing is computed now."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):

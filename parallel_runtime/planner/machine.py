@@ -51,6 +51,14 @@ def _kind(devices: Sequence[Device]) -> str:
     return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
 
 
+def identity(device: Device) -> str:
+    """What tells a device from another of its name in its place, as of a machine that has the user's folder, too."""
+    if device.kind != "cuda" or device.machine:
+        return str(device)
+    found = torch.cuda.get_device_properties(device.index)
+    return f"{device} {found.uuid}" if hasattr(found, "uuid") else str(device)  # which not every build of torch has
+
+
 def look(devices: Sequence[Device], *, link: str | None = None) -> tuple[Calibration, list[int]]:
     """(constants, free bytes of each device). Raises `ValueError` for a device neither known nor calibrated."""
     return constants(devices, link=link), free_bytes(devices)

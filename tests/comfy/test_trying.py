@@ -251,6 +251,20 @@ def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, case) -> N
     assert found.told == ["tried cfg 2: 0.50x, ring 2: not proven to compute the same, kept ulysses 2"]
 
 
+def test_a_plan_whose_proof_finds_no_memory_is_kept_out_and_the_run_goes_on(case) -> None:
+    found = case(SECONDS)
+    check = found.prover.check
+
+    def checked(run: Any, *told: Any) -> None:
+        if run.plan == found.plans.ring2:
+            raise found.errors.OutOfMemoryInRankError("no memory", rank=1)
+        check(run, *told)
+
+    found.prover.check = checked
+    found.step()
+    assert found.told == ["tried cfg 2: 0.50x, ring 2: out of memory, kept ulysses 2"] and found.retracted == [1]
+
+
 def test_all_plans_that_fail_leave_the_run_as_it_was(case) -> None:
     error = case({}).errors.PoolError("lost")
     found = case({name: error for name in SECONDS})

@@ -16,7 +16,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
-from ....parallel_runtime.planner.machine import device_set, whole_bytes
+from ....parallel_runtime.planner.machine import device_set, identity, whole_bytes
 from ....parallel_runtime.planner.memory import fits_by_shares
 from ....parallel_runtime.planner.tries import LIMIT, MIN_STEPS, in_words, may_gain_by_graphs, worth_trying
 from ....parallel_runtime.planner.work import Work
@@ -176,7 +176,7 @@ def key_of(of: Tunable, work: Work) -> TriesKey:
     rounded = replace(work, exchange=of.exchange, text_tokens=-(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO)
     sizes = {name: str(value) for name, value in asdict(rounded).items() if name != "steps"}
     return TriesKey(
-        devices=(device_set(pooled.devices), *map(str, pooled.devices)),
+        devices=(device_set(pooled.devices), *map(identity, pooled.devices)),
         driver=_driver(),
         torch=torch.__version__,
         comfyui=known.comfyui,

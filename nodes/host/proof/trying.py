@@ -121,8 +121,14 @@ class Trier:
                 checked=type(run.checked)(maxlen=run.checked.maxlen),
                 trier=None,
             )
-            for call in calls:
-                other.check(call, check_cancelled)
+            try:
+                for call in calls:
+                    other.check(call, check_cancelled)
+            except (PoolError, ValueError) as error:  # which the plan's own copy did not meet
+                run.model.pool.retract_failure()
+                log.warning("%s could not be proven and is kept out: %s", in_words(kept.plan), _why(error))
+                tries.fail(kept.plan, _why(error))
+                continue
             unproven = not all(proof.verdict in (PROVEN, NOT_NEEDED) for proof in other.proofs)
             if other.plan == kept.plan and not (unproven and all(as_good)):
                 break

@@ -351,6 +351,12 @@ def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:
     assert (kept.plan, list(kept.failed)) == (found.plans.ring2, [found.plans.cfg2])
 
 
+def test_an_error_that_nobody_foresaw_is_told_and_ends_no_later_tries(idle, caplog) -> None:
+    found, _ = idle(SECONDS | {"ring2": TypeError("odd")}, iter([]))  # waits until its thread has ended
+    assert found.store.load(found.key) is None and names(found) == ["uly2"] * 2 + ["ring2"]
+    assert "odd" in caplog.text
+
+
 def test_without_room_or_weights_nothing_is_tried(idle) -> None:
     assert not idle(SECONDS, iter([]), free=10**8)[0].asked
     assert not idle(SECONDS, iter([]), holds=False)[0].asked

@@ -145,6 +145,9 @@ class IdleTries:
             except (PoolError, ValueError) as error:
                 self._ended[key] = ATTEMPTS
                 log.warning("plans could not be tried while ComfyUI was idle: %s", error)
+            except Exception:  # nobody is above; other runs go on having their plans tried
+                self._ended[key] = ATTEMPTS
+                log.exception("plans could not be tried while ComfyUI was idle")
 
     def _next(self) -> IdleTrier | None:
         """What is due once no prompt has run for a while; None, and the thread ends, where nothing is."""

@@ -16,7 +16,7 @@ from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
 from ..wire.channel import Attach, SegmentTable
-from ..wire.processes import LEAST_S
+from ..wire.processes import LEAST_S, PASSED_ON_S
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
@@ -99,9 +99,18 @@ def find_silence(
         return silence(longest, request, silent_s=without_s, deadline_s=pulse_deadline_s)
     if now_s - max(since_s, *(rank.last_heard_s for rank in asked)) <= deadline_s:
         return None
-    # The one that the others most likely wait for: one that a signal holds, else one that does not wait itself, else
-    # the longest silent.
-    awaited = min(owing, key=lambda rank: (not rank.is_stopped(), segments.waits(rank.rank), rank.last_heard_s))
+    # The one that the others most likely wait for: one that a signal holds, else one that shows no pulse (what holds a
+    # rank of a further machine is not known here), else one that does not wait itself, else the longest silent.
+    pulse_s = max(rank.last_pulse_s for rank in asked) - PULSE_LATE_S
+    awaited = min(
+        owing,
+        key=lambda rank: (
+            not rank.is_stopped(),
+            rank.last_pulse_s > pulse_s,
+            segments.waits(rank.rank),
+            rank.last_heard_s,
+        ),
+    )
     return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s)
 
 
@@ -115,6 +124,7 @@ def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
 
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
+PULSE_LATE_S = 2 * PASSED_ON_S  # behind the newest pulse of any rank: one that travels may be on its way
 HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
 CLOSED = "closed its channel"

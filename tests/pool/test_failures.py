@@ -1,12 +1,17 @@
 """A rank breaks the protocol or leaves: the caller learns at once which rank and why, and no process is left."""
 
+import os
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
+from parallel_runtime.pool.generation import find_silence
+from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker.entry import rank_error
 from pool.echo_pool import FRESH, failure, first_line
@@ -96,3 +101,18 @@ def test_whatever_code_raises_is_told_from_faults_of_the_machine(raised, kind):
     """By all that a type derives from, as packages have types of their own."""
     failure_ = failure_of_error(1, rank_error(raised))
     assert type(pool_error(failure_, printed="", device="cpu:1", starting=False)) is kind
+
+
+@pytest.mark.parametrize(("pulse_lags_s", "named"), [((0.0, 0.0), 0), ((0.0, 4.0), 1), ((4.0, 0.0), 0)])
+def test_of_ranks_that_all_wait_the_one_without_a_pulse_is_named_else_the_longest_silent(pulse_lags_s, named):
+    """A rank of a further machine may be held where nobody here can see it."""
+    segment, fd = Segment.create(1 << 16)
+    os.close(fd)
+    table, now_s, ranks = SegmentTable(segment), time.monotonic(), []
+    for rank, (silent_s, lag_s) in enumerate(zip((9.0, 8.0), pulse_lags_s, strict=True)):
+        table.show_waiting(rank, True)
+        table.show_pulse(rank)
+        known = {"last_beats": 0, "last_heard_s": now_s - silent_s, "last_pulses": 1, "last_pulse_s": now_s - lag_s}
+        ranks.append(SimpleNamespace(rank=rank, is_stopped=lambda: False, **known))
+    found = find_silence(ranks, {}, table, "STEP", since_s=now_s - 20, deadline_s=6.0, pulse_deadline_s=6.0)
+    assert found.rank == named

@@ -251,9 +251,14 @@ class Pool:
 
         Never waits.
         """
-        workers, layout = self._generations.workers, self._layout(plan)
-        model = None if workers is None or workers.generation.ended else workers.models.find(spec, layout)
-        return model is not None and model.serves(layout)
+        held = self.layout_of(spec, plan)
+        return held is not None and held.serves(self._layout(plan))
+
+    def layout_of(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> Layout | None:
+        """How the living workers hold `spec`, on however many ranks, of layouts of the plan's kind. Never waits."""
+        workers = self._generations.workers
+        model = None if workers is None or workers.generation.ended else workers.models.find(spec, self._layout(plan))
+        return None if model is None else model.layout
 
     def run(
         self,

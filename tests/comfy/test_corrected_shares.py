@@ -58,7 +58,10 @@ def test_a_run_that_was_measured_corrects_the_next_ones_shares_and_says_so(ran, 
     book.after(first := ran(SHARES), SHARES, free)
     assert book.now == (10, 4) and book.told(first.decision) is first.decision
     second = ran(book.now)
-    assert book.told(second.decision).reasons[-1] == "shares 10:4, by what ranks took in the run before"
+    text = "shares 10:4, by what ranks took in the run before"
+    assert book.told(second.decision).reasons[-1] == text
+    sharded = replace(second.decision, plan=replace(second.plan, weights="sharded"))
+    assert book.told(sharded).reasons[-1] == f"{text}; the weights stay as they were cut"
     book.after(second, book.now, free)
     assert book.now == (10, 4)  # less than a tenth is left to gain
     book.after(ran(book.now, (1.0, 0.8)), book.now, free)

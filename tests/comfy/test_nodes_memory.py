@@ -92,6 +92,14 @@ def test_weights_are_loaded_once_and_another_plan_or_an_edited_graph_finds_them_
     assert worker_pids(comfy_server) == pids
     grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
     assert max(grown) < HALF_A_MODEL, grown
+    held = private_bytes(comfy_server)
+    for seed, loads in ((84, True), (85, False)):
+        unequal = sharded(tiny_models, seed=seed)
+        unequal["config"]["inputs"]["shares"] = "1, 3"
+        assert bool(loading(run(client, unequal))) == loads, "other numbers cut the weights anew, once"
+    grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
+    assert grown[1] - grown[0] > HALF_A_MODEL, grown
+    assert loading(run(client, sharded(tiny_models, seed=86))) and worker_pids(comfy_server) == pids
 
 
 def test_free_takes_the_weights_out_of_every_rank_release_ends_the_ranks_and_the_next_prompt_brings_each_back(

@@ -82,6 +82,19 @@ def held_beyond_room(
     return [row for row in rows if not plan.layout.offloaded and row[1] > HEADROOM * row[2]]
 
 
+def refuse_beyond_room(
+    plan: ParallelPlan, devices: tuple[Device, ...], shares: tuple[int, ...] | None, num_bytes: int
+) -> None:
+    """Raise `ValueError` for shares that a user wrote by which a device would hold more weights than it has memory."""
+    if not shares or not (beyond := held_beyond_room(plan.with_shares(shares), devices, num_bytes)):
+        return
+    device, held, room = max(beyond, key=lambda row: row[1] / row[2])
+    raise ValueError(
+        f"shares={', '.join(map(str, shares))} give {device} {held / 1e9:.1f} GB of weights, and it has "
+        f"{room / 1e9:.1f} GB; give it a smaller number in SP Config's shares, or set shares to equal"
+    )
+
+
 def widened(formats: Sequence[str]) -> list[str]:
     """A warning where the device has no product of numbers in these formats of a file."""
     if not formats:

@@ -36,7 +36,7 @@ from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .found_plans import LOOKING
-from .measures import held_by_memory
+from .measures import held_by_memory, refuse_beyond_room
 from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
@@ -113,6 +113,7 @@ def remote_patcher(
     refuse_unplanned(transformer, decision.plan)
     refuse_step_cache(transformer, step_cache)
     refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
+    refuse_beyond_room(decision.plan, devices, shares, source.sizes.total)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,

@@ -35,7 +35,8 @@ from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
 from .changed_modules import refuse_changed
-from .measures import held_beyond_room, held_by_memory, measured_shares, unequal
+from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_beyond_room, unequal
+from .pools import POOLS
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
 from .weight_deltas import delta_set
@@ -347,14 +348,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         if layout.shards == 1 and layout.stages == 1:
             return self.plan.with_shares(self.shares or ())
         if self.shares is not None:
-            plan = self.plan.with_shares(self.shares)
-            if beyond := held_beyond_room(plan, pooled.devices, pooled.sizes.total):
-                device, held, room = beyond[0]
-                raise ValueError(
-                    f"shares={', '.join(map(str, self.shares))} give {device} {held / 1e9:.1f} GB of weights, and it "
-                    f"has {room / 1e9:.1f} GB; give it a smaller number in SP Config's shares, or set shares to equal"
-                )
-            return plan
+            refuse_beyond_room(self.plan, pooled.devices, self.shares, pooled.sizes.total)
+            return self.plan.with_shares(self.shares)
         if layout.stages == 1:
             return held_by_memory(self.plan, pooled.devices, pooled.sizes.total)
         plan = self.plan.with_shares(self.shares_of_run())
@@ -363,11 +358,21 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         log.warning("%s: a device has no room for its share of the weights, so their parts are equal", plan.name)
         return self.plan
 
+    def _loads(self) -> bool:
+        """Whether weights are to be loaded: they are not there, or were cut by other shares of SP Config; those leave
+        the workers now. Measured shares that a run corrected are no others: the weights stay as they were cut."""
+        pooled = self.model.pooled
+        held = pooled.holds(self.plan)
+        stay = held and (POOLS.is_cut_by(pooled.weights, self.shares) or pooled.holds_cut(self._plan_of_load()))
+        if held and not stay:
+            pooled.unload(self.plan)
+        return not stay
+
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""
         pooled, text = self.model.pooled, NodeText()
         name, devices = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices[: self.plan.ranks]))
-        loads, before = not pooled.holds(self.plan), pooled.measured
+        loads, before = self._loads(), pooled.measured
         if loads:
             log.info("loading %s into the workers on %s", name, devices)
             text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
@@ -377,6 +382,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             progress=partial(text.loading, name),
             check_cancelled=check_cancelled,
         )
+        POOLS.note_cut(pooled.weights, self.shares)
         if self.recorder is not None:
             self.recorder.rank_load_s.update(rank_load_s)
         if loads:

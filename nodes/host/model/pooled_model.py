@@ -157,6 +157,11 @@ class PooledModel:
         """Whether the workers that live now hold our weights as `plan` needs them."""
         return self.started and self.pool.holds(self.spec, plan)
 
+    def holds_cut(self, plan: ParallelPlan) -> bool:
+        """Whether the weights that the workers hold are cut as by the shares of `plan`."""
+        held = self.pool.layout_of(self.spec, plan)
+        return held is not None and all(held.part_of(rank) == plan.layout.part_of(rank) for rank in range(plan.ranks))
+
     def bytes_on(self, device: torch.device, plan: ParallelPlan) -> int:
         """Bytes of weights that the plan's ranks keep on `device`; every rank on the CPU counts for the CPU."""
         layout = plan.layout

@@ -42,6 +42,7 @@ class PoolRegistry:
         self._pools: dict[Devices, Pool] = {}
         self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
+        self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
         self._last_loaded: Weights | None = None  # no MODEL lives longer for it: stock takes dead ones for loaded
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
@@ -102,6 +103,14 @@ class PoolRegistry:
         """Free these weights in the workers; nothing when they are not there, or not as `plan` needs them."""
         with self._lock:
             self._unload(weights, plan)
+
+    def is_cut_by(self, weights: Weights, shares: tuple[int, ...] | None) -> bool:
+        """Whether SP Config had these shares when the weights were loaded, or `note_cut` was told so since."""
+        return self._cut_by.get(weights, shares) == shares
+
+    def note_cut(self, weights: Weights, shares: tuple[int, ...] | None) -> None:
+        """The weights lie as these shares of SP Config cut them."""
+        self._cut_by[weights] = shares
 
     def measured(
         self, devices: Devices, measure: Callable[[Pool], list[MeasureReply]] | None = None

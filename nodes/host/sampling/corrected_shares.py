@@ -31,6 +31,8 @@ class CorrectedShares:
         if not self.now or decision.plan.shares != decision.plan.with_shares(self.now).shares:
             return decision
         text = f"shares {':'.join(map(str, self.now))}, by what ranks took in the run before"
+        if decision.plan.layout.shards > 1:
+            text += "; the weights stay as they were cut"
         return replace(decision, reasons=(*decision.reasons, text))
 
     def after(self, run: RunContext, shares: Sequence[int], free: Sequence[int]) -> None:

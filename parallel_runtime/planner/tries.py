@@ -319,6 +319,18 @@ def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     return replace(kept, expected_s=max(kept.expected_s, before.expected_s), graphs_s=before.graphs_s)
 
 
+def proof_pays(tries: Tries, plan: ParallelPlan, *, own: ParallelPlan, steps: int, times: int = 1) -> bool:
+    """Whether a run of so many steps under `own` may have `plan`, found quicker, proven before it goes on: with that it
+    takes `LIMIT` steps longer at most, less what the plan gains. A proof is a call by the plan, one without its
+    exchanges and one by a single device, each `times` over."""
+    seconds = tries.seconds
+    if tries.limit is None or own not in seconds or plan.parts == 1:
+        return True
+    proof_s = times * (2 + plan.parts) * seconds[plan]
+    gained_s = steps * (seconds[own] - seconds[plan])
+    return tries.spent_s + proof_s - gained_s <= tries.limit * seconds[own]
+
+
 def changed_text(before: KeptPlan, kept: KeptPlan) -> str:
     """That another plan is kept from now on; "" where it is the same."""
     if before.plan == kept.plan:

@@ -251,6 +251,28 @@ def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, case) -> N
     assert found.told == ["tried cfg 2: 0.50x, ring 2: not proven to compute the same, kept ulysses 2"]
 
 
+@pytest.mark.parametrize(("steps", "known", "at_once"), [(4, False, False), (4, True, True), (40, False, True)])
+def test_a_quicker_plan_whose_proof_would_take_the_run_too_long_is_the_next_runs(
+    steps: int, known: bool, at_once: bool, case, trying, monkeypatch
+) -> None:
+    found = case(SECONDS | {"ring2": 0.9, "cfg2-ring1-uly1": 1.1})
+    found.trier.limit, found.trier.asynchronous, found.run.steps = 3.0, False, steps
+    found.prover.knows = lambda plan, call: known
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: len(found.asked)))
+    found.step()
+    line = "tried ulysses 2: 0.90x, cfg 2: 0.82x, kept ring 2"
+    assert found.told == [line if at_once else f"{line} from the next run on"]
+    assert found.run.plan == (found.plans.ring2 if at_once else found.plans.uly2)
+    assert names(found)[-1] == ("ring2" if at_once else "uly2")
+    kept = found.store.load(found.key)
+    assert kept.plan == found.plans.ring2
+    found.trier.after(found.run)
+    given = {"key": found.key, "plans": (), "rows": 1, "prover": found.prover, "kept": kept}
+    trying.Trier(**given).after(replace(found.run, decision=replace(found.run.decision, plan=found.plans.cfg2)))
+    left = found.store.load(found.key)  # the next run began under it, and its proof failed
+    assert (left.plan, list(left.failed)) == (found.plans.uly2, [found.plans.ring2])
+
+
 def test_a_plan_whose_proof_finds_no_memory_is_kept_out_and_the_run_goes_on(case) -> None:
     found = case(SECONDS)
     check = found.prover.check

@@ -28,6 +28,7 @@ from parallel_runtime.planner.tries import (
     kept_of,
     may_gain_by_graphs,
     near,
+    proof_pays,
     tried_in_s,
     worth_trying,
 )
@@ -180,6 +181,18 @@ def test_no_copy_begins_that_the_three_steps_do_not_hold_once_a_plan_failed() ->
     for plan, seconds in ((ULYSSES, 1.5), (ULYSSES, 1.0), (RING, 1.5)):  # none failed, and no proof was a first copy
         tries.note(plan, seconds)
     assert tries.due is None and tries.seconds[RING] == 1.5
+
+
+def test_a_quicker_plan_is_proven_in_this_run_where_that_and_its_tries_take_three_steps_less_what_it_gains() -> None:
+    tries = Tries((ULYSSES, RING, CFG), limit=3.0, asynchronous=False)
+    for plan, seconds in ((ULYSSES, 1.0), (RING, 0.8), (ULYSSES, 1.0)):
+        tries.note(plan, seconds)
+    told = {"own": ULYSSES, "steps": 16}
+    assert proof_pays(tries, RING, **told) and not proof_pays(tries, RING, **told | {"steps": 14})  # 2.8 + 3.2 - 3.2
+    assert not proof_pays(tries, RING, **told, times=2) and proof_pays(
+        replace(tries, limit=None), RING, **told, times=2
+    )
+    assert proof_pays(tries, CFG, **told, times=9), "it cuts no tokens, so it has no proof"
 
 
 @given(st.floats(0.2, 5.0), st.lists(st.floats(0.98, 1.02), min_size=6, max_size=6).map(tuple))

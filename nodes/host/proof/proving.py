@@ -98,6 +98,15 @@ class Prover:
             proof = WHOLE
         run.note(proof)
 
+    def knows(self, plan: ParallelPlan, call: ModelCall) -> bool:
+        """Whether it is known what `check` would find of the plan, without a call of the model."""
+        if plan.parts == 1 or call.options["method"] is not None:
+            return True
+        kind = (_told(plan), arguments_of(call))
+        sizes = tuple(tensor.shape for tensor in call.tensors.values())
+        found = self._known.get(kind) or self._known.get((kind, sizes)) or self._store.load(self.key(plan, kind[1]))
+        return found is not None
+
     def _go_on_without(self, run: RunContext, proof: Proof) -> None:
         """Have the run go on under a plan that cuts no tokens, and say so: to the user each run, in the log once."""
         decision = without_sharing(run.decision, self.pooled.plan.ranks, guided=run.guided, images=run.images)

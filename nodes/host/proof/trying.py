@@ -18,7 +18,15 @@ import torch
 from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import KeptPlans, TriesKey
-from ....parallel_runtime.planner.tries import GRAPH_COPIES, KeptPlan, Tries, changed_text, in_words, kept_of
+from ....parallel_runtime.planner.tries import (
+    GRAPH_COPIES,
+    KeptPlan,
+    Tries,
+    changed_text,
+    in_words,
+    kept_of,
+    proof_pays,
+)
 from ....parallel_runtime.pool.calls import ModelCall
 from ....parallel_runtime.proof import NOT_NEEDED, PROVEN
 from ....parallel_runtime.redact_paths import redact_paths
@@ -101,17 +109,29 @@ class Trier:
         store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
+        stays = kept.plan != run.plan and not self._may_prove(tries, kept.plan, run, calls)
+        line = f"{line} from the next run on" if stays else line
         self.copied = f"{tries.copies} copies of the first step in {time.perf_counter() - began_s:.1f} s"
         log.info("SP Config: %s (%s)", line, self.copied)
         reasons = (*run.decision.reasons, f"{line} ({self.copied})")
-        run.keep(replace(run.decision, plan=kept.plan, reasons=reasons), line, by_graphs=kept.by_graphs)
+        goes_on = replace(run.decision, plan=run.plan if stays else kept.plan, reasons=reasons)
+        run.keep(goes_on, line, by_graphs=kept.by_graphs and not stays)
+
+    def _may_prove(self, tries: Tries, plan: ParallelPlan, run: RunContext, calls: Sequence[ModelCall]) -> bool:
+        """Whether a quicker plan than the run's is proven, or may be before the run goes on."""
+        times = 2 if run.model.keeps_state else 1
+        return proof_pays(tries, plan, own=run.plan, steps=run.steps, times=times) or all(
+            self.prover.knows(plan, call) for call in calls
+        )
 
     def _proven(
         self, tries: Tries, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]
     ) -> KeptPlan | None:
-        """What is kept: a plan other than the run's must be proven as well as that is."""
+        """What is kept: a plan other than the run's must be proven as well as that is, now or in the next run."""
         as_good = [proof.verdict in (PROVEN, NOT_NEEDED) for proof in run.proofs]
         while (kept := kept_of(tries, self.kept)) is not None and kept.plan != run.plan:
+            if not self._may_prove(tries, kept.plan, run, calls):
+                break
             other = replace(
                 run,
                 decision=replace(run.decision, plan=kept.plan),
@@ -135,8 +155,18 @@ class Trier:
             tries.fail(kept.plan, "not proven to compute the same")
         return kept
 
+    def _leave(self, kept: KeptPlan, run: RunContext) -> None:
+        """The run began under the kept plan and gave it up, as its proof failed: later runs have the next best."""
+        seconds = {plan: step_s for plan, step_s in kept.seconds.items() if plan != kept.plan}
+        if seconds:
+            best = min(seconds, key=lambda plan: seconds[plan])
+            failed = {**kept.failed, kept.plan: "not proven to compute the same"}
+            store().save(self.key, KeptPlan(plan=best, seconds=seconds, failed=failed, expected_s=seconds[best]))
+
     def after(self, run: RunContext) -> None:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
+        if self.kept is not None and run.plan != self.kept.plan and self.tries is None:
+            self._leave(self.kept, run)
         if self.kept is None or run.plan != self.kept.plan or run.step_cache or run.stock_cache:
             return
         if self.kept.by_graphs and run.graphs_under != run.plan:  # what is expected is of blocks as graphs

@@ -44,6 +44,7 @@ KEPT = {
     "ulysses=2": (TOTAL, 2 * TOTAL),
     "ulysses=2,cfg=2,weights=sharded": (6_000_000_001, 4 * 6_000_000_001),
     "ulysses=2,data=2,weights=sharded": (12_000_000_001, 4 * 12_000_000_001),
+    "ulysses=2,weights=sharded,shares=3:1": (18_000_000_001, 18_000_000_001 + 6_000_000_001),
     "ulysses=2,weights=offloaded": (0, 2 * 12_000_000_001),
 }
 

@@ -142,7 +142,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
         pooled, options = self.model.pooled, self.model_options["transformer_options"]
         beside = sum(each.num_bytes for each in hook_weights(options)) * pooled.ranks_on(self.load_device, self.plan)
-        return pooled.bytes_on(self.load_device, self.plan) + beside
+        shared = self.plan.with_shares(self.shares or ())
+        held = held_by_memory(shared, pooled.devices, pooled.sizes.total) if self.shares is None else shared
+        return pooled.bytes_on(self.load_device, held) + beside
 
     def loaded_size(self, *more: object, **named: object) -> int:
         """`model_size` while the workers hold the weights; 0 after they were freed, or died."""

@@ -7,6 +7,7 @@ say; the plan and the weight deltas are a run's (run_context.py). Knows nothing 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -167,7 +168,8 @@ class PooledModel:
         layout = plan.layout
         if layout.offloaded and device.type != "cpu":
             return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
-        return -(-self.sizes.total // (layout.shards * layout.stages)) * self.ranks_on(device, plan)
+        there = (rank for rank, each in enumerate(self.devices[: plan.ranks]) if _is_on(each, device))
+        return sum(math.ceil(self.sizes.total * layout.part_of(rank)) for rank in there)
 
     def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:
         """How many of the plan's ranks compute on `device`."""

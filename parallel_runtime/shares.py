@@ -15,7 +15,8 @@ TENTHS = 10  # measured speeds are told apart in tenths of the quickest: another
 
 
 def parse_shares(text: str, num_devices: int) -> tuple[int, ...] | None:
-    """One share a device, of the largest in thousandths; () for `equal` and None for `measured`. 0: it is left out.
+    """One share a device: whole numbers as they are written, others in thousandths of the largest; () for `equal` and
+    None for `measured`. 0: it is left out.
 
     Raises `ValueError` for what is no number, negative, of more or fewer devices than there are, or adds up to 0.
     """
@@ -33,6 +34,10 @@ def parse_shares(text: str, num_devices: int) -> tuple[int, ...] | None:
         raise ValueError(f"shares={text!r} names {len(numbers)} device(s), {num_devices} are there; {remedy}")
     if sum(numbers) == 0:
         raise ValueError(f"shares={text!r} add up to 0, so no device would compute; {remedy}")
+    if all(number.is_integer() for number in numbers):
+        divisor = math.gcd(*map(int, numbers))
+        if max(numbers) <= MOST_SHARE * divisor:
+            return tuple(int(number) // divisor for number in numbers)
     return tuple(round(MOST_SHARE * number / max(numbers)) for number in numbers)
 
 

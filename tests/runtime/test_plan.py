@@ -193,7 +193,9 @@ def test_shares_that_cannot_be_are_refused(text: str, said: str) -> None:
     [
         ("measured", None),
         ("equal", ()),
-        ("2, 1", (1000, 500)),
+        ("1, 3", (1, 3)),  # as it is told of plans and in errors
+        ("24000, 8000", (3, 1)),
+        ("1001, 1", (1000, 1)),
         ("1:0.6", (1000, 600)),
         ("1, 0.0001", (1000, 0)),  # rounds to nothing: left out
     ],

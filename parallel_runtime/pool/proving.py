@@ -2,8 +2,9 @@
 
 Owns which calls are made and how large they may be. Every rank of the plan computes the whole call by ComfyUI's own
 module with its hooks off; blocks are still gathered one at a time, so sharded weights stay sharded. A class that keeps
-something between calls is called twice in a run of its own: the second call finds what the first one kept. Does not own
-when it is asked, nor what memory there is (nodes/host/proof/proving.py), nor what a rank computes (worker/hosted.py).
+something between calls is called twice in a run of its own: the second call finds what the first one kept. A plan that
+was found is proven on two sizes. Does not own when it is asked, nor what memory there is (nodes/host/proof/proving.py),
+nor what a rank computes (worker/hosted.py).
 """
 
 import math
@@ -18,12 +19,13 @@ import torch
 from ..errors import OutOfMemoryInRankError, RaisedInRankError
 from ..exchange_formats import EXACT
 from ..models.hosted.calls import from_tree
-from ..proof import NOT_PROVEN, REFUSED, Proof, judged
+from ..proof import NOT_PROVEN, PROVEN, REFUSED, Proof, judged
 from ..redact_paths import redact_paths
 from .calls import ModelCall, RunResult
 
 MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
 STEP, LEAST = 8, 8  # of the height and width of a smaller latent: what patches of any family divide
+ONE_SIZE = "a plan that was found is proven on two sizes, and no other size of latent fits the call's other inputs"
 AGAIN = {
     "timed": False,
     "trace": False,
@@ -49,10 +51,13 @@ def prove(
     retract: Callable[[], None] = lambda: None,
     coarse: float = 0.0,
     keeps: bool = False,
+    two_sizes: bool = False,
 ) -> Proof:
     """Compute a call of a hosted model shared, whole and without exchange, and judge it; `coarse` as `judged`.
 
     `keeps`: its class keeps something between the calls of a run, so each is computed twice, and both are judged.
+    `two_sizes`: the same again with a latent of another size, and both have to be proven; a call of which no other size
+    can be made proves nothing. One that `possible` does not say of is tried all the same.
 
     A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
     class takes what comes of it.
@@ -64,9 +69,15 @@ def prove(
     """
     began, counted = time.perf_counter(), _ProofCalls(ask)
     try:
-        proof = _attempt(
+        proof, at = _attempt(
             counted, call, dtype, room=room, possible=possible, retract=retract, coarse=coarse, keeps=keeps
         )
+        tokens = counted.tokens
+        if two_sizes and proof.verdict == PROVEN:
+            others = [each for each in other_sizes(at) if room(each) >= 1]
+            other = next(filter(possible, others), others[0] if others else None)  # ranks may take what needs values
+            proof = _at_another_size(counted, proof, other, dtype, coarse=coarse, keeps=keeps)
+            counted.tokens = tokens
     except (RaisedInRankError, OutOfMemoryInRankError) as error:
         if not counted.works:
             raise
@@ -100,8 +111,11 @@ def _attempt(
     retract: Callable[[], None],
     coarse: float,
     keeps: bool,
-) -> Proof:
-    """The verdict of `prove` and its reason. Raises for each call that fails, but where that refuses the plan."""
+) -> tuple[Proof, ModelCall]:
+    """The verdict of `prove` on one size and its reason, and the last call that it is about.
+
+    Raises for each call that fails, but where that refuses the plan.
+    """
     reason = ""
     times = 2 if keeps else 1
     shared: ModelCall | None = _under(call)
@@ -122,12 +136,10 @@ def _attempt(
             fitting = shared if (fits := room(shared)) >= 1 else smaller_call(shared, fits)
             fitting = fitting if fitting is not None and possible(fitting) else shared
             _computed(ask, _of_a_run(fitting, keeps=keeps, whole=True), times)
-            return Proof(verdict=REFUSED, reason=redact_paths(error.cause))
+            return Proof(verdict=REFUSED, reason=redact_paths(error.cause)), shared
         first, ask.works = not ask.works, True
         if small:
-            whole = _computed(ask, _of_a_run(shared, keeps=keeps, whole=True), times)
-            control = _computed(ask, _of_a_run(shared, keeps=keeps, local_attention=True), times)
-            return judged(dtype, shared=_side_by_side(outs), whole=whole, control=control, coarse=coarse)
+            return _judged(ask, shared, _side_by_side(outs), dtype, coarse=coarse, keeps=keeps), shared
         reason = (
             f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
             if tokens > MAX_TOKENS
@@ -136,7 +148,30 @@ def _attempt(
         share = min(MAX_TOKENS / max(tokens, 1), fits)
         smaller = smaller_call(shared, share) if first else None
         shared = smaller if smaller is not None and possible(smaller) else None
-    return Proof(verdict=NOT_PROVEN, reason=f"{reason}, and no smaller latent fits the call's other inputs")
+    return Proof(verdict=NOT_PROVEN, reason=f"{reason}, and no smaller latent fits the call's other inputs"), call
+
+
+def _judged(
+    ask: _ProofCalls, call: ModelCall, shared: torch.Tensor, dtype: str, *, coarse: float, keeps: bool
+) -> Proof:
+    """The verdict on a call that was computed shared."""
+    times = 2 if keeps else 1
+    whole = _computed(ask, _of_a_run(call, keeps=keeps, whole=True), times)
+    control = _computed(ask, _of_a_run(call, keeps=keeps, local_attention=True), times)
+    return judged(dtype, shared=shared, whole=whole, control=control, coarse=coarse)
+
+
+def _at_another_size(
+    ask: _ProofCalls, proof: Proof, other: ModelCall | None, dtype: str, *, coarse: float, keeps: bool
+) -> Proof:
+    """What is known once the call of another size is judged too; of both errors the larger."""
+    if other is None:
+        return Proof(verdict=NOT_PROVEN, reason=ONE_SIZE)
+    shared = _computed(ask, _of_a_run(other, keeps=keeps), 2 if keeps else 1)
+    here = _judged(ask, other, shared, dtype, coarse=coarse, keeps=keeps)
+    if here.verdict != PROVEN or here.error is None or here.control is None:
+        return replace(here, reason=f"at another size: {here.reason}")
+    return replace(proof, error=max(proof.error or 0.0, here.error), control=min(proof.control or 0.0, here.control))
 
 
 def arguments_of(call: ModelCall) -> tuple[str, ...]:
@@ -147,30 +182,63 @@ def arguments_of(call: ModelCall) -> tuple[str, ...]:
     return tuple(sorted(set(_named(call.options["call"], call, ""))))
 
 
+def sides_of(call: ModelCall) -> tuple[str, ...]:
+    """Which sides of cfg a call has rows of, as a name beside its arguments'; () where it does not say."""
+    given: Any = from_tree(call.options["call"], list(call.tensors.values()))
+    sides = (given["kwargs"].get("transformer_options") or {}).get("cond_or_uncond") or ()
+    return (f"sides={'+'.join(map(str, sorted(set(sides))))}",) if sides else ()
+
+
 def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
     """The same call with a corner of its latent, of at most about `share` of its size; None where there is no smaller.
 
-    Whatever has the latent's height and width is cut alike: a mask, a picture beside it.
+    Whatever has the latent's height and width is cut alike: a mask, a picture beside it. Of a latent without a height,
+    the length is.
     """
+    old = _size_of(call)
+    new = _smaller(old, share / 2)  # text and references stay as long as they are
+    return None if new == old else _resized(call, new)
+
+
+def other_sizes(call: ModelCall) -> Iterator[ModelCall]:
+    """The same call with about half of its latent, and with some rows more, which repeat its first ones."""
+    smaller, old = smaller_call(call, 1.0), _size_of(call)
+    if smaller is not None:
+        yield smaller
+    if old:
+        yield _resized(call, (old[0] + STEP, *old[1:]))
+
+
+def _latent(call: ModelCall) -> tuple[torch.Tensor, bool]:
+    """The call's latent, of several the first, and whether it is the only one."""
     given: Any = from_tree(call.options["call"], list(call.tensors.values()))
     first = given["args"][0]
-    x = first if isinstance(first, torch.Tensor) else first[0]
-    if x.ndim < 4:
-        return None
-    old = x.shape[-2:]
-    new = _smaller(old, share / 2)  # text and references stay as long as they are
-    if new is None:
-        return None
+    return (first, True) if isinstance(first, torch.Tensor) else (first[0], False)
 
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[..., : new[0], : new[1]].contiguous() if tensor.shape[-2:] == old else tensor
 
-    tensors = {name: cut(tensor) for name, tensor in call.tensors.items()}
+def _size_of(call: ModelCall) -> tuple[int, ...]:
+    """Height and width of a latent (B, C, ..., H, W), the length of one (B, C, S)."""
+    return tuple(_latent(call)[0].shape[2:][-2:])
+
+
+def _resized(call: ModelCall, new: tuple[int, ...]) -> ModelCall:
+    """The call with its first rows and columns alone, or with these once more at its end."""
+    (x, alone), old = _latent(call), _size_of(call)
+
+    def fit(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-len(old) :] != old or tensor.ndim < 3:
+            return tensor
+        for dim, side in zip(range(-len(old), 0), new, strict=True):
+            copies = -(-side // tensor.shape[dim])
+            tensor = torch.cat([tensor] * copies, dim).narrow(dim, 0, side)
+        return tensor.contiguous()
+
+    tensors = {name: fit(tensor) for name, tensor in call.tensors.items()}
     rows, numbers = call.out_shape
-    if x is first:  # its output may have fewer channels, and is all there is
+    if alone:  # its output may have fewer channels, and is all there is
         numbers = numbers * math.prod(new) // math.prod(old)
     else:
-        numbers -= (x.numel() - cut(x).numel()) // rows
+        numbers -= (x.numel() - fit(x).numel()) // rows
     return replace(call, tensors=tensors, out_shape=(rows, numbers))
 
 
@@ -193,11 +261,10 @@ def _under(call: ModelCall, **options: object) -> ModelCall:
     return replace(call, options={**call.options, **AGAIN, **options})
 
 
-def _smaller(size: Sequence[int], share: float) -> tuple[int, int] | None:
-    """Height and width of the same proportions, multiples of `STEP`, or what they were where that is less."""
-    scale = math.sqrt(share)
-    height, width = (min(side, max(LEAST, int(side * scale) // STEP * STEP)) for side in size)
-    return None if (height, width) == tuple(size) else (height, width)
+def _smaller(size: Sequence[int], share: float) -> tuple[int, ...]:
+    """A size of the same proportions, multiples of `STEP`, or what it was where that is less."""
+    scale = share ** (1 / max(1, len(size)))
+    return tuple(min(side, max(LEAST, int(side * scale) // STEP * STEP)) for side in size)
 
 
 def _named(tree: object, call: ModelCall, path: str) -> Iterator[str]:

@@ -49,11 +49,13 @@ class ProvingEngine(Engine):
 
     def _step(self, request, specs, **told):
         wrong, model = request.calls[0].get("wrong"), self.models[request.model]
-        fail(wrong, request.calls[0], next(spec.shape[1] for spec in specs if spec.name == "0.out"))
+        numbers = next(spec.shape[1] for spec in specs if spec.name == "0.out")
+        fail(wrong, request.calls[0], numbers)
         if model.shared is not None:  # another plan may come: the hooks are put anew
             model.shared.remove()
             model.shared = None
-        hosted.spec_of = lambda kind: local_attention(spec_of(kind)) if wrong == "attention" else spec_of(kind)
+        local = wrong == "attention" or (wrong == "other size" and numbers != 16 * 3 * 10 * 14)
+        hosted.spec_of = lambda kind: local_attention(spec_of(kind)) if local else spec_of(kind)
         return super()._step(request, specs, **told)
 
     def _forward(self, model, mesh, request, **told):

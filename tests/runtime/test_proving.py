@@ -27,7 +27,7 @@ from parallel_runtime.pool import proving
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.failures import MAX_FAILURES
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.proving import arguments_of, prove, smaller_call
+from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, sides_of, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
 
 TOLERANCE = 1e-5
@@ -72,7 +72,14 @@ def latent(height: int = 10, width: int = 14) -> torch.Tensor:
 
 
 def proof_of(
-    pool: Pool, spec: ModelSpec, call: ModelCall, *, plan: ParallelPlan = ULYSSES, room: float = 2.0, fits: bool = True
+    pool: Pool,
+    spec: ModelSpec,
+    call: ModelCall,
+    *,
+    plan: ParallelPlan = ULYSSES,
+    room: float = 2.0,
+    fits: bool = True,
+    two_sizes: bool = False,
 ) -> tuple[Proof, list[RunResult]]:
     """The proof, and what was asked for it."""
     asked: list[RunResult] = []
@@ -90,6 +97,7 @@ def proof_of(
             room=lambda each: whole_bytes / each.tensors["t0"].numel(),
             possible=lambda _: fits,
             retract=pool.retract_failure,
+            two_sizes=two_sizes,
         ),
         asked,
     )
@@ -127,6 +135,20 @@ def test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven
     assert f"relative error {proof.error:.1e}" in proof.reason and "at most 1.0e-05 in float32" in proof.reason
     assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
     assert pool.generation == generation
+
+
+@pytest.mark.slow
+def test_a_plan_that_was_found_is_proven_on_two_sizes(pool: Pool, spec: ModelSpec) -> None:
+    """The control is a plan that is right at the run's own size and wrong at any other: one size proves it."""
+    right, wrong = call_of(latent()), call_of(latent(), wrong="other size")
+    proof, asked = proof_of(pool, spec, right, two_sizes=True)
+    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 6, 105) and proof.error <= TOLERANCE < proof.control
+    assert {each.outs[0].shape[1] for each in asked} == {16 * 3 * 10 * 14, 16 * 3 * 8 * 8}
+    assert proof_of(pool, spec, wrong)[0].verdict == PROVEN
+    proof, _ = proof_of(pool, spec, wrong, two_sizes=True)
+    assert proof.verdict == REFUSED and proof.reason.startswith("at another size: relative error"), proof
+    proof, _ = proof_of(pool, spec, call_of(latent(40, 40), wrong="corner"), two_sizes=True, fits=False)
+    assert (proof.verdict, proof.error) == (NOT_PROVEN, None) and "for the proof alone failed" in proof.reason
 
 
 @pytest.mark.slow
@@ -246,9 +268,27 @@ def test_a_smaller_call_has_the_rows_and_channels_of_the_output() -> None:
     assert smaller_call(with_sound, 0.5).out_shape == (2, 16 * 3 * 24 * 48 + 8 * 25 * 16)
 
 
-@pytest.mark.parametrize("shape", [(1, 16, 3, 8, 8), (1, 64, 400)])
-def test_there_is_no_call_smaller_than_one_patch_or_of_a_latent_without_height(shape: tuple[int, ...]) -> None:
-    assert smaller_call(call_of(torch.rand(*shape)), 0.5) is None
+@pytest.mark.parametrize(
+    ("shape", "smaller", "other"),
+    [
+        ((1, 16, 3, 8, 8), None, [(16, 8)]),
+        ((1, 64, 400), (96,), [(200,), (408,)]),
+        ((1, 4, 32, 16), (16, 8), [(16, 8), (40, 16)]),
+        ((1, 64), None, []),
+    ],
+)
+def test_a_call_has_other_sizes_and_none_smaller_than_one_patch(
+    shape: tuple[int, ...], smaller: tuple[int, ...] | None, other: list[tuple[int, ...]]
+) -> None:
+    call = call_of(torch.rand(*shape))
+    less = smaller_call(call, 0.5)
+    assert (None if less is None else less.tensors["t0"].shape[2:][-2:]) == smaller
+    assert [each.tensors["t0"].shape[2:][-2:] for each in other_sizes(call)] == other
+
+
+def test_the_sides_of_cfg_are_told_apart() -> None:
+    told = [call_of(latent(), transformer_options={"cond_or_uncond": sides}) for sides in ([1, 0], [0], [1], [])]
+    assert [sides_of(each) for each in told] == [("sides=0+1",), ("sides=0",), ("sides=1",), ()]
 
 
 def test_a_call_is_known_by_its_arguments_and_not_by_their_sizes() -> None:

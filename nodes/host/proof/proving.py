@@ -1,7 +1,8 @@
 """Asks before a call of a hosted model whether its plan is proven with this ComfyUI, and has it proven if it is not.
 
 Owns what a proof is kept by here (`ProofKey`), what a whole call needs of memory, and what the user is told. Does not
-own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of call is looked up once a process.
+own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of call is looked up once a process; of a
+plan that was found, each side of cfg is a kind.
 """
 
 import functools
@@ -27,7 +28,7 @@ from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
 from ....parallel_runtime.pool.calls import ModelCall, RunResult
-from ....parallel_runtime.pool.proving import arguments_of, prove
+from ....parallel_runtime.pool.proving import arguments_of, prove, sides_of
 from ....parallel_runtime.proof import (
     NOT_NEEDED,
     NOT_PROVEN,
@@ -153,7 +154,7 @@ class Prover:
         )
 
     def _proof(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
-        arguments = arguments_of(call)
+        arguments = arguments_of(call) + (sides_of(call) if self.pooled.found_by else ())
         kind = (_told(run.plan), arguments)
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         proof = self._known.get(kind) or self._known.get((kind, sizes))
@@ -186,6 +187,7 @@ class Prover:
             retract=self.pooled.pool.retract_failure,
             coarse=coarse_inputs(self.recognised.config, self.recognised.weights, self.pooled.spec.kept),
             keeps=self.pooled.keeps_state,
+            two_sizes=bool(self.pooled.found_by),
         )
         level, name = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING, run.plan.name
         log.log(level, "%s under %s is %s (%d calls, %.1f s)", self._name, name, proof.text, proof.calls, proof.seconds)

@@ -251,6 +251,10 @@ def names_of(file: str | None) -> dict[str, list[str]]:
 
 def note(row: Row, arguments: argparse.Namespace) -> None:
     """Keep a row in its place, now: what comes after it may be stopped."""
+    from host.fetch import comfyui_path
+    from parallel_runtime.models.specs.found import class_source
+    from tools.ship_plans import file_in
+
     known = Known.read()
     if arguments.tree and "ModuleNotFoundError" in row.reason:
         return  # this ComfyUI has not the class
@@ -258,6 +262,7 @@ def note(row: Row, arguments: argparse.Namespace) -> None:
         known.trees.setdefault(arguments.tree, {})[row.path] = row.cuts
     elif arguments.cases:
         row.origin = runpy.run_path(arguments.cases)["ORIGIN"].get(row.path, "")
+        row.source = class_source(file_in(comfyui_path(), row.path))
         known.unseen[row.path] = row
     else:
         known.rows[row.path] = row

@@ -27,7 +27,7 @@ DRIFTED_FILE = "comfy/ldm/wan/model.py"
 # A later ComfyUI, in which a block of Wan mixes neighbouring tokens, and takes what modulates it in a list where CLIP
 # vision saw a picture: what no plan of ours can know. The first gives another picture, the second an error in ranks.
 # Two of its classes have other names, so that nobody wrote a plan for them; blocks of one of these mix tokens, too.
-NEW, MIXING = "NewJoyImage", "MixingKandinsky"
+NEW, NEW_FILE, MIXING = "NewJoyImage", "comfy/ldm/joyimage/model.py", "MixingKandinsky"
 CROSS = "        x = x + self.cross_attn("
 GIVES = "        return visual_embed\n\n\nclass Kandinsky5("
 DRIFTS = {
@@ -36,7 +36,7 @@ DRIFTS = {
         CROSS: f"        x = x + 0.1 * x.roll(1, dims=1)\n{CROSS}",
         "x = block(x, e=e0, freqs": "x = block(x, e=e0 if context_img_len is None else [e0], freqs",
     },
-    "comfy/ldm/joyimage/model.py": {"class JoyImageTransformer3DModel(": f"class {NEW}("},
+    NEW_FILE: {"class JoyImageTransformer3DModel(": f"class {NEW}("},
     "comfy/ldm/kandinsky5/model.py": {
         GIVES: f"        return visual_embed + 0.1 * visual_embed.roll(1, dims=1)\n\n\nclass {MIXING}("
     },
@@ -90,7 +90,13 @@ class Drifted:
     """The server of the ComfyUI that has drifted, and the cache folder that it alone has: nothing is proven there."""
 
     server: ComfyServer
+    comfyui: Path
     cache: Path
+
+    @property
+    def shipped(self) -> Path:
+        """Where it has what the pack ships."""
+        return self.cache / "shipped"
 
     @property
     def client(self) -> ComfyClient:
@@ -134,8 +140,9 @@ def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         (packages / name / "__init__.py").write_text(text)
     (packages / "yunchang" / "kernels.py").write_text(YUNCHANG)
     environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(packages), **FOR_COMFYUI}
+    environment["SHIPPED_PLANS"] = str(cache / "shipped")
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("COMFYUI_PATH", str(comfyui))
             server = stack.enter_context(ComfyServer(models=family_models, environment=environment))
-        yield Drifted(server, cache)
+        yield Drifted(server, comfyui, cache)

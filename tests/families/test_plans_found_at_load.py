@@ -13,10 +13,11 @@ import pytest
 
 from host.client import Event, PromptResult, Workflow
 from host.outcomes import StockFailsError
-from host.pack_workflows import TOLERANCE, latent_of, to_latent
+from host.pack_workflows import TOLERANCE, latent_of, saved_latent, to_latent
 from parallel_runtime.proof import relative_error
+from tools import ship_plans
 
-from .conftest import MIXING, NEW, Drifted
+from .conftest import MIXING, NEW, NEW_FILE, Drifted
 from .graphs import node
 from .test_self_proof import ours, report_of
 from .variants import BY_NAME
@@ -44,18 +45,23 @@ def kept_of(drifted: Drifted, name: str) -> dict[str, Any]:
     return next((each for each in entries if each["key"]["model_class"].endswith(name)), {})
 
 
+def proofs_of(drifted: Drifted, name: str) -> list[dict[str, Any]]:
+    return [each for each in drifted.proofs if each["key"]["model_class"].endswith(name)]
+
+
+def cancel(drifted: Drifted, event: Event) -> None:
+    """End the prompt when it looks for a plan."""
+    if event.type == "parallel_dit.text" and LOOKS in event.data["text"]:
+        drifted.client.interrupt()
+
+
 @pytest.fixture(scope="module")
 def found(drifted: Drifted) -> PromptResult:
     """The first run of a class whose plan is found; Cancel ended the one before it, while it looked."""
 
     needs(drifted)
-
-    def cancel(event: Event) -> None:
-        if event.type == "parallel_dit.text" and LOOKS in event.data["text"]:
-            drifted.client.interrupt()
-
     graph = automatic(FOUND.graph(cfg=3.0, seed=1, steps=2))
-    cancelled = drifted.client.queue(graph, on_event=cancel)
+    cancelled = drifted.client.queue(graph, on_event=lambda event: cancel(drifted, event))
     assert (cancelled.status, kept_of(drifted, NEW)) == ("interrupted", {})
     return drifted.client.queue(graph).require_success()
 
@@ -69,6 +75,8 @@ def test_auto_shares_a_class_by_the_plan_that_is_found_and_proven(found: PromptR
     assert report["plan"]["name"] == "uly2" and report["proof"]["verdict"] == "proven"
     assert report["proof"]["error"] <= TOLERANCE < report["proof"]["control"] / 10
     assert report["proof"]["found"].startswith("cut once, relative error")
+    assert report["proof"]["calls"] == 6  # of two sizes, and for each side of cfg, whose texts differ in length
+    assert {each["key"]["arguments"][-1] for each in proofs_of(drifted, NEW)} == {"sides=0", "sides=1"}
     assert any("found, proven with this ComfyUI: error" in line for line in found.outputs["show"]["text"])
     assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
     again = client.queue(ours(FOUND.graph(cfg=1.0, seed=2, steps=1), ulysses=1, ring=2))
@@ -83,7 +91,7 @@ def test_calls_with_references_are_proven_anew_and_shared_by_the_plan_that_holds
     client, stock = drifted.client, EDIT.graph(cfg=3.0, seed=1, steps=2)
     known = len(drifted.proofs)
     report = report_of(client.queue(automatic(stock)))
-    assert len(drifted.proofs) == known + 1
+    assert len(drifted.proofs) == known + 2
     assert report["proof"]["verdict"] == "proven" and report["plan"]["name"] == "uly2", report["warnings"]
     assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
 
@@ -106,6 +114,39 @@ def test_a_kept_plan_that_computes_something_else_is_refused_by_its_proof(
     assert f"the proof of uly2-sharded failed for {NEW}" in report["warnings"][0]
     right = latent_of(client, stock)
     assert relative_error(latent_of(client, automatic(stock, weights="sharded")), right) <= TOLERANCE
+    drifted.plans_file.write_text(before)
+
+
+def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
+    found: PromptResult, drifted: Drifted
+) -> None:
+    """It holds for one source of its class; it comes before what is kept, and is trusted no more than that."""
+    client, file, before = drifted.client, drifted.comfyui / NEW_FILE, drifted.plans_file.read_text()
+    ((path, source, entry),) = [
+        each for each in ship_plans.of_kept(drifted.plans_file, drifted.comfyui) if each[0].endswith(NEW)
+    ]
+    drifted.plans_file.unlink()
+    ship_plans.ship(drifted.shipped, path, source, entry)
+    stock = FOUND.graph(cfg=3.0, seed=5, steps=2)
+    shared = client.queue(ours(stock, weights="sharded"))
+    (told,) = told_by_loader(shared)
+    assert "found, proven: cut once, relative error" in told and not drifted.plans_file.exists()
+    assert report_of(shared)["proof"]["verdict"] == "proven"
+    assert report_of(shared)["proof"]["found"].startswith("cut once, relative error")
+    right = latent_of(client, stock)
+    assert relative_error(saved_latent(client, shared), right) <= TOLERANCE
+    entry["plan"]["attention"] = dict.fromkeys(entry["plan"]["attention"], "local")
+    ship_plans.ship(drifted.shipped, path, source, entry)
+    refused = client.queue(automatic(stock, weights="sharded"))
+    assert not any(LOOKS in text for text in told_by_loader(refused))
+    assert f"the proof of uly2-sharded failed for {NEW}" in report_of(refused)["warnings"][0]
+    assert relative_error(saved_latent(client, refused), right) <= TOLERANCE
+    source_text = file.read_text()
+    file.write_text(f"{source_text}# another one\n")
+    ended = client.queue(ours(stock), on_event=lambda event: cancel(drifted, event))
+    assert ended.status == "interrupted"
+    file.write_text(source_text)
+    (drifted.shipped / f"{path}.json").unlink()
     drifted.plans_file.write_text(before)
 
 

@@ -18,20 +18,24 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import find_plan
-from parallel_runtime.models.specs import SPECS, find_spec, found, spec_of
+from parallel_runtime.models.specs import SPECS, WITHOUT, find_spec, found, spec_of
 from parallel_runtime.models.specs.found import (
     Found,
     FoundKey,
     FoundSpecs,
+    class_source,
     found_spec_of,
     found_specs,
     give_found,
     key_of,
     none_found,
+    plan_in,
+    told_by,
 )
 from parallel_runtime.models.specs.written import from_data, to_data
 from parallel_runtime.planner.comfyui_process import NoAnswerError
 from parallel_runtime.planner.finding import find_plan as find_plan_of
+from tools.ship_plans import ship
 
 ROOT = Path(__file__).resolve().parents[2]
 FLUX, WAN = "comfy.ldm.flux.model.Flux", "comfy.ldm.wan.model.WanModel"
@@ -114,8 +118,30 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     written = type("Flux", (), {"__module__": "comfy.ldm.flux.model"})()
     give_found(written, Found(spec=SPECS[WAN]))
     assert spec_of(written) == spec
+    monkeypatch.setattr(found, "SHIPPED", tmp_path / "shipped")
+    entry = {"from": "a test", "cuts": "cut in each block", "errors": {"error": 0.0, "control": 2.0}}
+    sources = {class_source(file): entry | {"plan": to_data(SPECS[WAN])}, "1f": entry}
+    ship(tmp_path / "shipped", key.model_class, "1f", entry)
+    assert found_spec_of(kind) == Found(spec=spec, told=told_by("cut once", {"error": 0.0, "control": 1.0}))
+    for source, each in sources.items():  # a file has one for each source of the class
+        shipped = ship(tmp_path / "shipped", key.model_class, source, each)
+    assert found_spec_of(kind) == Found(spec=SPECS[WAN], told=told_by("cut in each block", entry["errors"]))
     file.write_text("# another one")
     assert found_spec_of(kind) is None
+    ship(tmp_path / "shipped", key.model_class, class_source(file), entry)  # it has no plan
+    assert found_spec_of(kind) is None
+    shipped.write_text("{")
+    assert found_spec_of(kind) is None
+
+
+def test_what_the_pack_ships_is_of_classes_that_nobody_wrote_a_plan_for() -> None:
+    files = list(found.SHIPPED.glob("*.json"))
+    assert files
+    for file in files:
+        for entry in json.loads(file.read_text())["plans"].values():
+            known = plan_in(entry, file.stem, file)
+            assert known is not None and known.spec is not None and to_data(known.spec) == entry["plan"]
+            assert file.stem not in {*SPECS, *WITHOUT} and entry["from"] and entry["errors"]["error"] <= 1e-5
 
 
 def looking() -> list[int]:

@@ -1,4 +1,5 @@
-"""Plans that nobody wrote: looked for when a file of such a class is first loaded and its tokens are to be shared.
+"""Plans that nobody wrote: the one that the pack ships, else one that is looked for when a file of its class is first
+loaded and its tokens are to be shared.
 
 Owns when a process looks (parallel_runtime/planner/finding.py), for how long, and what the user is told of it. What is
 found counts for calls that the prover has proven (proof/proving.py).
@@ -20,6 +21,7 @@ from ....parallel_runtime.models.specs.found import (
     key_of,
     none_found,
     of_report,
+    shipped_spec_of,
     to_text,
 )
 from ....parallel_runtime.planner.comfyui_process import OPTIONS, NoAnswerError
@@ -64,10 +66,14 @@ class SpecSearch:
         key = key_of(type(transformer)) if may_be_found(type(transformer)) else None
         if key is None:
             return source
-        found = found_specs().load(key)
-        if found is not None and found.spec is not None and (misfit := _given(transformer, found)):
-            log.warning("the plan that is kept for %s is not used, it is found anew: %s", key.model_class, misfit)
-            found = None
+        found = None
+        for known in (shipped_spec_of(type(transformer)), found_specs().load(key)):
+            misfit = _given(transformer, known) if known is not None and known.spec is not None else ""
+            if misfit:
+                log.warning("a plan that is kept for %s is not used: %s", key.model_class, misfit)
+            elif known is not None:
+                found = known
+                break
         if found is None:
             found = self.unkept.get(key) or (self._looked(source, key) if look else UNSEEN)
         unshared = _given(transformer, found)

@@ -6,6 +6,10 @@ found anew. A class of which none was found has the reason in its entry, which h
 
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "cuts": "cut once", "errors": {...}, "plan": {...}},
                              "9a04...": {"key": {...}, "refused": "blocks.0.attn mixes tokens: ...", "finder": "77ab"}}}
+
+The pack ships some, in a file for each class (`shipped/comfy.ldm.new.model.New.json`) that has an entry for each source
+of it: `{"plans": {"81c2...": {"from": "...", "cuts": ..., "errors": ..., "plan": ...}}}`. They come first, proven
+before they count as those that were found here are. `python -m tools.ship_plans` writes them.
 """
 
 import hashlib
@@ -20,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...user_files import Entries, user_file
+from ...user_files import Entries, read_json, user_file
 from .spec import ShardingSpec
 from .written import from_data, to_data
 
@@ -30,6 +34,7 @@ ATTRIBUTE = "_parallel_found_plan"  # of a model's instance
 # What looks and proves: what another one refused may be found now.
 FINDER = ("models/finder", "models/hosted/finding.py", "models/hosted/random_calls.py", "worker/finding.py")
 KEPT = 100  # entries; the oldest go first
+SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,15 @@ def of_report(report: Mapping[str, Any]) -> Found:
     if report["refused"]:
         return none_found(report["refused"])
     return Found(spec=from_data(report["plan"]), told=told_by(report["cuts"], report))
+
+
+def plan_in(entry: Mapping[str, Any], model_class: str, path: Path) -> Found | None:
+    """The plan of a class in an entry of the file at `path`; None, and a line in the log, for one that is damaged."""
+    try:
+        return Found(spec=from_data(entry.get("plan")), told=told_by(str(entry["cuts"]), {**entry["errors"]}))
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("the plan of %s in %s is not used: %s", model_class, path, error)
+        return None
 
 
 def give_found(model: object, found: Found) -> None:
@@ -123,12 +137,7 @@ class FoundSpecs:
             return None
         if isinstance(why := entry.get("refused"), str):
             return none_found(why) if entry.get("finder") == finder_source() else None
-        try:
-            spec = from_data(entry.get("plan"))
-            return Found(spec=spec, told=told_by(str(entry["cuts"]), {**entry["errors"]}))
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("the plan of %s in %s is not used: %s", key.model_class, self.path, error)
-            return None
+        return plan_in(entry, key.model_class, self.path)
 
     def save(self, key: FoundKey, spec: ShardingSpec, *, cuts: str, errors: Mapping[str, float]) -> bool:
         """Keep it; False where the folder cannot be written. `errors`: of the proof, by what was computed: `error` and
@@ -148,21 +157,37 @@ class FoundSpecs:
         return True
 
 
+def file_of(model_class: type) -> str | None:
+    """Where a class's source is."""
+    file: str | None = getattr(sys.modules.get(model_class.__module__), "__file__", None)
+    return file
+
+
+def path_of(model_class: type) -> str:
+    """The dotted path of a class."""
+    return f"{model_class.__module__}.{model_class.__qualname__}"
+
+
 def key_of(model_class: type) -> FoundKey | None:
     """The key of a class of a ComfyUI's that is imported; None for a class of anything else."""
-    file = getattr(sys.modules.get(model_class.__module__), "__file__", None)
+    file = file_of(model_class)
     if file is None:
         return None
     root = next((each for each in Path(file).parents if (each / "comfy" / "model_base.py").is_file()), None)
     if root is None:
         return None
-    found = hashlib.sha256()
-    for each in (*sorted(Path(file).parent.glob("*.py")), root / "comfy" / "ldm" / "modules" / "attention.py"):
-        found.update(each.name.encode() + each.read_bytes())
     version = root / "comfyui_version.py"
     said = re.search(r'__version__ = "([^"]*)"', version.read_text(encoding="utf-8")) if version.is_file() else None
-    path = f"{model_class.__module__}.{model_class.__qualname__}"
-    return FoundKey(model_class=path, source=found.hexdigest()[:16], comfyui=said[1] if said else "")
+    source = source_beside(Path(file), root)
+    return FoundKey(model_class=path_of(model_class), source=source, comfyui=said[1] if said else "")
+
+
+def source_beside(file: Path, root: Path) -> str:
+    """A hash of the files beside a class's, and of the attention of the ComfyUI in the folder `root`."""
+    found = hashlib.sha256()
+    for each in (*sorted(file.parent.glob("*.py")), root / "comfy" / "ldm" / "modules" / "attention.py"):
+        found.update(each.name.encode() + each.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @cache
@@ -176,9 +201,26 @@ def finder_source() -> str:
 
 
 def found_spec_of(model_class: type) -> Found | None:
-    """What this user has kept of a class of a ComfyUI's that is imported; None for nothing."""
+    """What the pack ships for a class of a ComfyUI's that is imported, else what this user has kept."""
     key = key_of(model_class)
-    return None if key is None else found_specs().load(key)
+    return None if key is None else shipped_spec_of(model_class) or found_specs().load(key)
+
+
+def shipped_spec_of(model_class: type) -> Found | None:
+    """What the pack ships for the source of a class of a ComfyUI's that is imported; None for nothing."""
+    name, source = path_of(model_class), file_of(model_class)
+    try:
+        content = read_json(file := SHIPPED / f"{name}.json")
+    except FileNotFoundError:
+        return None
+    plans = content.get("plans") if isinstance(content, dict) else None
+    entry = plans.get(class_source(Path(source))) if isinstance(plans, dict) and source is not None else None
+    return plan_in(entry, name, file) if isinstance(entry, dict) else None
+
+
+def class_source(file: Path) -> str:
+    """A hash of the file that a class is in, whatever ends its lines."""
+    return hashlib.sha256(file.read_text(encoding="utf-8").encode()).hexdigest()[:16]
 
 
 def found_specs() -> FoundSpecs:

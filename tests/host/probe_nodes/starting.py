@@ -1,6 +1,7 @@
 """How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU; and told sizes.
 
-And how long it looks for a plan: a machine that runs tests may be many times slower than it is.
+And how long it looks for a plan: a machine that runs tests may be many times slower than it is. SHIPPED_PLANS: the
+folder of plans that the pack ships.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from server import PromptServer
 TESTS = Path(__file__).resolve().parents[2]
 DEVICES = ".parallel_runtime.devices"
 FOUND_PLANS, LOOKED_S = ".nodes.host.model.found_plans", 300.0
+SHIPPING = ".parallel_runtime.models.specs.found"
 
 
 def module(name: str, path: Path) -> ModuleType:
@@ -36,6 +38,9 @@ def look_longer(prompt: dict[str, Any]) -> dict[str, Any]:
     """Before a prompt, when every pack is imported."""
     for name in [name for name in sys.modules if name.endswith(FOUND_PLANS)]:
         sys.modules[name].LIMIT_S = LOOKED_S
+    shipped = os.environ.get("SHIPPED_PLANS")
+    for name in [name for name in sys.modules if shipped and name.endswith(SHIPPING)]:
+        sys.modules[name].SHIPPED = Path(shipped)
     return prompt
 
 

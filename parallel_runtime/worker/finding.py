@@ -35,6 +35,8 @@ RANKS = (2, 3)
 SHARE_OF_PLAIN = 3  # of the time that is there, calls of a text alone may take one part, or no others are looked at
 LOOKED_AT = (Size(width=320, height=192, text_tokens=11, batch=1, seed=1), 13)  # and the text's other length
 PROVEN = (Size(width=192, height=256, text_tokens=19, batch=2, seed=2), 7)
+# A class that takes none of these takes one image a call, as MiniMax H3 does, or larger ones, as PixArt does.
+OTHERWISE: tuple[dict[str, int], ...] = ({}, {"batch": 1}, {"scale": 2})
 TOLERANCE = TOLERANCES["float32"]
 Calls = list[Callable[[], torch.Tensor]]
 
@@ -43,6 +45,7 @@ class Finding(Reference):
     """The answers."""
 
     questions = (*QUESTIONS, "find")
+    sizes: tuple[Size, Size] = (LOOKED_AT[0], PROVEN[0])  # of the calls that the class takes
 
     def find(self, path: str, checkpoint: bool = False, limit_s: float | None = None) -> dict[str, Any]:
         """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, two sizes and two texts.
@@ -110,11 +113,9 @@ class Finding(Reference):
         A call of a kind that none holds for is proven when one comes, as every call is, and goes on without the plan.
         """
         kinds = []
-        for kind in kinds_of(whole):
+        for kind in kinds_of(whole, self.sizes[0]):
             try:
-                looked_at, more = (
-                    calls_of(whole, replace(each, more=(kind,)))[0] for each in (LOOKED_AT[0], PROVEN[0])
-                )
+                looked_at, more = (calls_of(whole, replace(each, more=(kind,)))[0] for each in self.sizes)
                 if not _holds(model, from_data(told["plan"]), more):
                     here = [*seen, look(model, looked_at, attention_to)]
                     found = self._first_proven(model, here, [*proven, more], [])
@@ -141,23 +142,29 @@ class Finding(Reference):
 
         With all of its blocks where a class does not run without some.
         """
+        said = ""
         for short in (True, False):
             recognised = self._recognise()
             built = build(self.path, recognised, torch.float32)
             built.round_here()
             if short:
                 shorten(built.module)
-            try:
-                looked_at, proven = (calls_of(built.whole, *sizes) for sizes in (LOOKED_AT, PROVEN))
-                with torch.inference_mode():
-                    looked_at[0]()
-            except Exception as error:
-                if not short:
-                    raise ValueError(f"no call of {type(built.module).__name__} can be made: {_said(error)}") from error
-                log.info("with two blocks a list the model does not run: %s", error)
-                continue
-            return built.module, looked_at, proven, built.whole
-        raise RuntimeError("a model either runs or says why not")
+            for changed in OTHERWISE:
+                first, second = (_changed(each[0], **changed) for each in (LOOKED_AT, PROVEN))
+                self.sizes = first, second
+                try:
+                    looked_at = calls_of(built.whole, first, *LOOKED_AT[1:])
+                    proven = calls_of(built.whole, second, *PROVEN[1:])
+                    with torch.inference_mode():
+                        looked_at[0]()
+                        proven[0]()
+                except Exception as error:  # noqa: BLE001  a class may raise anything for a size that it does not take
+                    said = said or _said(error)
+                    log.info("with %s the model does not run: %s", changed or "usual sizes", error)
+                    continue
+                return built.module, looked_at, proven, built.whole
+            log.info("with %s blocks a list the model does not run", "two" if short else "all")
+        raise ValueError(f"no call of {type(built.module).__name__} can be made: {said}")
 
 
 def _holds(model: nn.Module, spec: ShardingSpec, call: Callable[[], torch.Tensor]) -> bool:
@@ -193,9 +200,13 @@ def shorten(model: nn.Module) -> None:
             done.append(path)
 
 
-def kinds_of(whole: Any) -> list[str]:  # noqa: ANN401  a comfy.model_base.BaseModel
+def _changed(size: Size, batch: int | None = None, scale: int = 1) -> Size:
+    return replace(size, width=scale * size.width, height=scale * size.height, batch=batch or size.batch)
+
+
+def kinds_of(whole: Any, size: Size) -> list[str]:  # noqa: ANN401  a comfy.model_base.BaseModel
     """What graphs give beside a text that this model makes something of."""
-    size, device = LOOKED_AT[0], torch.device("cpu")
+    device = torch.device("cpu")
     return asks_for(whole, size, latent_shapes(whole, size), find_widths(whole, size, device))
 
 

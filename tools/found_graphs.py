@@ -1,7 +1,8 @@
 """A graph of every variant of every family by found plans alone: `python -m tools.found_graphs [TEXT ...] [--update]`.
 
 In a ComfyUI whose classes have other names, so that nobody wrote plans for them, each graph is run with stock's loader
-and with ours under ulysses 2: what a user sees of a model on the day it appears. TEXT: parts of families and variants.
+and with ours under ulysses 2: what a user sees of a model on the day it appears. TEXT: parts of families and variants,
+and of "ControlNet NAME", graphs with the ControlNets of tests/families/test_controlnets_in_turn.py.
 `--update` puts the rows into docs/found_plans.md. Exit code 1 where a latent differs from stock's.
 
 Owns the ComfyUI without written plans and the comparison. Does not own graphs (tests/families), nor the page
@@ -17,10 +18,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from families.test_controlnets_in_turn import FILES as CONTROLLED
+from families.test_controlnets_in_turn import KINDS, write_files
 from families.variant import Variant
 from families.variants import FAMILIES, FILES, write_families
 from host.client import ComfyClient, PromptResult, Workflow
@@ -80,10 +85,40 @@ def why(result: PromptResult) -> str:
     return named.partition("; use cfg parallel")[0].partition("; in SP Config")[0]
 
 
-def compared(client: ComfyClient, variant: Variant) -> GraphRow:
-    """The row of a variant."""
-    row = GraphRow(FILES[variant.file].class_path, variant.name)
-    graph, began = variant.graph(cfg=3.0, steps=2), time.perf_counter()
+@dataclass(frozen=True)
+class Case:
+    """A graph to compare: its class's path, its name, and the nodes that save its latents."""
+
+    path: str
+    name: str
+    graph: Callable[[], Workflow]
+    latents: Sequence[str] = ("save",)
+
+
+def cases_of(wanted: Sequence[str]) -> list[Case]:
+    """Those whose family and name have one of the texts."""
+    named = [(f"{each.family} {each.name}", of_variant(each)) for each in FAMILIES]
+    named += [(case.name, case) for case in of_controlnets()]
+    return [case for name, case in named if any(text in name for text in wanted)]
+
+
+def of_variant(variant: Variant) -> Case:
+    """The graph of a variant of a family."""
+    graph = partial(variant.graph, cfg=3.0, steps=2)
+    return Case(FILES[variant.file].class_path, variant.name, graph, variant.latents)
+
+
+def of_controlnets() -> Iterator[Case]:
+    """A graph with each kind of ControlNet."""
+    files = {each.name: each for each in CONTROLLED}
+    for kind, graph in KINDS.items():
+        yield Case(files[graph()["model"]["inputs"]["unet_name"]].class_path, f"ControlNet {kind}", graph)
+
+
+def compared(client: ComfyClient, case: Case) -> GraphRow:
+    """The row of a graph."""
+    row = GraphRow(case.path, case.name)
+    graph, began = case.graph(), time.perf_counter()
     stock = client.queue(graph, timeout_s=LIMIT_S)
     result = client.queue(shared(graph), timeout_s=LIMIT_S)
     row.seconds = time.perf_counter() - began
@@ -93,7 +128,7 @@ def compared(client: ComfyClient, variant: Variant) -> GraphRow:
     (report,) = result.outputs["sampler"]["parallel_dit"]
     proof = report["proof"]
     row.cuts, row.control = str(proof["found"]).partition(",")[0], proof["control"] or 0.0
-    pairs = [[saved_latent(client, each, node=name) for each in (result, stock)] for name in variant.latents]
+    pairs = [[saved_latent(client, each, node=name) for each in (result, stock)] for name in case.latents]
     row.error = max(relative_error(*pair) for pair in pairs)
     return row
 
@@ -105,15 +140,17 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="write docs/found_plans.md")
     parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
     arguments = parser.parse_args()
-    wanted = arguments.only or [""]
-    variants = [each for each in FAMILIES if any(text in f"{each.family} {each.name}" for text in wanted)]
+    cases = cases_of(arguments.only or [""])
+    variants = [each.name for each in FAMILIES if each.name in {case.name for case in cases}]
     rows = list[GraphRow]()
     with tempfile.TemporaryDirectory(prefix="families-") as temporary:
-        models = write_families(arguments.models or Path(temporary) / "models", only=[each.name for each in variants])
+        models = write_families(arguments.models or Path(temporary) / "models", only=variants)
+        if any(case.name not in variants for case in cases):
+            write_files(models)
         with server(models) as started:
             client = ComfyClient(started.url)
-            for variant in variants:
-                row = compared(client, variant)
+            for case in cases:
+                row = compared(client, case)
                 rows.append(row)
                 error = row.reason if row.error is None else f"{row.cuts}, error {row.error:.1e}"
                 say(f"{row.path.removeprefix('comfy.ldm.')} {row.variant}: {error} ({row.seconds:.0f} s)")

@@ -37,14 +37,13 @@ LORA = "sd35_embedders_lora.safetensors"
 Add = Callable[[Workflow], None]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def files(family_models: Path) -> Iterator[None]:
-    """The models, the ControlNets and a LoRA of what these copy; gone at the end."""
-    paths = write_model_files(family_models / "diffusion_models", FILES)
+def write_files(models: Path) -> list[Path]:
+    """The models, the ControlNets and a LoRA of what these copy, in a models folder."""
+    paths = write_model_files(models / "diffusion_models", FILES)
     nets = [controlnet_of_sd35(name, double=double) for name, double in EMBEDDERS.items()]
-    paths += write_model_files(family_models / "controlnet", nets)
-    (family_models / "loras").mkdir(exist_ok=True)
-    paths.append(family_models / "loras" / LORA)
+    paths += write_model_files(models / "controlnet", nets)
+    (models / "loras").mkdir(exist_ok=True)
+    paths.append(models / "loras" / LORA)
     numbers, wide = torch.Generator().manual_seed(5), 64 * DEPTH
     changes = {"y_embedder.mlp.0": (wide, SD3_POOLED), "x_embedder.proj": (wide, 16 * 4)}
     weights = {}
@@ -54,6 +53,13 @@ def files(family_models: Path) -> Iterator[None]:
         shaped = (down.view(4, 16, 2, 2), up[:, :, None, None]) if layer == "x_embedder.proj" else (down, up)
         weights |= dict(zip((f"diffusion_model.{layer}.lora_{side}.weight" for side in "AB"), shaped, strict=True))
     save_file(weights, paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(family_models: Path) -> Iterator[None]:
+    """Gone at the end."""
+    paths = write_files(family_models)
     yield
     for path in paths:
         path.unlink()

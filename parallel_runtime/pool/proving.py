@@ -10,7 +10,7 @@ nor what a rank computes (worker/hosted.py).
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,8 +192,8 @@ def sides_of(call: ModelCall) -> tuple[str, ...]:
 def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
     """The same call with a corner of its latent, of at most about `share` of its size; None where there is no smaller.
 
-    Whatever has the latent's height and width is cut alike: a mask, a picture beside it. Of a latent without a height,
-    the length is.
+    Whatever has the latent's height and width is cut alike: a mask, a picture beside it, a ControlNet's rows. Of a
+    latent without a height, the length is.
     """
     old = _size_of(call)
     new = _smaller(old, share / 2)  # text and references stay as long as they are
@@ -228,18 +228,29 @@ def _resized(call: ModelCall, new: tuple[int, ...]) -> ModelCall:
     def fit(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape[-len(old) :] != old or tensor.ndim < 3:
             return tensor
-        for dim, side in zip(range(-len(old), 0), new, strict=True):
-            copies = -(-side // tensor.shape[dim])
-            tensor = torch.cat([tensor] * copies, dim).narrow(dim, 0, side)
-        return tensor.contiguous()
+        return _with_sides(tensor, dict(zip(range(-len(old), 0), new, strict=True)))
 
-    tensors = {name: fit(tensor) for name, tensor in call.tensors.items()}
+    def fit_rows(tensor: torch.Tensor) -> torch.Tensor:  # a ControlNet's, (B, S, C): a row for each token of the latent
+        rows, rest = divmod(tensor.shape[1] * math.prod(new), math.prod(old))
+        return fit(tensor) if tensor.ndim != 3 or rest or not rows else _with_sides(tensor, {1: rows})
+
+    listed: Any = call.options.get("residuals", ())
+    residuals = {f"t{number}" for number in listed}
+    tensors = {name: (fit_rows if name in residuals else fit)(tensor) for name, tensor in call.tensors.items()}
     rows, numbers = call.out_shape
     if alone:  # its output may have fewer channels, and is all there is
         numbers = numbers * math.prod(new) // math.prod(old)
     else:
         numbers -= (x.numel() - fit(x).numel()) // rows
     return replace(call, tensors=tensors, out_shape=(rows, numbers))
+
+
+def _with_sides(tensor: torch.Tensor, sides: Mapping[int, int]) -> torch.Tensor:
+    """The tensor with its first rows of some dims alone, or with these once more at its end."""
+    for dim, side in sides.items():
+        copies = -(-side // tensor.shape[dim])
+        tensor = torch.cat([tensor] * copies, dim).narrow(dim, 0, side)
+    return tensor.contiguous()
 
 
 def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:

@@ -270,6 +270,10 @@ app.registerExtension({
       })
     }
   ],
+  /* What the card says of a node is of the workflow that was open; ComfyUI takes its own marks away, too. */
+  afterConfigureGraph() {
+    if (card.about === 'node') card.hide()
+  },
   async setup() {
     addStyle()
     await learnWords()

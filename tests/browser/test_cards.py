@@ -51,6 +51,9 @@ def test_values_that_cannot_work_are_told_on_the_card(comfy: ComfyPage) -> None:
         expect(card.locator(".pdit-reason")).to_have_text(reason)
         expect(card).to_contain_text(remedy)
         expect(card.get_by_role("button", name="Bypass node")).to_have_count(0)
+    comfy.load_example(ulysses=0)  # another workflow, of which the card says nothing
+    expect(card).to_have_count(0)
+    comfy.queue()
     card.get_by_role("button", name="Close").click()
     expect(card).to_have_count(0)
     expect(comfy.page.get_by_test_id("error-overlay")).to_have_count(0)

@@ -192,8 +192,8 @@ def sides_of(call: ModelCall) -> tuple[str, ...]:
 def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
     """The same call with a corner of its latent, of at most about `share` of its size; None where there is no smaller.
 
-    Whatever has the latent's height and width is cut alike: a mask, a picture beside it, a ControlNet's rows. Of a
-    latent without a height, the length is.
+    Whatever has the latent's height and width is cut alike: a mask, a picture beside it, a ControlNet's rows;
+    and what has a multiple of both. Of a latent without a height, the length is.
     """
     old = _size_of(call)
     new = _smaller(old, share / 2)  # text and references stay as long as they are
@@ -226,9 +226,11 @@ def _resized(call: ModelCall, new: tuple[int, ...]) -> ModelCall:
     (x, alone), old = _latent(call), _size_of(call)
 
     def fit(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape[-len(old) :] != old or tensor.ndim < 3:
+        here = tensor.shape[-len(old) :]
+        times = here[0] // old[0] if tensor.ndim > len(old) else 0  # a camera's rays have a row for each pixel
+        if not times or here != tuple(times * side for side in old) or (times > 1 and len(old) < 2):
             return tensor
-        return _with_sides(tensor, dict(zip(range(-len(old), 0), new, strict=True)))
+        return _with_sides(tensor, {dim - len(old): times * side for dim, side in enumerate(new)})
 
     def fit_rows(tensor: torch.Tensor) -> torch.Tensor:  # a ControlNet's, (B, S, C): a row for each token of the latent
         rows, rest = divmod(tensor.shape[1] * math.prod(new), math.prod(old))

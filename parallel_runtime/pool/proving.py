@@ -193,7 +193,7 @@ def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
     """The same call with a corner of its latent, of at most about `share` of its size; None where there is no smaller.
 
     Whatever has the latent's height and width is cut alike: a mask, a picture beside it, a ControlNet's rows;
-    and what has a multiple of both. Of a latent without a height, the length is.
+    what has a multiple of both, or a row for each number of a channel. Of a latent without a height, the length is.
     """
     old = _size_of(call)
     new = _smaller(old, share / 2)  # text and references stay as long as they are
@@ -225,7 +225,11 @@ def _resized(call: ModelCall, new: tuple[int, ...]) -> ModelCall:
     """The call with its first rows and columns alone, or with these once more at its end."""
     (x, alone), old = _latent(call), _size_of(call)
 
+    tokens = math.prod(x.shape[2:])
+
     def fit(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim in (2, 3) and tensor.shape[1] == tokens and tensor is not x:  # a timestep for each of them
+            return _with_sides(tensor, {1: tokens * math.prod(new) // math.prod(old)})
         here = tensor.shape[-len(old) :]
         times = here[0] // old[0] if tensor.ndim > len(old) else 0  # a camera's rays have a row for each pixel
         if not times or here != tuple(times * side for side in old) or (times > 1 and len(old) < 2):

@@ -250,8 +250,8 @@ def test_a_call_that_is_too_large_and_cannot_be_smaller_is_not_proven(
 def test_a_smaller_call_cuts_whatever_has_the_latents_height_and_width() -> None:
     mask, other = torch.rand(1, 1, 60, 104), torch.rand(1, 16, 1, 30, 52)
     rows = torch.rand(1, 3 * 30 * 52, 8)
-    rays = torch.rand(1, 6, 3, 8 * 60, 8 * 104)
-    call = call_of(latent(60, 104), control={"output": [rows]}, mask=mask, rays=rays, pictures=[other, None])
+    beside = {"mask": mask, "rays": torch.rand(1, 6, 3, 8 * 60, 8 * 104), "times": torch.rand(1, 3 * 60 * 104, 1)}
+    call = call_of(latent(60, 104), control={"output": [rows]}, pictures=[other, None], **beside)
     control = next(int(name[1:]) for name, tensor in call.tensors.items() if torch.equal(tensor, rows))
     call = replace(call, options={**call.options, "residuals": [control]})
     smaller = smaller_call(call, 0.5)
@@ -259,7 +259,7 @@ def test_a_smaller_call_cuts_whatever_has_the_latents_height_and_width() -> None
     x, kwargs = given["args"][0], given["kwargs"]
     assert x.shape == (1, 16, 3, 24, 48) and torch.equal(x, latent(60, 104)[..., :24, :48])
     assert kwargs["mask"].shape == (1, 1, 24, 48) and kwargs["pictures"][0].shape == other.shape
-    assert kwargs["rays"].shape == (1, 6, 3, 8 * 24, 8 * 48)
+    assert kwargs["rays"].shape == (1, 6, 3, 8 * 24, 8 * 48) and kwargs["times"].shape == (1, 3 * 24 * 48, 1)
     assert kwargs["context"].shape == (1, 13, TEXT) and kwargs["control"]["output"][0].shape == (1, 3 * 12 * 24, 8)
     assert smaller.out_shape == (1, x.numel())
 

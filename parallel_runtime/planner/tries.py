@@ -13,7 +13,8 @@ A run that waits for its tries may take `LIMIT` steps longer and no more, and wh
 copy of the plan predicted best comes first, and one of another, which counts at once where the host waits for the
 device, as on a CPU (groups are made before its clock starts), and elsewhere where it was quicker all the same, or where
 no time is left for another. Only where it was quicker by `NEAR` is the first measured once more. A smaller gain in so
-few copies may be the machine's: the plan stays, and the runs' own steps are measured, too (`KeptPlan.after_run`).
+few copies may be the machine's: the plan stays. What there was no time for (`left`) is tried while ComfyUI is idle, and
+the runs' own steps are measured, too (`KeptPlan.after_run`).
 """
 
 import math
@@ -158,6 +159,11 @@ class Tries:
                 return plan
         again = self._half_counted()
         return again[0] if again else None
+
+    @property
+    def left(self) -> bool:
+        """Whether more copies would be due if a run had no limit to what it waits."""
+        return replace(self, limit=None).due is not None
 
     def _due_within(self, first: ParallelPlan, others: list[ParallelPlan]) -> ParallelPlan | None:
         """As `due`, once the `first` of the plans that work was counted."""

@@ -313,7 +313,7 @@ def test_runs_that_come_to_be_slower_have_plans_tried_again(case, module_of_pack
 
 
 @pytest.fixture
-def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
+def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
     """A short run that has ended, and what tries its plans: each step looks `busy` once, which says of each look
     whether a prompt runs."""
     idle_tries = module_of_pack("nodes.host.proof.idle_tries")
@@ -321,7 +321,9 @@ def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
     monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
     monkeypatch.setattr(idle_tries, "comfy", MagicMock())
 
-    def make(takes: dict[str, Any], busy: Iterator[bool], *, free: int = 10**9, holds: bool = True) -> Any:
+    def make(
+        takes: dict[str, Any], busy: Iterator[bool], *, free: int = 10**9, holds: bool = True, now: tuple[str, ...] = ()
+    ) -> Any:
         found, told = case(takes), []
         found.run.step_seconds.clear()
         model = found.run.model
@@ -331,13 +333,16 @@ def idle(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
         memory = planner_memory(weights=10**9, activations=10**8, buffers=0, runtime=0)
         trier = found.trier
-        of_short = idle_tries.IdleTrier(trier=trier, memory={found.plans.uly2: memory}, later=tries.offer)
-        found.run.trier = of_short
+        if now:
+            monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.2 * len(found.asked)))
+        of_run = replace(trier, limit=3.0, asynchronous=False, plans=trier.plans[: len(now)]) if now else None
+        given = {"memory": {found.plans.uly2: memory}, "later": tries.offer, "now": of_run}
+        found.run.trier = idle_trier = idle_tries.IdleTrier(trier=trier, **given)
         found.step()
-        assert names(found) == ["uly2"] and found.store.load(found.key) is None  # nothing in the run
+        assert names(found) == [*filter(None, now), "uly2"] and (found.store.load(found.key) is None) == (not now)
         found.asked.clear()
-        found.run.trier = of_short
-        of_short.after(found.run)
+        found.run.trier = idle_trier
+        idle_trier.after(found.run)
 
         def settle() -> None:
             while tries._thread is not None:
@@ -354,6 +359,15 @@ def test_a_short_runs_plans_are_tried_on_its_first_step_once_no_prompt_runs(idle
     found, told = idle(SECONDS, iter([True, True, False]))
     assert found.store.load(found.key).plan == found.plans.ring2 and set(names(found)) == {"uly2", "ring2", "cfg2"}
     assert found.run.plan == found.plans.uly2 and not found.told and told == ["given back"]
+
+
+@pytest.mark.parametrize(("now", "kept"), [(("uly2", "ring2", ""), "cfg2"), (("uly2", "ring2"), "uly2")])
+def test_what_a_run_had_no_time_to_try_is_tried_after_it_and_nothing_else(idle, now, kept) -> None:
+    """Its three steps take a copy of two plans. Where these are all, and one is far behind, nothing is left to try."""
+    takes = {"uly2": 1.0, "ring2": 1.2, "cfg2-ring1-uly1": 0.5}
+    found, told = idle(takes, iter([]), now=now)
+    assert found.store.load(found.key).plan == getattr(found.plans, kept)
+    assert (told, set(names(found))) == ((["given back"], {"uly2", "ring2", "cfg2"}) if kept == "cfg2" else ([], set()))
 
 
 def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:

@@ -118,8 +118,8 @@ class LastRun:
 
 def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Decision, "Trier | IdleTrier | None"]:
     """The plan that a run of `work` begins under, where `decision` is the prediction, and what tries others before its
-    first step, after a run that is too short for that, or only hears of its end. None where nothing is tried or kept: a
-    plan that was not predicted, or `tries` off."""
+    first step and after the run, or only hears of its end. None where nothing is tried or kept: a plan that was not
+    predicted, or `tries` off."""
     of, decision = _with_room(of, decision)
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))
     if not of.tries or of.choose_again is None or work is None or not decision.automatic:
@@ -138,12 +138,13 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     if kept is None and not plans:
         return decision, None
-    waits = {"limit": None if short else LIMIT, "asynchronous": is_asynchronous(of)}
-    trier = Trier(key=key, plans=plans, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs, **waits)
-    if not short or not plans:
+    known = {"rows": work.rows, "prover": of.prover, "kept": kept, "graphs": graphs}
+    trier = Trier(key=key, plans=plans, asynchronous=is_asynchronous(of), **known)
+    if not plans:
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}
-    return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer)
+    now = None if short else replace(trier, limit=LIMIT)
+    return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer, now=now)
 
 
 def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:

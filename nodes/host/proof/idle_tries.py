@@ -1,7 +1,8 @@
-"""Plans of runs that are too short to try any: tried after them, while no prompt runs, on a copy of their first step.
+"""Plans that a run left: tried after it, while no prompt runs, on a copy of its first step.
 
-Owns what is kept of such a run, when ComfyUI is idle, and what ends it: a prompt, at once. How plans are tried and kept
-is trying.py's.
+A run that is too short tries none, and one that waits for its tries may have had no time for all copies. Owns what is
+kept of such a run, when ComfyUI is idle, and what ends it: a prompt, at once. How plans are tried and kept is
+trying.py's.
 """
 
 import logging
@@ -38,23 +39,30 @@ class PromptBeganError(Exception):
 
 @dataclass(kw_only=True)
 class IdleTrier:
-    """In the place of a `Trier` of a short run: keeps its first step's calls, and has its plans tried later.
+    """Keeps a run's first step's calls, and has `trier`'s plans tried later.
 
-    `memory`: what each plan is predicted to take of a device. `later` takes this when the run has ended.
+    `now`: what the run itself tries; then only what it left is due. `memory`: what each plan is predicted to take of a
+    device. `later` takes this when the run has ended.
     """
 
     trier: Trier
     memory: Mapping[ParallelPlan, PlannedMemory]
     later: Callable[["IdleTrier"], None]
+    now: Trier | None = None
     _first: tuple[RunContext, list[ModelCall]] | None = None
 
     @property
     def by_graphs(self) -> bool:
         """As the `Trier`'s."""
-        return self.trier.by_graphs
+        return (self.now or self.trier).by_graphs
 
     def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
-        """Keep a copy of the calls; nothing is tried now."""
+        """Keep a copy of the calls; nothing is tried now but by `now`, as `Trier.try_plans`."""
+        self._keep(run, calls)
+        if self.now is not None:
+            self.now.try_plans(run, calls, check_cancelled)
+
+    def _keep(self, run: RunContext, calls: Sequence[ModelCall]) -> None:
         tensors = [tensor for call in calls for tensor in call.tensors.values()]
         if sum(tensor.nbytes for tensor in tensors) > MOST_BYTES or not self.trier.plans:
             return
@@ -71,9 +79,15 @@ class IdleTrier:
         self._first = quiet, [replace(call, tensors=_copied(call.tensors)) for call in calls]
 
     def after(self, run: RunContext) -> None:
-        """The run has ended: its plans are due, unless it gave up its own."""
-        self.trier.after(run)
-        if self._first is not None and run.plan == self._first[0].plan:
+        """The run has ended: its plans are due, unless it gave up its own or tried all of them."""
+        (self.now or self.trier).after(run)
+        own = self._first and self._first[0].plan
+        if self.now is not None:
+            self.trier.kept = self.now.kept
+            if self.now.tries is None or not self.now.tries.left:
+                return
+            own = run.plan if self.now.kept is not None and run.plan == self.now.kept.plan else own
+        if self._first is not None and run.plan == own:
             self.later(self)
 
     def compute(self, check: Callable[[], None]) -> bool:
@@ -111,7 +125,7 @@ class IdleTrier:
 
 
 class IdleTries:
-    """The newest short run whose plans are due, and the thread that tries them. `busy`: whether a prompt runs."""
+    """The newest run whose plans are due, and the thread that tries them. `busy`: whether a prompt runs."""
 
     def __init__(self, busy: Callable[[], bool], *, waits_s: float = WAITS_S) -> None:
         self._busy, self._waits_s = busy, waits_s

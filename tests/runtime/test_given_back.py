@@ -120,12 +120,12 @@ def test_a_run_that_has_ended_holds_no_tensor(
             raise InterruptedError
 
     held = []
-    for _ in range(5):
+    for _ in range(7):
         with suppress(InterruptedError):
             holding.sample(tiny_hosted, parsed, run, on_step=give_up)
         with Notes() as found:
             holding.run(tiny_hosted, parsed, [call(options=found.option)])
             held.append(found.read())
     # One that is cancelled leaves two in a rank now and then, until the next run.
-    early, late = ([min(counts) for counts in zip(*pair, strict=True)] for pair in (held[1:3], held[3:5]))
-    assert early == late, "each run leaves tensors behind"
+    early, late = ([min(counts) for counts in zip(*looks, strict=True)] for looks in (held[1:4], held[4:7]))
+    assert all(after <= before for before, after in zip(early, late, strict=True)), (early, late)

@@ -81,13 +81,14 @@ class IdleTrier:
     def after(self, run: RunContext) -> None:
         """The run has ended: its plans are due, unless it gave up its own or tried all of them."""
         (self.now or self.trier).after(run)
-        own = self._first and self._first[0].plan
         if self.now is not None:
-            self.trier.kept = self.now.kept
             if self.now.tries is None or not self.now.tries.left:
                 return
-            own = run.plan if self.now.kept is not None and run.plan == self.now.kept.plan else own
-        if self._first is not None and run.plan == own:
+            self.trier.kept = self.now.kept
+        if self._first is None:
+            return
+        began_under, kept = self._first[0].plan, self.trier.kept
+        if run.plan == began_under or (kept is not None and run.plan == kept.plan):
             self.later(self)
 
     def compute(self, check: Callable[[], None]) -> bool:

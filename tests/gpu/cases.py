@@ -81,7 +81,7 @@ class Reference:
 
     def __init__(self, pool: Pool, spec: ModelSpec) -> None:
         self._pool, self.spec = pool, spec
-        self._found: dict[tuple[str, str], tuple[torch.Tensor, list[torch.Tensor]]] = {}
+        self._found: dict[tuple[ParallelPlan, str], tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self._limits = {"float32": 1e-5}  # sums in another order
 
     def limit(self, dtype: str) -> float:
@@ -94,10 +94,10 @@ class Reference:
     def of(self, case: Case) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The result and every step's denoised latent."""
         plan = ParallelPlan.parse(case.plan) if case.parallel_plan.pipefusion > 1 else ParallelPlan()
-        key = (plan.name, case.run)
+        key = (plan, case.run)  # its name does not tell the patches
         if key not in self._found:
             run = make_run(**RUNS[case.run])
-            self._found[key] = host_loop(asking(self._pool, self.spec, plan, run=f"{key}"), run)
+            self._found[key] = host_loop(asking(self._pool, self.spec, plan, run=f"{plan.describe()} {case.run}"), run)
         return self._found[key]
 
     def error(self, pool: Pool, case: Case, options: Mapping[str, object], *, dtype: str = "") -> float:

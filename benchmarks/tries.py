@@ -109,7 +109,7 @@ def tried(
 ) -> tuple[Tries, float]:
     """The tries of such plans, done, and the seconds that they took; `limit`: of a run that waits, or None."""
     warm = frozenset(plans[:1] if limit is not None else ())
-    tries = Tries(tuple(plans), warm=warm, limit=limit, asynchronous=False)
+    tries = Tries(tuple(plans), warm=warm, limit=limit, asynchronous=False, idle=limit is None)
     began_s = time.perf_counter()
     while (plan := tries.due) is not None:
         tries.note(plan, taken_s(pool, trial, plan, calls)[paced(len(pool.devices))])
@@ -167,12 +167,15 @@ def case_of(pool: Pool, trial: Trial, model: CountedModel, work: Work, found: Ca
     choice = choose_plan(model, work, [1024 * GIB] * len(pool.devices), found, weights=("replicated",))
     assert choice.plan is not None  # noqa: S101  there is memory enough
     plans = [row.plan for row in choice.table]
-    due = worth_trying(choice.table, choice.plan, steps=STEPS, asynchronous=False)
+    due, due_idle = (
+        worth_trying(choice.table, choice.plan, steps=STEPS, asynchronous=False, idle=idle) for idle in (False, True)
+    )
     pool.run(trial.spec, choice.plan, calls)  # which loads the model, as a run without tries does
     tries, took_s = tried(pool, trial, calls, due, LIMIT)  # whose first plan has run, as a proof runs it before tries
     kept = kept_of(tries)
-    idle = tried(pool, trial, calls, due, None)[0] if tries.left else tries
-    later = kept if idle is tries else kept_of(idle, kept)
+    later = kept
+    if tries.left or set(due_idle).difference(due):
+        later = kept_of(tried(pool, trial, calls, due_idle, None)[0])
     clocks, cores = exhaustive(pool, trial, calls, plans, turns)
     seconds = cores if paced(len(pool.devices)) else clocks
     gained_s = 0.0 if kept is None else STEPS * (seconds[choice.plan] - seconds[kept.plan])

@@ -13,11 +13,13 @@ A run that waits for its tries may take `LIMIT` steps longer and no more, and wh
 copy of the plan predicted best comes first, and one of another, which counts at once where the host waits for the
 device, as on a CPU (groups are made before its clock starts), and elsewhere where it was quicker all the same, or where
 no time is left for another. Only where it was quicker by `NEAR` is the first measured once more. A smaller gain in so
-few copies may be the machine's: the plan stays. What there was no time for (`left`) is tried while ComfyUI is idle, and
-the runs' own steps are measured, too (`KeptPlan.after_run`).
+few copies may be the machine's: the plan stays. What there was no time for (`left`) is tried while ComfyUI is idle:
+more plans, and those that are near each other in up to `IDLE_COUNTED` copies in turns, where that takes `IDLE_S` at
+most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,9 +27,13 @@ from itertools import accumulate
 from ..plan import AXES, WEIGHTS, ParallelPlan
 from .choose import Prediction
 
-MIN_STEPS = 16  # of a run; a shorter one would spend too much of itself on tries
+# Of a run that waits for its tries: a shorter one would spend too much of itself on them; one of shorter steps is over
+# in two seconds, and single copies tell little of it.
+MIN_STEPS, MIN_STEP_S = 16, 0.1
 MOST_PLANS = 3
 COUNTED = 2
+IDLE_COUNTED = 5  # copies of a plan while nobody waits, where the steps are so short that one slow copy counts
+IDLE_S = 10.0  # for which more plans are tried then, and for which those that are near are counted more often
 LIMIT = 3.0  # steps that a run may take longer for its tries
 NEAR = 1.05  # times faster, by so few copies: below it the plan predicted best stays
 NOT_COUNTED = 1
@@ -66,13 +72,14 @@ def worth_trying(
 
     Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
     promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
-    `idle`: they are tried after the run, however short that is.
+    `idle`: they are tried after the run, however short that is, and more than `MOST_PLANS` for as long as `IDLE_S`.
     """
     rows = _exact(table)
-    if (steps < MIN_STEPS and not idle) or taken not in rows:
+    if taken not in rows:
         return ()
-    set_up_s = _set_up_s(asynchronous=asynchronous, compiled=compiled)
-    first_s = rows[taken].cost.step_s
+    first_s, set_up_s = rows[taken].cost.step_s, _set_up_s(asynchronous=asynchronous, compiled=compiled)
+    if not idle and (steps < MIN_STEPS or first_s < MIN_STEP_S):
+        return ()
 
     def tried_s(row: Prediction) -> float:
         return (NOT_COUNTED + COUNTED) * row.cost.step_s + set_up_s
@@ -81,7 +88,9 @@ def worth_trying(
         return RUNS * steps * (first_s - row.cost.step_s / UNCERTAIN) - tried_s(row)
 
     others = sorted((row for row in rows.values() if row.plan != taken), key=lambda row: (-may_gain_s(row), row.run_s))
-    others = [row for row in others if may_gain_s(row) > 0][: MOST_PLANS - 1]
+    others = [row for row in others if may_gain_s(row) > 0]
+    more = accumulate(map(tried_s, others[MOST_PLANS - 1 :]))
+    others = others[: MOST_PLANS - 1 + sum(idle and end_s <= IDLE_S for end_s in more)]
     if not others or sum(map(may_gain_s, others)) <= tried_s(rows[taken]) - set_up_s:
         return ()
     return (taken, *(row.plan for row in others))
@@ -128,13 +137,14 @@ class Tries:
 
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
-    ahead of the host. `spent_s`: what all of it took by the clock, plans that failed included.
+    ahead of the host. `idle`: nobody waits. `spent_s`: what all of it took by the clock, plans that failed included.
     """
 
     plans: tuple[ParallelPlan, ...]
     warm: frozenset[ParallelPlan] = frozenset()
     limit: float | None = None
     asynchronous: bool = True
+    idle: bool = False
     copies: int = 0
     spent_s: float = 0.0
     given_up: bool = False
@@ -157,13 +167,12 @@ class Tries:
         for plan in plans:
             if plan not in self._counted:
                 return plan
-        again = self._half_counted()
-        return again[0] if again else None
+        return min(self._half_counted(), key=lambda plan: len(self._counted[plan]), default=None)
 
     @property
     def left(self) -> bool:
-        """Whether more copies would be due if a run had no limit to what it waits."""
-        return replace(self, limit=None).due is not None
+        """Whether more copies would be due if nobody waited."""
+        return replace(self, limit=None, idle=True).due is not None
 
     def _due_within(self, first: ParallelPlan, others: list[ParallelPlan]) -> ParallelPlan | None:
         """As `due`, once the `first` of the plans that work was counted."""
@@ -186,12 +195,19 @@ class Tries:
 
     def _half_counted(self) -> list[ParallelPlan]:
         """Plans that are near the quickest and were not counted as often as that asks."""
-        first_s = {plan: found[0] for plan, found in self._counted.items()}
-        best_s = min(first_s.values(), default=0.0)
-        # One slow copy is no reason against the plan that is predicted best: something else may have run.
-        limits = {plan: FAR_BEHIND_ONCE if plan == self.plans[0] else FAR_BEHIND for plan in first_s}
-        close = [plan for plan in first_s if first_s[plan] <= limits[plan] * best_s]
-        return [plan for plan in close if len(self._counted[plan]) < COUNTED] if len(close) > 1 else []
+        took_s = self.seconds if self.idle else {plan: found[0] for plan, found in self._counted.items()}
+        best_s = min(took_s.values(), default=0.0)
+
+        def is_near(plan: ParallelPlan) -> bool:
+            # One slow copy is no reason against the plan that is predicted best, nor, where nobody waits, against any.
+            once = plan == self.plans[0] or (self.idle and len(self._counted[plan]) == 1)
+            return took_s[plan] <= (FAR_BEHIND_ONCE if once else FAR_BEHIND) * best_s
+
+        close = [plan for plan in took_s if is_near(plan)]
+        counted = COUNTED
+        if self.idle and close:
+            counted = max(COUNTED, min(IDLE_COUNTED, int(IDLE_S / sum(took_s[plan] for plan in close))))
+        return [plan for plan in close if len(self._counted[plan]) < counted] if len(close) > 1 else []
 
     def note(self, plan: ParallelPlan, seconds: float, *, took_s: float | None = None) -> None:
         """A copy under `plan` took so long, and `took_s` with all that came before and after it."""
@@ -234,13 +250,15 @@ class Tries:
 
     @property
     def seconds(self) -> dict[ParallelPlan, float]:
-        """What a step took under each plan that was counted and has not failed: the least, as others run beside it."""
-        return {plan: min(found) for plan, found in self._counted.items()}
+        """What a step took under each plan that was counted and has not failed: the less of two copies, as others run
+        beside it, and the median of more."""
+        return {plan: statistics.median_low(found) for plan, found in self._counted.items()}
 
     def best(self, before: ParallelPlan | None = None) -> ParallelPlan | None:
         """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed.
 
-        Without one, that of the run without tries, unless each copy of another was quicker than each of its.
+        Without one, that of the run without tries, unless each of two copies of another was quicker than each of its,
+        or its median by more copies.
         """
         seconds = self.seconds
         if not seconds:
@@ -250,8 +268,9 @@ class Tries:
             return before
         first = self.plans[0]
         if before is None and first in seconds:
-            least = 1.0 if self.limit is None else NEAR
-            if least * max(self._counted[quickest]) >= seconds[first]:
+            least, copies = 1.0 if self.limit is None else NEAR, self._counted[quickest]
+            sure_s = max(copies) if len(copies) <= COUNTED else seconds[quickest]
+            if least * sure_s >= seconds[first]:
                 return first
         return quickest
 

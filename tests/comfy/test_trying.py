@@ -322,7 +322,13 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
     monkeypatch.setattr(idle_tries, "comfy", MagicMock())
 
     def make(
-        takes: dict[str, Any], busy: Iterator[bool], *, free: int = 10**9, holds: bool = True, now: tuple[str, ...] = ()
+        takes: dict[str, Any],
+        busy: Iterator[bool],
+        *,
+        free: int = 10**9,
+        holds: bool = True,
+        now: tuple[str, ...] = (),
+        later: int = 3,
     ) -> Any:
         found, told = case(takes), []
         found.run.step_seconds.clear()
@@ -336,6 +342,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         if now:
             monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.2 * len(found.asked)))
         of_run = replace(trier, limit=3.0, asynchronous=False, plans=trier.plans[: len(now)]) if now else None
+        trier.plans = trier.plans[:later]
         given = {"memory": {found.plans.uly2: memory}, "later": tries.offer, "now": of_run}
         found.run.trier = idle_trier = idle_tries.IdleTrier(trier=trier, **given)
         found.step()
@@ -361,13 +368,22 @@ def test_a_short_runs_plans_are_tried_on_its_first_step_once_no_prompt_runs(idle
     assert found.run.plan == found.plans.uly2 and not found.told and told == ["given back"]
 
 
-@pytest.mark.parametrize(("now", "kept"), [(("uly2", "ring2", ""), "cfg2"), (("uly2", "ring2"), "uly2")])
-def test_what_a_run_had_no_time_to_try_is_tried_after_it_and_nothing_else(idle, now, kept) -> None:
+@pytest.mark.parametrize(
+    ("now", "later", "ring2_s", "kept"),
+    [
+        (("uly2", "ring2", ""), 3, 1.2, "cfg2"),
+        (("uly2", "ring2"), 3, 2.0, "cfg2"),  # it tried all that it was to try, and a third is near
+        (("uly2", "ring2"), 2, 1.2, "uly2"),  # one copy says little
+        (("uly2", "ring2"), 2, 2.0, None),
+    ],
+)
+def test_what_a_run_left_to_try_is_tried_after_it_and_nothing_else(idle, now, later, ring2_s, kept) -> None:
     """Its three steps take a copy of two plans. Where these are all, and one is far behind, nothing is left to try."""
-    takes = {"uly2": 1.0, "ring2": 1.2, "cfg2-ring1-uly1": 0.5}
-    found, told = idle(takes, iter([]), now=now)
-    assert found.store.load(found.key).plan == getattr(found.plans, kept)
-    assert (told, set(names(found))) == ((["given back"], {"uly2", "ring2", "cfg2"}) if kept == "cfg2" else ([], set()))
+    takes = {"uly2": 1.0, "ring2": ring2_s, "cfg2-ring1-uly1": 0.5}
+    found, told = idle(takes, iter([]), now=now, later=later)
+    assert found.store.load(found.key).plan == getattr(found.plans, kept or "uly2")
+    assert told == (["given back"] if kept else [])
+    assert sorted(set(names(found))) == (sorted(("uly2", "ring2", "cfg2")[:later]) if kept else [])
 
 
 def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:

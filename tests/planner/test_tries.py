@@ -65,6 +65,7 @@ def table(fits: bool = True, **seconds: float) -> list[Prediction]:
         (20, {"ulysses": 1.0, "ring": 1.0}, (ULYSSES, RING)),
         (20, {"ulysses": 1.0, "ring": 1.0, "cfg": 1.01, "single": 1.02}, (ULYSSES, RING, CFG)),
         (15, {"ulysses": 1.0, "ring": 1.0}, ()),  # too short a run
+        (20, {"ulysses": 0.09, "ring": 0.09}, ()),  # of too short steps
         (20, {"ulysses": 1.0, "ring": 1.19}, ()),  # could gain 5 % of 80 steps, and 6.6 steps would be spent
         (1000, {"ulysses": 1.0, "ring": 1.19}, (ULYSSES, RING)),  # pays in a long run
         (1000, {"ulysses": 1.0, "single": 1.25}, ()),  # predicted to be too far behind for any run
@@ -77,8 +78,27 @@ def test_a_plan_is_tried_where_what_it_may_gain_pays(steps: int, seconds: dict, 
     assert worth_trying(table(**seconds), ULYSSES, steps=steps, asynchronous=False) == tried
 
 
+def test_while_nobody_waits_more_plans_are_tried_for_as_long_as_ten_seconds() -> None:
+    near = {"ulysses": 1.0, "ring": 1.0, "cfg": 1.0, "single": 1.01}
+    for step_s, count in ((1.0, 4), (4.0, 3)):
+        rows = table(**{name: step_s * seconds for name, seconds in near.items()})
+        assert len(worth_trying(rows, ULYSSES, steps=20, asynchronous=False, idle=True)) == count
+        assert len(worth_trying(rows, ULYSSES, steps=20, asynchronous=False)) == 3
+
+
+@pytest.mark.parametrize(("step_s", "copies", "kept"), [(0.1, 5, RING), (1.5, 3, RING), (4.0, 2, ULYSSES)])
+def test_while_nobody_waits_near_plans_take_turns_and_medians_decide(step_s: float, copies: int, kept: object) -> None:
+    """The second copy of the quicker is slowed: two say nothing against the plan predicted best, medians of more do."""
+    seconds, order = {ULYSSES: 1.0, RING: 0.95, CFG: 2.0}, []
+    tries = Tries(tuple(seconds), warm=frozenset(seconds), idle=True)
+    while (plan := tries.due) is not None:
+        order.append(plan)
+        tries.note(plan, step_s * seconds[plan] * (1.3 if (plan, order.count(plan)) == (RING, 2) else 1.0))
+    assert order == [ULYSSES, RING, CFG, *(ULYSSES, RING) * (copies - 1)] and tries.best() == kept
+
+
 def test_setting_a_plan_up_counts_and_what_does_not_fit_is_not_tried() -> None:
-    rows = table(ulysses=0.01, ring=0.01)
+    rows = table(ulysses=0.1, ring=0.11)
     assert worth_trying(rows, ULYSSES, steps=20, asynchronous=False) == (ULYSSES, RING)
     assert worth_trying(rows, ULYSSES, steps=20, asynchronous=True) == ()  # groups take longer than the whole run
     slow = table(ulysses=5.0, ring=5.0)

@@ -130,9 +130,11 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     kept = store().load(key)
     if kept is None or kept.plan not in usable:
         kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
-        plans = worth_trying(table, decision.plan, steps=work.steps, idle=short, **options)
+        plans, soon = (
+            worth_trying(table, decision.plan, steps=work.steps, idle=idle, **options) for idle in (True, False)
+        )
     else:
-        plans = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
+        plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         text = kept.text if kept.plan in graphs else replace(kept, graphs_s=0.0).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
@@ -143,7 +145,7 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     if not plans:
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}
-    now = None if short else replace(trier, limit=LIMIT)
+    now = replace(trier, plans=soon, limit=LIMIT) if soon and not short else None
     return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer, now=now)
 
 

@@ -41,8 +41,8 @@ class PromptBeganError(Exception):
 class IdleTrier:
     """Keeps a run's first step's calls, and has `trier`'s plans tried later.
 
-    `now`: what the run itself tries; then only what it left is due. `memory`: what each plan is predicted to take of a
-    device. `later` takes this when the run has ended.
+    `now`: what the run itself tries; then this is due where that left anything, and what so few copies had kept counts
+    no more. `memory`: what each plan is predicted to take of a device. `later` takes this when the run has ended.
     """
 
     trier: Trier
@@ -82,12 +82,13 @@ class IdleTrier:
         """The run has ended: its plans are due, unless it gave up its own or tried all of them."""
         (self.now or self.trier).after(run)
         if self.now is not None:
-            if self.now.tries is None or not self.now.tries.left:
+            tries = self.now.tries
+            if tries is None or not (tries.left or set(self.trier.plans).difference(tries.plans)):
                 return
-            self.trier.kept = self.now.kept
+            self.trier.plans = tuple(plan for plan in self.trier.plans if plan not in tries.failed)
         if self._first is None:
             return
-        began_under, kept = self._first[0].plan, self.trier.kept
+        began_under, kept = self._first[0].plan, (self.now or self.trier).kept
         if run.plan == began_under or (kept is not None and run.plan == kept.plan):
             self.later(self)
 

@@ -95,7 +95,8 @@ class Trier:
         began_s = time.perf_counter()
         proven_now = self.prover.num_computed > self._proofs
         warm = frozenset(plans[:1] if proven_now else ())
-        self.tries = tries = Tries(plans, warm=warm, limit=self.limit, asynchronous=self.asynchronous)
+        options = {"limit": self.limit, "asynchronous": self.asynchronous}
+        self.tries = tries = Tries(plans, warm=warm, idle=self.limit is None and not asked, **options)
         copies = _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state)
         copies.compute(tries, None if self.budget_s is None else began_s + self.budget_s)
         kept = self._proven(tries, run, calls, check_cancelled)

@@ -180,7 +180,7 @@ has the word that people gave it, as in {same} of them."""
     ]
     if known.trees:
         every = sum(_on(known.trees, row.path).startswith("every") for row in rows)
-        trees = ", ".join(known.trees)
+        trees = ", ".join(sorted(known.trees))
         text += f""" "On": with which of the ComfyUIs {trees} that have the class a plan
 is found that is equal in all of its cases there; on every one of them for {every} classes."""
     return f"{text}\n\n{markdown(head, cells)}"
@@ -188,7 +188,7 @@ is found that is equal in all of its cases there; on every one of them for {ever
 
 def _on(trees: Mapping[str, Mapping[str, str]], path: str) -> str:
     """The ComfyUIs with which a plan of a class is found and equal."""
-    tried = [version for version, found in trees.items() if path in found]
+    tried = [version for version, found in sorted(trees.items()) if path in found]
     equal = [version for version in tried if trees[version][path]]
     if not tried:
         return ""

@@ -139,6 +139,18 @@ class Registers(Odd):
         return self.head(torch.cat((x[:, :half], x[:, half + 3 :]), 1))
 
 
+class TakesResiduals(Odd):
+    """Takes a residual of a ControlNet before each block, as HunYuanDiT does, whose lists are as long as its own."""
+
+    def forward(self, x: Tensor, control: dict[str, Any] | None = None) -> Tensor:
+        """x (B, S, 16)."""
+        left = None if control is None else control.get("output", None)
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x if left is None else x + left.pop())
+        return self.head(x)
+
+
 class FrameMixing(Block):
     """Adds to each row that of the frame before."""
 
@@ -195,6 +207,7 @@ MADE: dict[str, Callable[[], nn.Module]] = {
     "plain": Odd,
     "u-shaped": UShaped,
     "registers": Registers,
+    "takes residuals": TakesResiduals,
     "mixes frames": lambda: Odd(FrameMixing),
     "tokens in the batch": lambda: Odd(InBatch),
     "state between calls": lambda: Odd(Counting),
@@ -211,7 +224,7 @@ def made(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return model.eval().requires_grad_(False), {"x": noise(2, TOKENS, 16)}
 
 
-@pytest.mark.parametrize("name", ["plain", "u-shaped", "registers", "mixes frames"])
+@pytest.mark.parametrize("name", ["plain", "u-shaped", "registers", "takes residuals", "mixes frames"])
 @in_ranks(2)
 def test_an_odd_model_is_equal_or_refused(group: GlooGroup, name: str) -> None:
     """The plan that cuts least is tried where those that cut more differ, as the proof does."""
@@ -226,7 +239,8 @@ def test_an_odd_model_is_equal_or_refused(group: GlooGroup, name: str) -> None:
     assert difference(call(model, inputs), want) <= ERROR
     shared.group = OwnTokensOnly()
     assert difference(call(model, inputs), want) > CONTROL
-    assert name in ("plain", "registers")
+    assert name in ("plain", "registers", "takes residuals")
+    assert list(found[0].spec.control) == ["output"] * (name == "takes residuals")
 
 
 @pytest.mark.parametrize(

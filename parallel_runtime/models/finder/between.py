@@ -6,6 +6,7 @@ the outputs of modules that follow, are its own.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from .values import Address, copied, leaf_at, moved, nudged, tensors, with_leaf
 CONTROL = "control"  # the argument that ComfyUI gives a ControlNet's lists in
 CONTROL_LISTS = ("input", "middle", "output")
 MOST_BLOCKS = 100  # as many residuals are in a list at most
+# What a class raises whose call has no use of such lists.
+TAKES_NONE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 Place = tuple[str, int]  # a module, and which of its calls
 
 
@@ -122,7 +125,8 @@ class Between:
         if not any(each.name == CONTROL or each.kind is inspect.Parameter.VAR_KEYWORD for each in taken):
             return {}
         asked = _Asked()
-        self._run(None, asked)
+        with suppress(*TAKES_NONE):  # a class may take a residual out of the list it asked for
+            self._run(None, asked)
         found = {}
         for name in (name for name in CONTROL_LISTS if name in asked.names):
             for stream in (each for each in streams if not each.grid):
@@ -141,7 +145,7 @@ class Between:
             before, *after = [
                 self._run(None, {**dict.fromkeys(CONTROL_LISTS, []), name: [each] * MOST_BLOCKS}) for each in given
             ]
-        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
+        except TAKES_NONE:
             return False
         for place, call in before.items():
             for argument, value in (call.args if place[0] else {}).items():

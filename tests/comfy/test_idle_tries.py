@@ -1,0 +1,123 @@
+"""Tries while no prompt runs, over a pool that does what a test says: when they begin, what ends them, what is kept.
+
+Owns: `IdleTrier` and `IdleTries`. Does not own what happens in a try (test_trying.py), nor a graph (test_tries.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from comfy.test_run_context import new_run as new_run
+from comfy.test_run_context import run_context as run_context
+from comfy.test_trying import SECONDS, names
+from comfy.test_trying import case as case
+from comfy.test_trying import trying as trying
+
+
+@pytest.fixture
+def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
+    """A short run that has ended, and what tries its plans: each step looks `busy` once, which says of each look
+    whether a prompt runs."""
+    idle_tries = module_of_pack("nodes.host.proof.idle_tries")
+    planner_memory = module_of_pack("parallel_runtime.planner.memory").PlannedMemory
+    monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
+    monkeypatch.setattr(idle_tries, "comfy", MagicMock())
+
+    def make(
+        takes: dict[str, Any],
+        busy: Iterator[bool],
+        *,
+        free: int = 10**9,
+        holds: bool = True,
+        now: tuple[str, ...] = (),
+        later: int = 3,
+    ) -> Any:
+        found, told = case(takes), []
+        found.run.step_seconds.clear()
+        model = found.run.model
+        model.devices, model.holds, model.started = (SimpleNamespace(kind="cuda"),), lambda _: holds, True
+        model.give_back, model.deltas = lambda _: told.append("given back"), None
+        model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
+        tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
+        memory = planner_memory(weights=10**9, activations=10**8, buffers=0, runtime=0)
+        trier = found.trier
+        if now:
+            monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.2 * len(found.asked)))
+        of_run = replace(trier, limit=3.0, asynchronous=False, plans=trier.plans[: len(now)]) if now else None
+        trier.plans = trier.plans[:later]
+        given = {"memory": {found.plans.uly2: memory}, "later": tries.offer, "now": of_run}
+        found.run.trier = idle_trier = idle_tries.IdleTrier(trier=trier, **given)
+        found.step()
+        assert names(found) == [*filter(None, now), "uly2"] and (found.store.load(found.key) is None) == (not now)
+        found.asked.clear()
+        found.run.trier = idle_trier
+        idle_trier.after(found.run)
+
+        def settle() -> None:
+            while tries._thread is not None:
+                time.sleep(0.001)
+
+        settle()
+        found.settle = settle
+        return found, told
+
+    return make
+
+
+def test_a_short_runs_plans_are_tried_on_its_first_step_once_no_prompt_runs(idle) -> None:
+    found, told = idle(SECONDS, iter([True, True, False]))
+    assert found.store.load(found.key).plan == found.plans.ring2 and set(names(found)) == {"uly2", "ring2", "cfg2"}
+    assert found.run.plan == found.plans.uly2 and not found.told and told == ["given back"]
+
+
+@pytest.mark.parametrize(
+    ("now", "later", "ring2_s", "kept"),
+    [
+        (("uly2", "ring2", ""), 3, 1.2, "cfg2"),
+        (("uly2", "ring2"), 3, 2.0, "cfg2"),  # it tried all that it was to try, and a third is near
+        (("uly2", "ring2"), 2, 1.2, "uly2"),  # one copy says little
+        (("uly2", "ring2"), 2, 2.0, None),
+    ],
+)
+def test_what_a_run_left_to_try_is_tried_after_it_and_nothing_else(idle, now, later, ring2_s, kept) -> None:
+    """Its three steps take a copy of two plans. Where these are all, and one is far behind, nothing is left to try."""
+    takes = {"uly2": 1.0, "ring2": ring2_s, "cfg2-ring1-uly1": 0.5}
+    found, told = idle(takes, iter([]), now=now, later=later)
+    assert found.store.load(found.key).plan == getattr(found.plans, kept or "uly2")
+    assert told == (["given back"] if kept else [])
+    assert sorted(set(names(found))) == (sorted(("uly2", "ring2", "cfg2")[:later]) if kept else [])
+
+
+def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:
+    found, _ = idle(SECONDS, iter([False, False, False, True]))  # it ends the first time, in the second copy
+    assert found.store.load(found.key).plan == found.plans.ring2 and names(found).count("uly2") > 2
+    found.store.path.unlink()
+    found, told = idle(SECONDS, (looks % 2 == 1 for looks in itertools.count()))
+    found.run.trier.after(found.run)  # nor after another run of such work
+    found.settle()
+    assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
+
+
+def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:
+    lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
+    found, _ = idle({**SECONDS, "cfg2-ring1-uly1": lost}, iter([]))
+    kept = found.store.load(found.key)
+    assert (kept.plan, list(kept.failed)) == (found.plans.ring2, [found.plans.cfg2])
+
+
+def test_an_error_that_nobody_foresaw_is_told_and_ends_no_later_tries(idle, caplog) -> None:
+    found, _ = idle(SECONDS | {"ring2": TypeError("odd")}, iter([]))  # waits until its thread has ended
+    assert found.store.load(found.key) is None and names(found) == ["uly2"] * 2 + ["ring2"]
+    assert "odd" in caplog.text
+
+
+def test_without_room_or_weights_nothing_is_tried(idle) -> None:
+    assert not idle(SECONDS, iter([]), free=10**8)[0].asked
+    assert not idle(SECONDS, iter([]), holds=False)[0].asked

@@ -63,13 +63,12 @@ def without_written(folder: Path) -> Path:
 
 
 @contextmanager
-def server(models: Path) -> Iterator[ComfyServer]:
-    """One of such a ComfyUI, whose cache is empty."""
-    with tempfile.TemporaryDirectory(prefix="unwritten-") as folder:
-        os.environ["COMFYUI_PATH"] = str(without_written(Path(folder)))
-        environment = {"XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1", **FOR_COMFYUI}
-        with ComfyServer(models=models, environment=environment) as started:
-            yield started
+def server(models: Path, folder: Path) -> Iterator[ComfyServer]:
+    """One of such a ComfyUI, in an empty folder, where `cache` is its cache."""
+    os.environ["COMFYUI_PATH"] = str(without_written(folder))
+    environment = {"XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1", **FOR_COMFYUI}
+    with ComfyServer(models=models, environment=environment) as started:
+        yield started
 
 
 def shared(graph: Workflow) -> Workflow:
@@ -145,9 +144,10 @@ def main() -> int:
     rows = list[GraphRow]()
     with tempfile.TemporaryDirectory(prefix="families-") as temporary:
         models = write_families(arguments.models or Path(temporary) / "models", only=variants)
+        (folder := Path(temporary) / "unwritten").mkdir()
         if any(case.name not in variants for case in cases):
             write_files(models)
-        with server(models) as started:
+        with server(models, folder) as started:
             client = ComfyClient(started.url)
             for case in cases:
                 row = compared(client, case)

@@ -243,7 +243,10 @@ Graphs of [models.md](models.md) in a ComfyUI in which no class has a written pl
 stock's loader: the plan is looked for when the file is loaded, by calls that are made up, and proven before the first
 step (`python -m tools.found_graphs --update`). {len(shared)} of {len(rows)} graphs and {len(with_plan)} of
 {len(classes)} classes shared their tokens; {wrong} latents were wrong. The others say why; under auto they go on with
-cfg and data.
+cfg and data. Plans come in this order: written, shipped, found with a file of this kind, found with another file of the
+class, else looked for. Where a proof refuses one that is shipped or was found with another kind of file, one is looked
+for with this file, once, in the same run: so `wan 2.2 5b i2v`, where Wan 2.1's plan was found first, has a plan of its
+own. A kind: files that ComfyUI takes for the same model with the same sizes, whatever their weights and formats.
 
 {markdown(("class", "graph", "found", "error", "control"), cells)}"""
 

@@ -91,6 +91,34 @@ def test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls(new_r
     assert asked == [(plain, small.shape), (masked, small.shape), (plain, wide.shape)]
 
 
+def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_another_plan_taken(
+    new_run, module_of_pack
+) -> None:
+    """A proof that refuses a found plan has the next one taken for the model, in the middle of a step."""
+    turns, asked, sent = module_of_pack("nodes.host.tasks.cooperative_tasks"), [], []
+
+    class Prover:
+        def check(self, run: Any, call: Any, check_cancelled: object) -> None:
+            asked.append((call.options["call"], run.model.spec.found))
+            if call.options["call"] == "refused":
+                run.model.spec = replace(run.model.spec, found="another")
+
+    class Workers:
+        def run(self, spec: Any, plan: object, calls: Any, **_: object) -> SimpleNamespace:
+            sent.extend((call.options["call"], spec.found) for call in calls)
+            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4) for _ in calls])
+
+    run = replace(new_run("/a.safetensors"), prover=Prover(), recorder=None)
+    vars(run.model)["pool"] = Workers()
+
+    def call(name: str) -> None:
+        run.call({}, out_shape=(1, 4), options={"call": name, "method": None}, check_cancelled=lambda: None)
+
+    turns.run_in_turns([lambda: call("first"), lambda: call("refused")], at_once=2)
+    assert asked[:3] == [("first", ""), ("refused", ""), ("first", "another")]
+    assert sorted(sent) == [("first", "another"), ("refused", "another")]
+
+
 def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_run, module_of_pack) -> None:
     told: list[str] = []
     compiled = module_of_pack("parallel_runtime.wire.replies").CompiledReport

@@ -7,22 +7,33 @@ Owns: what the user sees of it in a real server, and that its images are stock's
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from host.client import Event, PromptResult, Workflow
+from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.fetch import comfyui_path
 from host.outcomes import StockFailsError
 from host.pack_workflows import TOLERANCE, latent_of, saved_latent, to_latent
+from host.server import ComfyServer
+from parallel_runtime.models.specs.found import FoundKey, FoundSpecs
 from parallel_runtime.proof import relative_error
 from tools import ship_plans
+from tools.found_graphs import server
 
 from .conftest import MIXING, NEW, NEW_FILE, Drifted
 from .graphs import node
 from .test_self_proof import ours, report_of
+from .variant import Variant
 from .variants import BY_NAME
 
 FOUND, EDIT, REFUSED = BY_NAME["joyimage"], BY_NAME["joyimage edit"], BY_NAME["kandinsky 5 t2v"]
+T2V, I2V = BY_NAME["wan 2.1 t2v"], BY_NAME["wan 2.2 5b i2v"]
+COPY = replace(I2V, file="copy_of_tiny_wan_22_5b.safetensors")
 LOOKS = "looking how ranks can share an image of"
 NONE = "no plan was found: visual_transformer_blocks.0 "
 
@@ -137,10 +148,20 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
     assert relative_error(saved_latent(client, shared), right) <= TOLERANCE
     entry["plan"]["attention"] = dict.fromkeys(entry["plan"]["attention"], "local")
     ship_plans.ship(drifted.shipped, path, source, entry)
-    refused = client.queue(automatic(stock, weights="sharded"))
-    assert not any(LOOKS in text for text in told_by_loader(refused))
-    assert f"the proof of uly2-sharded failed for {NEW}" in report_of(refused)["warnings"][0]
-    assert relative_error(saved_latent(client, refused), right) <= TOLERANCE
+    looked = client.queue(automatic(stock, weights="sharded"))
+    assert {name for name, text in looked.texts if LOOKS in text} == {"sampler"}
+    assert (report_of(looked)["plan"]["name"], report_of(looked)["proof"]["verdict"]) == ("uly2-sharded", "proven")
+    assert relative_error(saved_latent(client, looked), right) <= TOLERANCE
+    key = FoundKey(**kept_of(drifted, NEW)["key"])
+    assert FoundSpecs(drifted.plans_file).save_refusal(key, "blocks.0 mixes tokens")
+    for seed in (6, 7):
+        stock = FOUND.graph(cfg=3.0, seed=seed, steps=2)
+        refused = client.queue(automatic(stock))
+        assert not any(LOOKS in text for _, text in refused.texts)
+        (line,) = report_of(refused)["warnings"]
+        assert f"the proof of uly2 failed for {NEW}" in line and "relative error" in line
+        assert "; with this file no plan was found: blocks.0 mixes tokens" in line
+        assert relative_error(saved_latent(client, refused), latent_of(client, stock)) <= TOLERANCE
     source_text = file.read_text()
     file.write_text(f"{source_text}# another one\n")
     ended = client.queue(ours(stock), on_event=lambda event: cancel(drifted, event))
@@ -148,6 +169,47 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
     file.write_text(source_text)
     (drifted.shipped / f"{path}.json").unlink()
     drifted.plans_file.write_text(before)
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """The server of a ComfyUI in which no class has a written plan, and where it keeps those that were found."""
+
+    server: ComfyServer
+    plans_file: Path
+
+
+@pytest.fixture(scope="module")
+def unwritten(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unwritten]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COMFYUI_PATH", str(comfyui_path()))
+        folder = tmp_path_factory.mktemp("unwritten")
+        with server(family_models, folder) as started:
+            yield Unwritten(started, folder / "cache" / "parallel-dit" / "found_plans.json")
+
+
+def test_files_of_one_class_that_need_different_plans_have_one_each(unwritten: Unwritten) -> None:
+    """Wan 2.2 5B has a timestep for each token, which Wan 2.1's plan cuts nowhere: without a look with its own file it
+    was refused. A copy is of the same kind, and the plan of 5B's file serves Wan 2.1's."""
+    client, models = ComfyClient(unwritten.server.url), unwritten.server.models / "diffusion_models"
+
+    def looked_at(variant: Variant, weights: str = "replicated") -> set[str]:
+        """The nodes on which a plan was looked for, once the latent is stock's."""
+        stock = variant.graph(cfg=3.0, seed=1, steps=2)
+        result = client.queue(ours(stock, weights=weights))
+        proof = report_of(result)["proof"]
+        assert proof["verdict"] == "proven" and proof["found"].startswith("cut once"), variant.name
+        assert relative_error(saved_latent(client, result), latent_of(client, stock)) <= TOLERANCE < proof["control"]
+        return {name for name, text in result.texts if LOOKS in text}
+
+    shutil.copy(models / I2V.file, models / COPY.file)
+    assert (looked_at(T2V), looked_at(I2V), looked_at(COPY)) == ({"model"}, {"sampler"}, set())
+    assert unwritten.server.log.count("another plan, found with this file, is used: relative error") == 1
+    kept = json.loads(unwritten.plans_file.read_text())
+    first, second = kept["plans"].items()
+    assert {"instead_of"} == second[1].keys() - first[1].keys()
+    unwritten.plans_file.write_text(json.dumps({**kept, "plans": dict([second])}))
+    assert looked_at(T2V, "sharded") == set()
 
 
 def test_where_none_is_found_auto_goes_on_without_and_a_plan_by_hand_is_refused(drifted: Drifted) -> None:

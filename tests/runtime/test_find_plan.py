@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import find_plan
-from parallel_runtime.models.specs import SPECS, WITHOUT, find_spec, found, spec_of
+from parallel_runtime.models.specs import SPECS, WITHOUT, ShardingSpec, find_spec, found, spec_of
 from parallel_runtime.models.specs.found import (
     Found,
     FoundKey,
@@ -33,6 +33,7 @@ from parallel_runtime.models.specs.found import (
     told_by,
 )
 from parallel_runtime.models.specs.written import from_data, to_data
+from parallel_runtime.planner import comfyui_process
 from parallel_runtime.planner.comfyui_process import NoAnswerError
 from parallel_runtime.planner.finding import find_plan as find_plan_of
 from tools.ship_plans import ship
@@ -55,7 +56,7 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(
     assert report["error"] <= 1e-5 < 1e-3 < report["control"] and "references" in report["with"]
     assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
     assert report["plan"]["gather"] == {"head": "img"}
-    key = FoundKey(model_class=WAN, source=report["source"], comfyui=report["comfyui"])
+    key = FoundKey(model_class=WAN, **{name: report[name] for name in ("source", "comfyui", "kind")})
     kept = FoundSpecs(Path(report["kept"])).load(key)
     assert kept is not None and kept.spec == from_data(report["plan"])
     said = find_plan.describe(report)
@@ -71,7 +72,7 @@ def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(
     assert kept.save(KEY, spec, cuts="cut once", errors={"error": 1e-7, "control": 0.1})
     assert kept.load(KEY) == Found(spec=spec, told="cut once, relative error 1.0e-07, without exchange 1.0e-01")
     for other in (replace(KEY, source="2f"), replace(KEY, comfyui="0.31.0")):
-        assert kept.load(other) is None
+        assert kept.load(other) is None and kept.of_others(replace(other, kind="5b")) is None
     content = json.loads(kept.path.read_text())
     content["plans"][KEY.digest]["plan"]["cut"]["double_blocks.0"]["img"] = "img@@"
     kept.path.write_text(json.dumps(content))
@@ -134,6 +135,39 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     assert found_spec_of(kind) is None
 
 
+def test_plans_come_in_their_order_and_without_those_that_a_proof_refused_for_such_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shipped, found with such a file, found with another; a reason for such files is no reason for others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(found, "key_of", lambda _, kind="": replace(KEY, kind=kind))
+    shipped, own, others = (Found(spec=SPECS[each], told="") for each in sorted(SPECS)[:3])
+    monkeypatch.setattr(found, "shipped_spec_of", lambda _: shipped)
+    kept, errors = found_specs(), {"error": 0.0, "control": 1.0}
+
+    def known(kind: str = "5b") -> ShardingSpec | None:
+        said = found_spec_of(type(None), kind)
+        return None if said is None else said.spec
+
+    old = {"cuts": "cut once", "errors": errors, "plan": to_data(others.spec)}  # of before, without a kind
+    key = {name: value for name, value in asdict(KEY).items() if name != "kind"}
+    kept.path.parent.mkdir()
+    kept.path.write_text(json.dumps({"version": 1, "plans": {"1f": {"key": key, **old}}}))
+    assert known() == shipped.spec
+    assert not kept.pass_over(replace(KEY, kind="5b"), shipped)  # it has none of its own yet
+    assert kept.save(replace(KEY, kind="5b"), own.spec, cuts="cut once", errors=errors)
+    assert known() == shipped.spec and kept.pass_over(replace(KEY, kind="5b"), shipped)
+    assert (known(), known("14b")) == (own.spec, shipped.spec)
+    shipped = None
+    assert (known(), known("14b")) == (own.spec, own.spec)  # the last that was found
+    assert kept.save_refusal(replace(KEY, kind="5b"), "blocks.0 mixes tokens")
+    assert (known(), known("14b")) == (others.spec, others.spec)
+    kept.path.unlink()
+    assert kept.save_refusal(replace(KEY, kind="5b"), "blocks.0 mixes tokens")
+    assert (found_spec_of(type(None), "5b"), known("14b")) == (none_found("blocks.0 mixes tokens"), None)
+    assert found_spec_of(type(None), "14b") is None
+
+
 def test_what_the_pack_ships_is_of_classes_that_nobody_wrote_a_plan_for() -> None:
     files = list(found.SHIPPED.glob("*.json"))
     assert files
@@ -171,17 +205,24 @@ def cancel(_: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limit_s", "tick", "raised", "says"),
+    ("limit_s", "clock", "tick", "raised", "says"),
     [
-        (0.3, freeze, NoAnswerError, "it took more than 0.3 s"),
-        (None, end, NoAnswerError, "ended with status -9"),
-        (300.0, cancel, KeyboardInterrupt, "cancelled"),
+        (0.01, 1e6, None, NoAnswerError, "it took more than 0.01 s"),
+        (0.3, 3, freeze, NoAnswerError, "it took more than 0.9 s"),
+        (None, 3, end, NoAnswerError, "ended with status -9"),
+        (300.0, 3, cancel, KeyboardInterrupt, "cancelled"),
     ],
-    ids=["too slow", "ends", "cancelled"],
+    ids=["too slow", "computes nothing", "ends", "cancelled"],
 )
 def test_what_looks_leaves_no_process_behind(
-    limit_s: float | None, tick: Callable[[float], None] | None, raised: type[BaseException], says: str
+    limit_s: float | None,
+    clock: float,
+    tick: Callable[[float], None] | None,
+    raised: type[BaseException],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(comfyui_process, "CLOCK", clock)
     with pytest.raises(raised, match=says):
         find_plan_of("nowhere.safetensors", ComfyUI(str(comfyui_path())), limit_s=limit_s, tick=tick)
     assert looking() == []

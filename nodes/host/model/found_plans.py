@@ -1,30 +1,34 @@
-"""Plans that nobody wrote: the one that the pack ships, else one that is looked for when a file of its class is first
-loaded and its tokens are to be shared.
+"""Plans that nobody wrote: one that is known, else one that is looked for when a file is first loaded and its tokens
+are to be shared; and another where a proof refuses one that was not found with a file of this kind.
 
 Owns when a process looks (parallel_runtime/planner/finding.py), for how long, and what the user is told of it. What is
-found counts for calls that the prover has proven (proof/proving.py).
+found counts for calls that the prover has proven (proof/proving.py). Does not own the order of plans
+(parallel_runtime/models/specs/found.py).
 """
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.models.specs import may_be_found
 from ....parallel_runtime.models.specs.found import (
     Found,
     FoundKey,
+    found_spec_of,
     found_specs,
     give_found,
     key_in,
     key_of,
     none_found,
     of_report,
-    shipped_spec_of,
+    of_text,
     to_text,
 )
-from ....parallel_runtime.planner.comfyui_process import OPTIONS, NoAnswerError
+from ....parallel_runtime.planner.comfyui_process import CLOCK, OPTIONS, NoAnswerError
 from ....parallel_runtime.planner.finding import find_plan
 from ....parallel_runtime.redact_paths import redact_paths
 from ..contract.comfyui import check_cancelled
@@ -38,8 +42,8 @@ UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file 
 
 @dataclass(frozen=True)
 class SpecSearch:
-    """`unkept`: what is known of classes that this process looked at and no file says: of those that it did not look at
-    to the end, which it does not begin again, and of all where no file can be written."""
+    """`unkept`: what is known of kinds of files that this process looked at and no file says: of those that it did not
+    look at to the end, which it does not begin again, and of all where no file can be written."""
 
     unkept: dict[FoundKey, Found] = field(default_factory=dict)
 
@@ -63,44 +67,69 @@ class SpecSearch:
         `look`: to look for up to `LIMIT_S` where nothing is known. Raises what ComfyUI raises when the user cancels.
         """
         transformer = source.model.diffusion_model
-        key = key_of(type(transformer)) if may_be_found(type(transformer)) else None
+        kind, file_kind = type(transformer), source.recognised.kind
+        key = key_of(kind, file_kind) if may_be_found(kind) else None
         if key is None:
             return source
-        found = None
-        for known in (shipped_spec_of(type(transformer)), found_specs().load(key)):
-            misfit = _given(transformer, known) if known is not None and known.spec is not None else ""
+
+        def fits(known: Found) -> bool:
+            misfit = _given(transformer, known)
             if misfit:
                 log.warning("a plan that is kept for %s is not used: %s", key.model_class, misfit)
-            elif known is not None:
-                found = known
-                break
+            return not misfit
+
+        unkept = self.unkept.get(key)
+        found = found_spec_of(kind, file_kind, fits=fits, known=unkept) or unkept
         if found is None:
-            found = self.unkept.get(key) or (self._looked(source, key) if look else UNSEEN)
+            found = self._looked(source.spec, key, check_cancelled) if look else UNSEEN
         unshared = _given(transformer, found)
         if unshared:
             return replace(source, unshared=unshared)
         spec = replace(source.spec, found=to_text(found.spec))
         return replace(source, spec=spec, unshared="", found_by=found.told)
 
-    def _looked(self, source: HostedSource, key: FoundKey) -> Found:
+    def instead_of(
+        self, transformer: torch.nn.Module, file_kind: str, spec: ModelSpec, check: Callable[[], None]
+    ) -> Found:
+        """The plan for files of this kind where a proof refused the one in `spec`, which the transformer has from now
+        on; none and why, or no reason where the refused one was found with such a file.
+
+        Looks once for a kind of file. Raises what `check` raises.
+        """
+        refused, key = of_text(spec.found), key_of(type(transformer), file_kind)
+        if key is None:
+            return Found()
+        own = found_specs().load(key) or self.unkept.get(key) or self._looked(spec, key, check)
+        if own.spec is None or own.spec == refused.spec:
+            return Found(why=own.why)
+        if refused.digest not in own.instead_of and not found_specs().pass_over(key, refused):
+            self.unkept[key] = replace(own, instead_of=(*own.instead_of, refused.digest))
+        misfit = _given(transformer, own)
+        if misfit:
+            give_found(transformer, refused)
+            return none_found(misfit)
+        return own
+
+    def _looked(self, spec: ModelSpec, key: FoundKey, check: Callable[[], None]) -> Found:
         node, name = NodeText(), key.model_class.rpartition(".")[2]
         log.info("nobody wrote a plan for %s: looking at its calls for up to %g s", name, LIMIT_S)
         next_s = 0
 
         def tick(since_s: float) -> None:
             nonlocal next_s
-            check_cancelled()
+            check()
             if since_s >= next_s:
-                node.say(f"looking how ranks can share an image of {name}: {next_s} s of at most {LIMIT_S:g} s")
+                most_s = LIMIT_S if since_s < LIMIT_S else CLOCK * LIMIT_S
+                node.say(f"looking how ranks can share an image of {name}: {next_s} s of at most {most_s:g} s")
                 next_s = int(since_s) + 1
 
         comfyui = replace(this_comfyui(), options=OPTIONS)
         try:
-            report = find_plan(source.spec.path, comfyui, checkpoint=source.spec.checkpoint, limit_s=LIMIT_S, tick=tick)
+            report = find_plan(spec.path, comfyui, checkpoint=spec.checkpoint, limit_s=LIMIT_S, tick=tick)
         except ValueError as error:
             why = redact_paths(str(error).partition("\n")[0])
             if isinstance(error, NoAnswerError):
-                file = os.path.basename(source.spec.path)
+                file = os.path.basename(spec.path)
                 why += (
                     f"; `python -m parallel_runtime find-plan {file}` in the pack's folder looks without a limit, and "
                     "the next load uses what it finds"

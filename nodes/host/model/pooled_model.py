@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.models.specs.found import Found, to_text
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import ANY_GPU
 from ....parallel_runtime.planner.counted import CountedModel
@@ -107,9 +108,9 @@ class WeightSizes:
     biggest_block: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PooledModel:
-    """A handle on weights in a pool. Cheap: starts and loads nothing.
+    """A handle on weights in a pool. Cheap: starts and loads nothing. Nothing of it changes but by `take_plan`.
 
     `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
     `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
@@ -208,6 +209,23 @@ class PooledModel:
             POOLS.load(self.weights, plan, load)
         self.pool.load(self.spec, plan, deltas=deltas, check_cancelled=check_cancelled)
         return rank_load_s
+
+    def take_plan(
+        self,
+        found: Found,
+        plan: ParallelPlan,
+        deltas: WeightDeltas,
+        *,
+        progress: Callable[[int, int], None],
+        check_cancelled: Callable[[], None],
+    ) -> None:
+        """Have all MODELs on these weights share their tokens by another plan that was found for their class, and the
+        weights in the workers for it, as a run under `plan` needs them. Raises as `ensure`."""
+        before, plan = self.weights, POOLS.plan_of_load(self.weights, plan)
+        self.unload(plan)
+        self.spec, self.found_by = replace(self.spec, found=to_text(found.spec)), found.told
+        POOLS.rename(before, self.weights)
+        self.ensure(plan, deltas, progress=progress, check_cancelled=check_cancelled)
 
     def give_back(self, device: torch.device) -> None:
         """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, and what a

@@ -104,6 +104,20 @@ class PoolRegistry:
         with self._lock:
             self._unload(weights, plan)
 
+    def plan_of_load(self, weights: Weights, plan: ParallelPlan) -> ParallelPlan:
+        """The plan that these weights were last loaded for; `plan` where they were not."""
+        return self._loaded.get(weights, plan)
+
+    def rename(self, weights: Weights, to: Weights) -> None:
+        """The MODELs on these weights have others of the same file from now on. Those must not be in the workers."""
+        with self._lock:
+            root = self._roots.pop(weights, None)
+            if root is not None:
+                self._roots.setdefault(to, root)
+            self._loaded.pop(weights, None)
+            if weights in self._cut_by:
+                self._cut_by[to] = self._cut_by.pop(weights)
+
     def is_cut_by(self, weights: Weights, shares: tuple[int, ...] | None) -> bool:
         """Whether SP Config had these shares when the weights were loaded, or `note_cut` was told so since."""
         return self._cut_by.get(weights, shares) == shares

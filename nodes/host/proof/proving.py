@@ -2,7 +2,7 @@
 
 Owns what a proof is kept by here (`ProofKey`), what a whole call needs of memory, and what the user is told. Does not
 own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of call is looked up once a process; of a
-plan that was found, each side of cfg is a kind, and numbers of 0, of 1 and between them are.
+plan that was found, each side of cfg is a kind.
 """
 
 import functools
@@ -14,6 +14,8 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
 from ....parallel_runtime.pool.calls import ModelCall, RunResult
-from ....parallel_runtime.pool.proving import arguments_of, prove
+from ....parallel_runtime.pool.proving import arguments_of, prove, sides_of
 from ....parallel_runtime.proof import (
     NOT_NEEDED,
     NOT_PROVEN,
@@ -41,6 +43,7 @@ from ....parallel_runtime.proof import (
 )
 from ..contract.version import comfyui_version
 from ..model.forward import alive
+from ..model.found_plans import LOOKING
 from ..model.meta import META
 from ..model.pooled_model import PooledModel
 from ..panel.progress import NodeText
@@ -79,11 +82,15 @@ class Prover:
         """ComfyUI's, without weights. It holds this, so that it is not held here."""
         return alive(self._transformer)
 
-    def check(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+    def check(
+        self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None], *, looks: bool = True
+    ) -> None:
         """Have the call's plan proven, unless that is known, and note it in the run.
 
-        The run goes on without a plan that auto took and that computes something else, or whose ranks raise. Raises
-        `ValueError` for such a plan of the user's, `PoolError` when a worker fails.
+        Where that refuses a plan that was shipped or found with another kind of file, and `looks`, the plan of this
+        kind takes its place for all MODELs on these weights, and is proven instead. The run goes on without a plan that
+        auto took and that computes something else, or whose ranks raise. Raises `ValueError` for such a plan of the
+        user's, `PoolError` when a worker fails.
         """
         if call.options["method"] is not None:
             return
@@ -91,6 +98,8 @@ class Prover:
             proof = STAGED
         else:
             proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
+        if proof.verdict == REFUSED and self.pooled.found_by and looks:
+            proof = self._by_another_plan(run, call, check_cancelled, proof)
         fails = (REFUSED, NOT_PROVEN) if self.pooled.found_by else (REFUSED,)  # a found plan counts once it is proven
         if proof.verdict in fails and not run.decision.automatic:
             raise ValueError(self._refusal(run.plan, proof))
@@ -99,11 +108,28 @@ class Prover:
             proof = WHOLE
         run.note(proof)
 
+    def _by_another_plan(
+        self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None], refused: Proof
+    ) -> Proof:
+        """What is known once the plan of this kind of file has taken the place of the refused one."""
+        pooled = self.pooled
+        found = LOOKING.instead_of(self.transformer, self.recognised.kind, pooled.spec, check_cancelled)
+        if found.spec is None:
+            return replace(refused, reason=f"{refused.reason}; with this file {found.why}") if found.why else refused
+        log.info("%s: another plan, found with this file, is used: %s", self._name, refused.reason)
+        self._known.clear()
+        progress = partial(NodeText().loading, os.path.basename(pooled.spec.path))
+        pooled.take_plan(found, run.plan, run.deltas, progress=progress, check_cancelled=check_cancelled)
+        proof = self._proof(run, call, check_cancelled)
+        if proof.verdict != REFUSED:
+            return proof
+        return replace(proof, reason=f"{refused.reason}; by the plan that was found with this file: {proof.reason}")
+
     def knows(self, plan: ParallelPlan, call: ModelCall) -> bool:
         """Whether it is known what `check` would find of the plan, without a call of the model."""
         if plan.parts == 1 or call.options["method"] is not None:
             return True
-        kind = (_told(plan), self._arguments(call))
+        kind = (_told(plan), arguments_of(call))
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         found = self._known.get(kind) or self._known.get((kind, sizes)) or self._store.load(self.key(plan, kind[1]))
         return found is not None
@@ -153,12 +179,8 @@ class Prover:
             arguments=arguments,
         )
 
-    def _arguments(self, call: ModelCall) -> tuple[str, ...]:
-        """What a proof of the call holds for."""
-        return arguments_of(call, closely=bool(self.pooled.found_by))
-
     def _proof(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
-        arguments = self._arguments(call)
+        arguments = arguments_of(call) + (sides_of(call) if self.pooled.found_by else ())
         kind = (_told(run.plan), arguments)
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         proof = self._known.get(kind) or self._known.get((kind, sizes))
@@ -227,10 +249,13 @@ class Prover:
             "report this line: the pack's plan does not fit this ComfyUI"
         )
 
-    @functools.cached_property
+    @property
     def _source(self) -> str:
-        kinds = {type(each) for each in self.transformer.modules()}
-        return f"{_hash(_files_of(kinds))} {_hash([], repr(spec_of(self.transformer)))}"
+        return f"{self._classes} {_hash([], repr(spec_of(self.transformer)))}"
+
+    @functools.cached_property
+    def _classes(self) -> str:
+        return _hash(_files_of({type(each) for each in self.transformer.modules()}))
 
     @functools.cached_property
     def _formats(self) -> list[str]:

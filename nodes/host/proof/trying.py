@@ -139,12 +139,11 @@ class Trier:
                 listener=StepListener(),
                 proofs=[],
                 remarks=[],
-                checked=type(run.checked)(maxlen=run.checked.maxlen),
                 trier=None,
             )
             try:
                 for call in calls:
-                    other.check(call, check_cancelled)
+                    self.prover.check(other, call, check_cancelled, looks=False)
             except (PoolError, ValueError) as error:  # which the plan's own copy did not meet
                 run.model.pool.retract_failure()
                 log.warning("%s could not be proven and is kept out: %s", in_words(kept.plan), _why(error))

@@ -157,7 +157,7 @@ class RunContext:
         """
         if self.prover is None:
             return
-        kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
+        kind = (self.proven_for, call.options["call"], [tensor.shape for tensor in call.tensors.values()])
         if kind not in self.checked:
             self.prover.check(self, call, check_cancelled)
             self.checked.append(kind)
@@ -179,6 +179,11 @@ class RunContext:
         self.decision = decision
         self.graphs_under = decision.plan if by_graphs else None
         self.listener.tried(decision, line)
+
+    @property
+    def proven_for(self) -> tuple[ParallelPlan, str]:
+        """What calls are proven for: the plan, and the one that was found for the model's class."""
+        return self.plan, self.model.spec.found
 
     @property
     def usual_step_s(self) -> float | None:
@@ -239,7 +244,15 @@ class RunContext:
         if TASK.get() is None:
             (out,) = self._send([call], check_cancelled)
         else:
-            (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
+            before = self.proven_for
+
+            def send(calls: list[ModelCall]) -> list[torch.Tensor]:
+                if self.proven_for != before:  # the call of another task had another plan taken
+                    for each in calls:
+                        self.check(each, check_cancelled)
+                return self._send(calls, check_cancelled)
+
+            (out,) = hand_over([Handed(self._together(), send, call)])
         return out
 
     def sample(self, run: WorkerLoopRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> WorkerLoopResult:

@@ -144,9 +144,9 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         with _traceable(lambda error: f"how the model noises what a mask keeps cannot be written as numbers: {error}"):
             inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
-        plan, conds = None, []
-        while plan is not context.plan:  # a plan whose proof fails gives way to another, which calls otherwise
-            plan = context.plan
+        before, conds = None, []
+        while before != context.proven_for:  # a plan whose proof fails gives way to another, which calls otherwise
+            before = plan, _ = context.proven_for
             _refuse_idle(plan, x.shape[0], len(names))
             conds = conds_of_run(guider, model_options, x, sigmas[:1])
             for cond in conds:

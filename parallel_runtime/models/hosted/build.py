@@ -6,6 +6,8 @@ ComfyUI's comfy/sd.py; what it rounds when it loads is rounded here. What it onl
 has a copy of its own; else it stays as the file has it and is widened where it is used.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,7 +40,8 @@ class Recognised:
 
     `around`: what a checkpoint has beside them, where ComfyUI looks for what the model predicts and for layers of its
     own outside of the transformer; `prefix`: that of the transformer's names there. `dtypes_kept`: those of weights by
-    name, where they are rounded to fp8.
+    name, where they are rounded to fp8. `kind`: a hash of the description, the same for files that differ in their
+    weights' values and formats alone.
     """
 
     config: Any  # comfy.supported_models_base.BASE
@@ -46,6 +49,7 @@ class Recognised:
     around: Mapping[str, torch.Tensor] = field(default_factory=dict)
     prefix: str = ""
     dtypes_kept: Mapping[str, torch.dtype] = field(default_factory=dict)
+    kind: str = ""
 
     @property
     def quantised(self) -> bool:
@@ -121,7 +125,13 @@ def recognise(
             f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
             "text encoder, a VAE or a LoRA, or update ComfyUI for a newer model"
         )
-    return Recognised(config, weights)
+    return Recognised(config, weights, kind=_kind_of(config))
+
+
+def _kind_of(config: Any) -> str:  # noqa: ANN401  comfy.supported_models_base.BASE
+    """Before a model is made of it: some change it."""
+    described = json.dumps(config.unet_config, sort_keys=True, default=lambda value: type(value).__name__)
+    return hashlib.sha256(f"{type(config).__name__} {described}".encode()).hexdigest()[:16]
 
 
 def _refuse_names_of_diffusers(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -152,7 +162,7 @@ def _of_checkpoint(path: str, tensors: Mapping[str, torch.Tensor], metadata: Map
     weights = {name.removeprefix(prefix): each for name, each in given.items() if name.startswith(prefix)}
     around = {name: each for name, each in given.items() if not name.startswith(prefix)}
     check_formats(path, weights)
-    return Recognised(config, weights, around, prefix)
+    return Recognised(config, weights, around, prefix, kind=_kind_of(config))
 
 
 @dataclass(frozen=True)

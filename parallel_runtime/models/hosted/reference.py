@@ -116,7 +116,7 @@ class Reference:
         self.path = path
         recognised = self._recognise()
         dtype, _ = loaded_dtypes("default", recognised.weights, recognised.config, self.device)
-        built = self._planned(build(path, recognised, dtype))
+        built = self._planned(build(path, recognised, dtype), recognised.kind)
         kind, unshared = type(built.module), ""
         try:
             find_hook_points(built.module, spec_of(built.module))
@@ -178,7 +178,7 @@ class Reference:
         self.path = path
         recognised = self._recognise()
         self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
-        built = self._planned(build(path, recognised, self.dtype))
+        built = self._planned(build(path, recognised, self.dtype), recognised.kind)
         try:
             built.module.to("meta")
             return recognised, built, look(built.whole, torch.device("meta"))
@@ -241,16 +241,18 @@ class Reference:
         if self._built is not None and self._built_in == dtype:
             return
         self._built = None  # what it took goes first
-        built = self._planned(build(self.path, self._recognise(), dtype, kept=self.kept))
+        recognised = self._recognise()
+        built = self._planned(build(self.path, recognised, dtype, kept=self.kept), recognised.kind)
         built.round_here()
         built.module.to(self.device)
         self._built, self._built_in = built, dtype
 
-    def _planned(self, built: Built) -> Built:
+    def _planned(self, built: Built, file_kind: str) -> Built:
         """The same, whose module has the plan that was found for its class."""
         kind = type(built.module)
         if may_be_found(kind):
-            found = found_spec_of(kind) if self.found is None else of_text(self.found) if self.found else None
+            kept = self.found is None
+            found = found_spec_of(kind, file_kind) if kept else of_text(self.found) if self.found else None
             if found is not None:
                 give_found(built.module, found)
         return built

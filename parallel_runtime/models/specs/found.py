@@ -1,8 +1,10 @@
 """Plans that were found, kept between runs: one small JSON file, an entry for each class of each ComfyUI.
 
-Owns the file `found_plans.json` in the user's cache folder (user_files.py), and how a model carries what was found of
-it. An entry holds for the source of the class and of what it is made of, and for ComfyUI's version; another one is
-found anew. A class of which none was found has the reason in its entry, which holds for the finder that looked.
+Owns the file `found_plans.json` in the user's cache folder (user_files.py), how a model carries what was found of it,
+and in which order plans come (`found_spec_of`). An entry holds for the source of the class and of what it is made of,
+for ComfyUI's version, and for files of one kind; a class's plan serves files of other kinds until a proof refuses it
+there, and then one is looked for with such a file: `instead_of` says which plans were refused. Where none was found the
+entry has the reason, which holds for such files and for the finder that looked. Entries from before have no kind.
 
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "cuts": "cut once", "errors": {...}, "plan": {...}},
                              "9a04...": {"key": {...}, "refused": "blocks.0.attn mixes tokens: ...", "finder": "77ab"}}}
@@ -18,7 +20,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -39,11 +41,13 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundKey:
-    """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention."""
+    """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention;
+    `kind`: of what ComfyUI takes a file for (`Recognised.kind`)."""
 
     model_class: str
     source: str
     comfyui: str
+    kind: str = ""
 
     @property
     def digest(self) -> str:
@@ -53,11 +57,18 @@ class FoundKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What looking at a class gave: a plan, or None and why there is none. `told`: what the plan was proven by."""
+    """What looking at a class gave: a plan, or None and why there is none. `told`: what the plan was proven by;
+    `instead_of`: the hashes of plans that a proof refused for files of its kind."""
 
     spec: ShardingSpec | None = None
     why: str = ""
     told: str = ""
+    instead_of: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """A hash of its plan."""
+        return hashlib.sha256(to_text(self.spec).encode()).hexdigest()[:16]
 
 
 def none_found(why: str) -> Found:
@@ -67,7 +78,8 @@ def none_found(why: str) -> Found:
 
 def key_in(report: Mapping[str, Any]) -> FoundKey:
     """What it holds for."""
-    return FoundKey(model_class=report["class"], source=report["source"], comfyui=report["comfyui"])
+    same = {name: report[name] for name in ("source", "comfyui", "kind")}
+    return FoundKey(model_class=report["class"], **same)
 
 
 def of_report(report: Mapping[str, Any]) -> Found:
@@ -80,7 +92,8 @@ def of_report(report: Mapping[str, Any]) -> Found:
 def plan_in(entry: Mapping[str, Any], model_class: str, path: Path) -> Found | None:
     """The plan of a class in an entry of the file at `path`; None, and a line in the log, for one that is damaged."""
     try:
-        return Found(spec=from_data(entry.get("plan")), told=told_by(str(entry["cuts"]), {**entry["errors"]}))
+        told, passed = told_by(str(entry["cuts"]), {**entry["errors"]}), tuple(entry.get("instead_of", ()))
+        return Found(spec=from_data(entry.get("plan")), told=told, instead_of=passed)
     except (ValueError, KeyError, TypeError) as error:
         log.warning("the plan of %s in %s is not used: %s", model_class, path, error)
         return None
@@ -139,6 +152,22 @@ class FoundSpecs:
             return none_found(why) if entry.get("finder") == finder_source() else None
         return plan_in(entry, key.model_class, self.path)
 
+    def of_others(self, key: FoundKey) -> Found | None:
+        """The plan that was found last for the class with a file of another kind; None for none."""
+        for entry in reversed(self._entries.all().values()):
+            its = entry.get("key") if isinstance(entry, dict) and "plan" in entry else None
+            if isinstance(its, dict) and its != asdict(key) == {**its, "kind": key.kind}:
+                return plan_in(entry, key.model_class, self.path)
+        return None
+
+    def pass_over(self, key: FoundKey, refused: Found) -> bool:
+        """Keep that a proof refused another plan for files of the key's kind, which has a plan of its own; False where
+        it has none, or the folder cannot be written."""
+        entry = self._entries.all().get(key.digest, {})
+        if "plan" not in entry:
+            return False
+        return self._save(key, {**entry, "instead_of": [*entry.get("instead_of", ()), refused.digest]})
+
     def save(self, key: FoundKey, spec: ShardingSpec, *, cuts: str, errors: Mapping[str, float]) -> bool:
         """Keep it; False where the folder cannot be written. `errors`: of the proof, by what was computed: `error` and
         `control`."""
@@ -150,7 +179,7 @@ class FoundSpecs:
 
     def _save(self, key: FoundKey, what: Mapping[str, object]) -> bool:
         try:
-            self._entries.put(key.digest, {"key": asdict(key), **what})
+            self._entries.put(key.digest, {**what, "key": asdict(key)})
         except OSError as error:
             log.warning("found plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
             return False
@@ -168,8 +197,8 @@ def path_of(model_class: type) -> str:
     return f"{model_class.__module__}.{model_class.__qualname__}"
 
 
-def key_of(model_class: type) -> FoundKey | None:
-    """The key of a class of a ComfyUI's that is imported; None for a class of anything else."""
+def key_of(model_class: type, kind: str = "") -> FoundKey | None:
+    """The key of files of a kind and a class of a ComfyUI's that is imported; None for a class of anything else."""
     file = file_of(model_class)
     if file is None:
         return None
@@ -179,7 +208,7 @@ def key_of(model_class: type) -> FoundKey | None:
     version = root / "comfyui_version.py"
     said = re.search(r'__version__ = "([^"]*)"', version.read_text(encoding="utf-8")) if version.is_file() else None
     source = source_beside(Path(file), root)
-    return FoundKey(model_class=path_of(model_class), source=source, comfyui=said[1] if said else "")
+    return FoundKey(model_class=path_of(model_class), source=source, comfyui=said[1] if said else "", kind=kind)
 
 
 def source_beside(file: Path, root: Path) -> str:
@@ -200,10 +229,23 @@ def finder_source() -> str:
     return found.hexdigest()[:16]
 
 
-def found_spec_of(model_class: type) -> Found | None:
-    """What the pack ships for a class of a ComfyUI's that is imported, else what this user has kept."""
-    key = key_of(model_class)
-    return None if key is None else shipped_spec_of(model_class) or found_specs().load(key)
+def found_spec_of(
+    model_class: type, kind: str = "", *, fits: Callable[[Found], bool] = lambda _: True, known: Found | None = None
+) -> Found | None:
+    """What is known of files of a kind and a class of a ComfyUI's that is imported; None for nothing that `fits`.
+
+    The plan that the pack ships, else the one that was found with such a file, else the one that was found with
+    another: the first that no proof refused for such a file (`instead_of`). Without any, why none was found with such a
+    file. `known`: what of such files no file says.
+    """
+    key = key_of(model_class, kind)
+    if key is None:
+        return None
+    own = found_specs().load(key) or known
+    plans = (shipped_spec_of(model_class), own, found_specs().of_others(key))
+    passed = () if own is None else own.instead_of
+    usable = (each for each in plans if each is not None and each.spec is not None and each.digest not in passed)
+    return next(filter(fits, usable), None if own is None or own.spec is not None else own)
 
 
 def shipped_spec_of(model_class: type) -> Found | None:

@@ -174,19 +174,14 @@ def _at_another_size(
     return replace(proof, error=max(proof.error or 0.0, here.error), control=min(proof.control or 0.0, here.control))
 
 
-def arguments_of(call: ModelCall) -> tuple[str, ...]:
+def arguments_of(call: ModelCall, *, closely: bool = False) -> tuple[str, ...]:
     """The names of a call's arguments, what is in them and what steers a class (words, yes and no), without sizes.
 
-    Sorted; a tensor is told with its number of dims, an argument that is None not at all.
+    Sorted; a tensor is told with its number of dims, an argument that is None not at all. `closely`: of each number,
+    too, whether it is 0, 1 or between them, since classes choose by that: by the side of cfg, by a strength of 1, which
+    needs no mask.
     """
-    return tuple(sorted(set(_named(call.options["call"], call, ""))))
-
-
-def sides_of(call: ModelCall) -> tuple[str, ...]:
-    """Which sides of cfg a call has rows of, as a name beside its arguments'; () where it does not say."""
-    given: Any = from_tree(call.options["call"], list(call.tensors.values()))
-    sides = (given["kwargs"].get("transformer_options") or {}).get("cond_or_uncond") or ()
-    return (f"sides={'+'.join(map(str, sorted(set(sides))))}",) if sides else ()
+    return tuple(sorted(set(_named(call.options["call"], call, "", closely=closely))))
 
 
 def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
@@ -284,22 +279,23 @@ def _smaller(size: Sequence[int], share: float) -> tuple[int, ...]:
     return tuple(min(side, max(LEAST, int(side * scale) // STEP * STEP)) for side in size)
 
 
-def _named(tree: object, call: ModelCall, path: str) -> Iterator[str]:
+def _named(tree: object, call: ModelCall, path: str, *, closely: bool) -> Iterator[str]:
     """Each leaf of a tree (models/hosted/calls.py) by its path; entries of a list are one."""
     if tree is None:
         return
     if not isinstance(tree, dict):
-        yield f"{path}={tree}" if isinstance(tree, bool | str) else path
+        said = f"={tree}" if isinstance(tree, bool | str) or (closely and tree in (0, 1)) else ""
+        yield path + ("=part" if closely and isinstance(tree, float) and 0 < tree < 1 else said)
         return
     ((tag, inner),) = tree.items()
     if tag == "t":
         yield f"{path}:{call.tensors[f't{inner}'].ndim}"
     elif tag == "d":
         for name, each in inner.items():
-            yield from _named(each, call, f"{path}.{name}" if path else name)
+            yield from _named(each, call, f"{path}.{name}" if path else name, closely=closely)
     elif tag in ("l", "u"):
         several = [f"[{number}]" for number in range(len(inner))] if path == "args" else ["[]"] * len(inner)
         for index, each in zip(several, inner, strict=True):
-            yield from _named(each, call, path + index)
+            yield from _named(each, call, path + index, closely=closely)
     else:
         yield path

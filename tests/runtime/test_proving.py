@@ -27,7 +27,7 @@ from parallel_runtime.pool import proving
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.failures import MAX_FAILURES
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, sides_of, smaller_call
+from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
 
 TOLERANCE = 1e-5
@@ -291,9 +291,14 @@ def test_a_call_has_other_sizes_and_none_smaller_than_one_patch(
     assert [each.tensors["t0"].shape[2:][-2:] for each in other_sizes(call)] == other
 
 
-def test_the_sides_of_cfg_are_told_apart() -> None:
-    told = [call_of(latent(), transformer_options={"cond_or_uncond": sides}) for sides in ([1, 0], [0], [1], [])]
-    assert [sides_of(each) for each in told] == [("sides=0+1",), ("sides=0",), ("sides=1",), ()]
+def test_a_found_plan_is_proven_for_each_side_of_cfg_and_where_a_number_steers() -> None:
+    sides = [call_of(latent(), transformer_options={"cond_or_uncond": sides}) for sides in ([1, 0], [0], [1], [])]
+    strengths = [call_of(latent(), guides=[{"strength": each}]) for each in (1.0, 0.5, 0.0, 2.0)]
+    for told in (sides, strengths):
+        assert len({arguments_of(each, closely=True) for each in told}) == 4
+        assert len({arguments_of(each) for each in told}) == (2 if told is sides else 1)  # an empty list has no entries
+    alike = (call_of(latent(), guides=[{"strength": each, "frames": 8 + each}]) for each in (0.3, 0.7))
+    assert len({arguments_of(each, closely=True) for each in alike}) == 1
 
 
 def test_a_call_is_known_by_its_arguments_and_not_by_their_sizes() -> None:

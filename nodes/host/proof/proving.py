@@ -2,7 +2,7 @@
 
 Owns what a proof is kept by here (`ProofKey`), what a whole call needs of memory, and what the user is told. Does not
 own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of call is looked up once a process; of a
-plan that was found, each side of cfg is a kind.
+plan that was found, each side of cfg is a kind, and numbers of 0, of 1 and between them are.
 """
 
 import functools
@@ -30,7 +30,7 @@ from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
 from ....parallel_runtime.pool.calls import ModelCall, RunResult
-from ....parallel_runtime.pool.proving import arguments_of, prove, sides_of
+from ....parallel_runtime.pool.proving import arguments_of, prove
 from ....parallel_runtime.proof import (
     NOT_NEEDED,
     NOT_PROVEN,
@@ -129,7 +129,7 @@ class Prover:
         """Whether it is known what `check` would find of the plan, without a call of the model."""
         if plan.parts == 1 or call.options["method"] is not None:
             return True
-        kind = (_told(plan), arguments_of(call))
+        kind = (_told(plan), self._arguments(call))
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         found = self._known.get(kind) or self._known.get((kind, sizes)) or self._store.load(self.key(plan, kind[1]))
         return found is not None
@@ -179,8 +179,12 @@ class Prover:
             arguments=arguments,
         )
 
+    def _arguments(self, call: ModelCall) -> tuple[str, ...]:
+        """What a proof of the call holds for."""
+        return arguments_of(call, closely=bool(self.pooled.found_by))
+
     def _proof(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
-        arguments = arguments_of(call) + (sides_of(call) if self.pooled.found_by else ())
+        arguments = self._arguments(call)
         kind = (_told(run.plan), arguments)
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         proof = self._known.get(kind) or self._known.get((kind, sizes))

@@ -23,7 +23,7 @@ import pytest
 from demo.graphs import TEXT_ENCODER, add_demo_model
 from families.variants import SMALL, write_families
 from host.client import ComfyClient
-from host.forked_ranks import FOR_COMFYUI, fork_ranks, start_ranks
+from host.forked_ranks import fork_ranks, start_ranks
 from host.server import ComfyServer
 from host.tiny_hosted import spec_of, write_tiny
 from host.tiny_models import TinyModels, write_tiny_models
@@ -83,7 +83,7 @@ STARTING_FILES = {
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork ranks, which saves 2 s of a core for each, and ComfyUIs, 7 s, but where their start is tested."""
-    start_ranks() if item.path.name in STARTING_FILES else fork_ranks(FOR_COMFYUI)
+    start_ranks() if item.path.name in STARTING_FILES else fork_ranks()
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +132,7 @@ def client(comfy_server: ComfyServer) -> ComfyClient:
 @pytest.fixture(scope="session")
 def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
     """A ComfyUI with the pack and the families' tiny files, which ComfyUI's own modules compute."""
-    with ComfyServer(models=family_models, environment=FOR_COMFYUI) as server:
+    with ComfyServer(models=family_models) as server:
         yield server
         assert not server.leaks
 

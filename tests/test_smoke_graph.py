@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from host import workflows
+from host import forked_ranks, workflows
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.server import ComfyServer
 from host.tiny_models import TinyModels
+from host.workers import worker_pids
 
 
 def test_two_ranks_equal_stock_comfyui_and_another_prompt_does_not(
@@ -16,3 +18,8 @@ def test_two_ranks_equal_stock_comfyui_and_another_prompt_does_not(
     other = latent_of(client, parallel(workflows.text_to_image(tiny_models, steps=3, prompt="a lighthouse at dawn")))
     assert relative_error(ours, stock) <= TOLERANCE
     assert relative_error(other, stock) > 100 * TOLERANCE
+
+
+def test_a_test_host_and_its_ranks_are_forked(comfy_server: ComfyServer) -> None:
+    started = {comfy_server.pid, *worker_pids(comfy_server)}
+    assert {pid for pid in started if forked_ranks.is_forked(pid)} == (started if forked_ranks.enabled else set())

@@ -30,7 +30,6 @@ from families.variant import Variant
 from families.variants import FAMILIES, FILES, write_families
 from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
-from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import parallel, relative_error, saved_latent
 from host.server import ComfyServer
 from parallel_runtime.models.specs import SPECS
@@ -66,7 +65,7 @@ def without_written(folder: Path) -> Path:
 def server(models: Path, folder: Path) -> Iterator[ComfyServer]:
     """One of such a ComfyUI, in an empty folder, where `cache` is its cache."""
     os.environ["COMFYUI_PATH"] = str(without_written(folder))
-    environment = {"XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1", **FOR_COMFYUI}
+    environment = {"XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
     with ComfyServer(models=models, environment=environment) as started:
         yield started
 

@@ -14,7 +14,6 @@ import torch
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
-from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
 from host.server import ComfyServer
 
@@ -38,7 +37,7 @@ if qwen21 in NEWER:
         write_adapter(models / "loras" / LORA, "lora_alpha", {"transformer_blocks.0.attn.to_k": (640, 640)})
         cache = tmp_path_factory.mktemp("cache")
         calibrate(cache, "cpu:2")
-        environment = {"XDG_CACHE_HOME": str(cache), **FOR_COMFYUI}
+        environment = {"XDG_CACHE_HOME": str(cache)}
         with ComfyServer(models=models, environment=environment) as server:
             yield ComfyClient(server.url)
 

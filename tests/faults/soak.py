@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from host.forked_ranks import FOR_COMFYUI, fork_ranks
+from host.forked_ranks import fork_ranks
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
@@ -301,7 +301,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.ranks} ranks, {options.minutes:g} minutes", flush=True)  # noqa: T201
     torch.set_num_threads(1)  # two are slower where others want the cores too
-    fork_ranks(FOR_COMFYUI)  # or most of the time goes to ComfyUI's imports in fresh ranks
+    fork_ranks()  # or most of the time goes to ComfyUI's imports in fresh ranks
     with tempfile.TemporaryDirectory() as folder:
         cases = Cases(Path(folder), num_ranks=options.ranks)
         soak = Soak(cases, num_ranks=options.ranks, seed=options.seed)

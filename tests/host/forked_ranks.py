@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -31,7 +32,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 ENTRY = "parallel_runtime.worker.entry"
@@ -50,19 +50,18 @@ PROGRAMS = OURS | {
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 CLONE_PARENT, SIGCHLD, SYS_CLONE = 0x8000, 17, 56
+PR_SET_PDEATHSIG = 1  # the option of prctl(2)
 THREAD_BYTES = 2048  # of glibc's record of a thread, in which it keeps the thread's number
 MOST_BYTES, MOST_FDS = 1 << 16, 64
 ROOM = 2048  # for a rank's command line
-# A variable that names modules to import as well before anything is forked, and those that ComfyUI's modules import: of
-# the 4 s that a rank would take for them, 3 s are these, and of the 7 s of a ComfyUI 5.
-MORE = "FORK_RANKS_WITH"
-FOR_COMFYUI = {
-    MORE: "torch._dynamo transformers torchvision torchaudio scipy.integrate scipy.signal einops comfy_kitchen "
+# What ComfyUI's modules import: 3 of the 4 s that a rank would take for them, and 5 of the 7 s of a ComfyUI.
+FOR_COMFYUI = (
+    "torch._dynamo transformers torchvision torchaudio scipy.integrate scipy.signal einops comfy_kitchen "
     "spandrel kornia av aiohttp.web sqlalchemy.orm alembic.command pydantic_settings psutil comfy_aimdo.model_vbar "
     "transformers.models.clip.tokenization_clip transformers.models.qwen2.tokenization_qwen2 "
     "transformers.models.t5.tokenization_t5 transformers.models.llama.tokenization_llama "
     "transformers.models.byt5.tokenization_byt5"
-}
+)
 FORKS = "FORKS_RANKS"  # a variable of a forked ComfyUI: its number, and the socket of what forks its ranks
 THREADS = "OMP_NUM_THREADS"  # read when torch is imported
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -77,7 +76,6 @@ class _Forking:
         self._socket: socket.socket | None = None
         self._pid = 0
         self._lock = threading.Lock()
-        self.environment: Mapping[str, str] = {}  # of the process that forks, beside this one's
 
     def fork(self, order: dict[str, Any], fds: Sequence[int]) -> int:
         """The process id of what was forked by that order, with these descriptors."""
@@ -98,7 +96,7 @@ class _Forking:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, **self.environment, THREADS: "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+        environment = {**os.environ, THREADS: "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
         PLAIN_POPEN(
             [sys.executable, "-u", "-m", "host.forked_ranks", str(theirs.fileno()), "-" * ROOM],
             stdin=subprocess.DEVNULL,
@@ -108,6 +106,31 @@ class _Forking:
         )
         theirs.close()
         return ours
+
+
+class EndWithParent:
+    """A `preexec_fn` by which a program gets SIGTERM when the process that made this ends; one that is forked, too."""
+
+    def __init__(self) -> None:
+        self._parent = os.getpid()
+        self._prctl = ctypes.CDLL(None).prctl  # looked up here, since a forked child should not import
+
+    def __call__(self) -> None:
+        """Have the kernel send it. Of a thread's child it would, too, when that thread ends: see `watch`."""
+        self._prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != self._parent:  # it ended before we asked
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    @staticmethod
+    def watch(parent: int) -> None:
+        """In a program that was forked for process `parent`: a thread sends it."""
+        ends = os.pidfd_open(parent)
+
+        def end() -> None:
+            select.select([ends], [], [])
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=end, name="ends-with-parent", daemon=True).start()
 
 
 PLAIN_POPEN = subprocess.Popen
@@ -135,6 +158,7 @@ class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
             "cwd": str(self._asked.get("cwd") or os.getcwd()),
             "numbers": [0, 1, 2, *fds[3:]],
             "new_session": bool(self._asked.get("start_new_session")),
+            "ends_with": os.getpid() if self._asked.get("preexec_fn") else 0,
         }
         self.pid = FORKING.fork(order, fds)
         self._child_created = True
@@ -156,7 +180,7 @@ def _can_be_forked(command: object, asked: Mapping[str, Any]) -> bool:
         return False
     if command[place] in OURS:  # a copy of the pack has its own modules
         return Path(asked.get("cwd") or "").resolve() == ROOT
-    if Path(command[place]).name not in PROGRAMS or asked.get("preexec_fn") is not None:
+    if Path(command[place]).name not in PROGRAMS or not isinstance(asked.get("preexec_fn"), EndWithParent | None):
         return False
     environment = os.environ if asked.get("env") is None else asked["env"]
     paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
@@ -165,13 +189,9 @@ def _can_be_forked(command: object, asked: Mapping[str, Any]) -> bool:
     return not others and not on_gpus and environment.get(THREADS) == "1"
 
 
-def fork_ranks(environment: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Have this process fork the ranks of its pools, and test hosts, unless START_EACH_RANK is in its environment.
-
-    `environment`: further variables of the process that forks them, such as FOR_COMFYUI.
-    """
+def fork_ranks() -> None:
+    """Have this process fork the ranks of its pools, and test hosts, unless START_EACH_RANK is in its environment."""
     global enabled  # noqa: PLW0603  a switch of the tests' own
-    FORKING.environment = environment
     enabled = HERE and "START_EACH_RANK" not in os.environ
     subprocess.Popen = Popen  # type: ignore[misc]
 
@@ -182,13 +202,18 @@ def start_ranks() -> None:
     enabled = False
 
 
+def is_forked(pid: int) -> bool:
+    """Whether a process was: after its command line there is the room that this would have had."""
+    return len(Path(f"/proc/{pid}/cmdline").read_bytes()) > ROOM
+
+
 def serve(fd: int) -> None:
     """Import what most import, then fork one for each order until nobody can send one."""
     import torch.distributed
 
     import parallel_runtime.worker.engine  # noqa: F401
 
-    for name in os.environ.get(MORE, "").split():
+    for name in FOR_COMFYUI.split():
         with suppress(ImportError):  # another ComfyUI comes with other packages
             importlib.import_module(name)
     torch.set_num_threads(1)
@@ -272,6 +297,8 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
         first = order["cwd"] if is_module else str(Path(name).resolve().parent)
         sys.path[:] = [first, *paths, *(path for path in sys.path if _is_library(path))]
         sys.argv = list(order["command"][place:])
+        if order["ends_with"]:
+            EndWithParent.watch(order["ends_with"])
         code = _run(name, is_module=is_module)
     except BaseException:  # noqa: BLE001  the end of the process, whatever it was
         traceback.print_exc()

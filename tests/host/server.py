@@ -6,7 +6,6 @@ the models (tiny_models.py), talking to it (client.py).
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.metadata
 import json
@@ -20,11 +19,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from .fetch import cache_folder, comfyui_path
+from .forked_ranks import EndWithParent
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 PACK_NAME = "parallel-dit"
@@ -32,7 +31,6 @@ TEST_PACKS = tuple(Path(__file__).resolve().parent / name for name in ("tiny_tex
 GRACE_S = 10.0
 # Attention as users run it: ComfyUI's own CPU default is slower and would flatter every comparison.
 FLAGS = ("--use-pytorch-cross-attention", "--disable-api-nodes", "--preview-method", "latent2rgb")
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
 MEMORY_DATABASE = ("--database-url", "sqlite:///:memory:")  # the default file is in the shared source tree
 
 
@@ -167,7 +165,7 @@ class ComfyServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-                preexec_fn=end_with_parent(os.getpid()),
+                preexec_fn=EndWithParent(),
                 start_new_session=True,  # a Ctrl-C at the terminal reaches the tests, which then stop the server
             )
         self._wait_until_answering()
@@ -209,18 +207,6 @@ class ComfyServer:
         """Stops the server and starts it again on the same base directory, on a new port."""
         self.stop()
         self.start()
-
-
-def end_with_parent(parent: int) -> Callable[[], None]:
-    """What a child of process `parent` does before it runs its program, to get SIGTERM when its parent ends."""
-    prctl = ctypes.CDLL(None).prctl  # looked up here, since a forked child should not import
-
-    def ask() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before we asked
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return ask
 
 
 def link(path: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ DEADLOCK_S = 10.0
 def fork_ranks() -> None:
     """Have this process's pools fork their ranks, and ranks on a GPU pretend theirs."""
     forked_ranks.OURS.add(RANK)
-    forked_ranks.fork_ranks(forked_ranks.FOR_COMFYUI)
+    forked_ranks.fork_ranks()
     spawn = process.spawn_owned
 
     def spawn_owned(module: str, arguments: Mapping[str, object], *more: Any) -> process.OwnedProcess:

@@ -16,7 +16,6 @@ import torch
 
 from host.client import ComfyClient, Workflow
 from host.fetch import comfyui_path
-from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import saved_latent
 from host.server import ComfyServer
 from host.tally import by_stock
@@ -139,7 +138,7 @@ def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(text)
     (packages / "yunchang" / "kernels.py").write_text(YUNCHANG)
-    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(packages), **FOR_COMFYUI}
+    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(packages)}
     environment["SHIPPED_PLANS"] = str(cache / "shipped")
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patched:

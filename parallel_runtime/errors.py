@@ -3,6 +3,9 @@
 A mistake the user can correct (a plan, a file, a shape) is a `ValueError`, raised before any worker is touched.
 """
 
+import traceback
+from typing import Any
+
 
 class PoolError(RuntimeError):
     """The workers failed: one of them died, raised, or went silent. All of them have been ended and reaped.
@@ -43,3 +46,23 @@ class OutOfMemoryInRankError(PoolError):
 
 class RequestCancelledError(RuntimeError):
     """The caller cancelled a request. The workers are well and take the next one."""
+
+
+def note_module(error: BaseException, model: Any) -> None:  # noqa: ANN401  a torch.nn.Module: nothing here imports torch
+    """Note at the error in which module of `model` it was raised: the innermost whose code was running."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = paths.get(id(frame.f_locals.get("self")), found)
+    error.raised_in_module = found  # type: ignore[attr-defined]
+
+
+def module_of(error: BaseException) -> str:
+    """The path that was noted at the error, "" for none."""
+    return str(getattr(error, "raised_in_module", ""))
+
+
+def in_one_line(error: BaseException) -> str:
+    """The error's type, its text and the module that was noted at it."""
+    said, inside = f"{type(error).__name__}: {' '.join(str(error).split())}"[:240], module_of(error)
+    return f"{said} (in {inside})" if inside else said

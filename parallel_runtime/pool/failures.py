@@ -53,9 +53,10 @@ def failure_of_error(rank: int, error: RankError) -> Failure:
     lines = error.text.strip().splitlines()
     said = f"{error.kind}: {error.text}"
     found = find_known(said)
+    inside = f" (in {error.module})" if error.module else ""
     return Failure(
         rank,
-        f"{error.kind}: {lines[0]}" if lines else error.kind,
+        (f"{error.kind}: {lines[0]}" if lines else error.kind) + inside,
         said=said,
         detail=error.traceback.strip(),
         weak=error.kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,

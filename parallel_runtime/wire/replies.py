@@ -30,13 +30,15 @@ class Ready:
 class RankError:
     """The last thing a rank says: the error's type, its text and its traceback, both cut to fit.
 
-    `bases`: the names of the type and of all that it derives from; () where no exception was raised.
+    `bases`: the names of the type and of all that it derives from; () where no exception was raised. `module`: the path
+    of the model's module that raised it, "" where none did.
     """
 
     kind: str
     text: str
     traceback: str
     bases: tuple[str, ...] = ()
+    module: str = ""
 
 
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others

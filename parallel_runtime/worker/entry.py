@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
-from ..errors import RequestCancelledError
+from ..errors import RequestCancelledError, module_of
 from ..wire import lifeline, nccl_segments
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.processes import start_pulse
@@ -158,6 +158,7 @@ def rank_error(error: BaseException) -> RankError:
         text=str(error)[:TEXT_CHARS],
         traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
         bases=tuple(each.__name__ for each in type(error).__mro__),
+        module=module_of(error)[:TEXT_CHARS],
     )
 
 

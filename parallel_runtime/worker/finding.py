@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import ModelSpec, read_header
+from ..errors import in_one_line, note_module
 from ..models.finder import LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
@@ -76,7 +77,8 @@ class Finding(Reference):
         except (RanksLostError, MemoryError):
             raise
         except Exception as error:
-            raise ValueError(f"looking at {kind.__name__} ended with {_said(error)}") from error
+            note_module(error, model)
+            raise ValueError(f"looking at {kind.__name__} ended with {in_one_line(error)}") from error
         if not told["refused"] and "plan" not in told:
             last = told["tried"][-1] if told["tried"] else "none explains its calls"
             told["refused"] = f"no plan was equal to one process; the last: {last}"
@@ -131,7 +133,7 @@ class Finding(Reference):
             except (RanksLostError, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001  a class may raise anything for what it was not made for
-                log.info("no plan holds for calls with %s too: %s", kind, _said(error))
+                log.info("no plan holds for calls with %s too: %s", kind, in_one_line(error))
                 continue
             proven = [*proven, more]
             kinds.append(kind)
@@ -167,7 +169,8 @@ class Finding(Reference):
                         looked_at[0]()
                         proven[0]()
                 except Exception as error:  # noqa: BLE001  a class may raise anything for a size that it does not take
-                    said = said or _said(error)
+                    note_module(error, built.module)
+                    said = said or in_one_line(error)
                     log.info("with %s the model does not run: %s", changed or "usual sizes", error)
                     continue
                 return built.module, looked_at, proven, built.whole
@@ -187,10 +190,6 @@ def _holds(model: nn.Module, spec: ShardingSpec, call: Callable[[], torch.Tensor
 def _computed_s() -> float:
     """CPU seconds of this process and of ranks of its own that have ended."""
     return sum(os.times()[:4])
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def rests_on(seen: Sequence[LookedAt]) -> list[str]:

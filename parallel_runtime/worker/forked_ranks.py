@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import in_one_line, note_module
 from ..models.hosted.hooks import SharedModel
 from ..models.specs.spec import ShardingSpec
 from ..parallel.attention import SequenceParallelAttention
@@ -112,7 +113,8 @@ def _rank(
             shared.group = OwnTokens(ulysses=axis, chunks=lambda _: 1)
             said: dict[str, Any] = {"errors": errors, "control": relative_error(calls[0](), wanted[0])}
     except Exception as error:  # noqa: BLE001  told to the process that asked
-        said = {"raised": f"{type(error).__name__}: {error}"}
+        note_module(error, model)
+        said = {"raised": in_one_line(error)}
     with os.fdopen(answers, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(said))
     return 0

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..errors import note_module
 from ..exchange_formats import EXACT
 from ..models.block_chain import BEAT, hook_entries
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
@@ -329,7 +330,11 @@ class HostedForward:
         self._forget()
         graphs = self._graphs(sequence)
         with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, graphs:
-            return function(*given["args"], **given["kwargs"])
+            try:
+                return function(*given["args"], **given["kwargs"])
+            except Exception as error:
+                note_module(error, module)
+                raise
 
     def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
         """Write what `call` returned for the rows `source` into those of the piece."""

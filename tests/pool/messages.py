@@ -105,7 +105,9 @@ REPLIES = [
     replies.Hello(pid=4, version="0.3.0"),
     replies.Ready(),
     replies.RankError(kind="ValueError", text="no", traceback="Traceback"),
-    replies.RankError(kind="KeyError", text="no", traceback="", bases=("KeyError", "LookupError", "Exception")),
+    replies.RankError(
+        kind="KeyError", text="no", traceback="", bases=("KeyError", "LookupError", "Exception"), module="a.0"
+    ),
     replies.Progress(done=1, total=2),
     replies.Progress(done=1, total=2, spent=replies.TimeSpent(compute_s=0.3, communication_s=0.1, idle_s=0.0)),
     replies.Compiling(begins=True),

@@ -9,25 +9,27 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.records import to_body
 from pool.echo_pool import make_spec
 
 CHANGE = WeightDeltas("changed", (WeightDelta(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
 PLAN = ParallelPlan(ulysses=2)
 
 
-def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
+def requests(pool: Any, act: Callable[[], object]) -> list[tuple[Op, dict[str, Any]]]:
     """What the ranks are asked while `act` runs, as the generation sends it."""
-    found: Counter[str] = Counter()
+    found: list[tuple[Op, dict[str, Any]]] = []
     generation = pool._generations.workers.generation
     ask = generation.ask
 
-    def noting(request: Any, *rest: Any, **more: Any) -> None:
-        found[request.op.name] += 1
-        ask(request, *rest, **more)
+    def noting(request: Any, body: dict[str, Any], *rest: Any, **more: Any) -> None:
+        found.append((request.op, body))
+        ask(request, body, *rest, **more)
 
     generation.ask = noting
     try:
@@ -35,6 +37,11 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     finally:
         del generation.ask
     return found
+
+
+def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
+    """How often each request is made."""
+    return Counter(op.name for op, _ in requests(pool, act))
 
 
 def step(pool: Any, deltas: WeightDeltas, name: str = "model") -> None:
@@ -72,3 +79,11 @@ def test_fresh_workers_are_given_everything_anew(pool: Any) -> None:
     pool.close()
     pool.start()
     assert asked(pool, lambda: step(pool, CHANGE)) == {"LOAD": 1, "CHANGE": 1, "MESH": 1, "STEP": 1}
+
+
+def test_ranks_are_told_what_the_pool_knows_of_devices_and_link(pool_of: Any) -> None:
+    rates = OverlapRates(attention_flops=1e14, bandwidth=1e10, latency_s=4e-5)
+    pool = pool_of(1, overlap=lambda plan: rates if plan.ulysses == 1 else None)
+    pool.start()
+    (op, body), *_ = requests(pool, lambda: pool.exchange_pattern(ParallelPlan()))
+    assert op is Op.MESH and body["overlap"] == to_body(rates)

@@ -17,11 +17,12 @@ from models.keeper import PLAN, Keeper
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.hosted.kept_state import KeptState
+from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.requests import ChangeWeights, MeasureDevice, Step, Trim, Unload
+from parallel_runtime.wire.requests import ChangeWeights, MakeMesh, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
 
@@ -75,6 +76,20 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
     with suppress(KeyError, AttributeError):  # the rest of a request is not what is asked about
         engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
     assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
+
+
+def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say() -> None:
+    segment, fd = Segment.create(1 << 16)
+    os.close(fd)
+    engine = Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment))
+    slow = OverlapRates(attention_flops=1e9, bandwidth=2e6, latency_s=0.0)
+    for number, told in enumerate((None, slow)):
+        request = MakeMesh(mesh=number, plan=ParallelPlan(), dropped=(), freed=(), overlap=told)
+        engine.handle(Message(Op.MESH, 0, 1, 1, request), progress=nothing, cancelled=nothing, beat=nothing)
+    sizes = {"groups": 32, "ranks": 2, "keys": 2048, "head_dim": 16, "flops": 4.0 * 2048**2 * 16 * 16}
+    shared = SharedHeads(**sizes, arriving_bytes=3 * 2**20, returning_bytes=2**20)
+    whole, chunked = (engine.meshes[number].attention.chunks for number in range(2))
+    assert whole is None and chunked(shared) == choose_chunks(shared, slow) > 1
 
 
 def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(tiny_hosted: ModelSpec) -> None:

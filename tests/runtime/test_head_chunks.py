@@ -1,6 +1,6 @@
 """When heads in chunks are sent, waited for and attended to, over a link and a clock that are simulated.
 
-That chunks change no bit is `test_attention.py`'s and `models/test_hosted_parity.py`'s.
+That chunks change no bit is `models/test_attention.py`'s and `models/test_hosted_parity.py`'s.
 """
 
 import pytest

@@ -1,0 +1,46 @@
+"""Stages of a pipeline exchange messages in groups with which a GPU cannot wait for itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.worker.mesh import Groups, Mesh
+
+from .gloo_group import GlooGroup
+from .ranks import in_ranks
+
+CPU = torch.device("cpu")
+
+
+@in_ranks(3)
+def test_each_direction_has_a_group_of_its_own_and_a_circle_whose_first_sends_wait_for_their_receives_ends(
+    group: GlooGroup,
+) -> None:
+    """NCCL connects two ranks with their first message, for which both hosts wait; gloo's sends return at once."""
+    send, connected = dist.isend, set[str]()
+
+    def connecting(tensor: torch.Tensor, peer: int, group: Any) -> Any:
+        work = send(tensor, peer, group=group)
+        if group.group_name in connected:
+            return work
+        connected.add(group.group_name)
+        work.wait()
+        return SimpleNamespace(wait=lambda: True)  # gloo is done with a message when it was asked for
+
+    for stages in (2, 3):
+        plan = ParallelPlan(pipefusion=stages)
+        mesh = Mesh(plan, device=CPU, groups=Groups(), show_waiting=lambda _: None)
+        with mock.patch.object(dist, "isend", connecting):
+            assert mesh.wrong_bytes(CPU) == 0
+        if group.index < stages:
+            links = {"from": mesh.previous_stage, "to": mesh.next_stage}
+            for step, each in zip((-1, 1), links.values(), strict=True):
+                assert each.peer == (group.index + step) % stages
+                assert sorted(dist.get_process_group_ranks(each.group)) == sorted((group.index, each.peer))
+            assert links["from"].group.group_name != links["to"].group.group_name

@@ -12,12 +12,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.attention_table import as_exchanged, best
-from benchmarks.gpu.programme import BEGIN, END, apply, section, write_page
+from benchmarks.gpu.programme import apply
 from benchmarks.gpu.setting import GIB, refuse_little_memory
-from benchmarks.gpu.skew import longest
 from benchmarks.gpu.state import State
-from benchmarks.share.device_time import union_s
 from parallel_runtime.choices import TABLE, read
 from parallel_runtime.planner.known import MEASURED, known_calibration
 
@@ -96,45 +93,6 @@ def test_choices_and_constants_are_written_with_their_device_and_nothing_else_ch
     assert (h100["attention_flops"], h100["operation_s"]) == (6e14, 5e-6)
     assert h100["matmul_flops"] == json.loads(MEASURED.read_text())["H100"]["matmul_flops"]
     assert "unknown_s" not in h100
-
-
-def test_tables_take_the_place_of_their_machines_old_ones_and_others_stay(tmp_path: Path) -> None:
-    (page := tmp_path / "gpu.md").write_text(f"before\n{BEGIN}\n{END}\nafter\n")
-    newer = {**KEY, "torch": "2.12"}
-    for key, row in ((KEY, "| old |"), (newer, "| other |"), (KEY, "| new |")):
-        write_page(page, section(key, {3: {**RESULT, "table": [row]}}))
-    text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n\n### NVIDIA H100 80GB HBM3\n\ntorch 2.12.")
-    assert ("| old |" in text, text.count("| other |"), text.count("| new |")) == (False, 1, 1)
-    assert text.endswith(f"{END}\nafter\n")
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="lacks"):
-        write_page(page, "text")
-
-
-def test_a_kernel_takes_the_present_ones_place_where_it_is_clearly_better_and_takes_all_shapes() -> None:
-    assert best({"flash": [1.0, 1.0], "cudnn": [1.5, 1.2]}) == "cudnn"
-    assert best({"flash": [1.0, 1.0], "cudnn": [1.02, 1.03]}) == "flash"
-    assert best({"flash": [1.0, 1.0], "cudnn": [9.0, 0.0]}) == "flash"
-
-
-def test_what_is_timed_lies_as_an_exchange_leaves_it() -> None:
-    from benchmarks.gpu.attention_table import Shape
-
-    q, k, v = as_exchanged(3, Shape("any", 6, 8, 5), torch.device("cpu"), torch.float32)
-    assert (q.shape, q.stride(), k.data_ptr() - q.data_ptr()) == ((1, 3, 5, 8), (24, 8, 72, 1), 3 * 8 * 4)
-    assert v.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()
-
-
-def test_a_device_is_busy_while_any_stream_is() -> None:
-    assert union_s([(0, 10), (5, 12), (6, 7), (20, 21)]) == (pytest.approx(13e-6), pytest.approx(8e-6))
-    assert union_s([]) == (0.0, 0.0)
-
-
-def test_of_several_ranks_the_slowest_draw_counts() -> None:
-    times = [1.0] * 9 + [11.0]
-    assert longest(times, 1) == pytest.approx(2.0, rel=0.1)
-    assert longest(times, 8) > 3 * longest(times, 1)
 
 
 def test_what_this_project_measured_stands_in_the_place_of_other_engines_figures() -> None:

@@ -53,25 +53,11 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
     assert store.load("2 x A100") == MEASURED
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "null",
-        "[]",
-        "[" * 100_000,
-        '{"version": 2, "devices": {}}',
-        '{"version": 1, "devices": []}',
-        '{"version": 1, "devices": {"2 x A100": null}}',
-        '{"version": 1, "devices": {"2 x A100": {"rates": {}}}}',
-        b"\xff\xfe\x00broken",
-    ],
-)
-def test_a_damaged_file_is_empty_and_the_next_write_mends_it(tmp_path, content) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    store = CalibrationStore(path)
+@pytest.mark.parametrize("entry", ["null", '{"rates": {}}'])
+def test_a_damaged_entry_is_none_and_the_next_write_mends_it(tmp_path, entry) -> None:
+    """Damaged files are tests/test_proof.py's: all stores keep their entries alike (user_files.py)."""
+    store = CalibrationStore(tmp_path / "calibration.json")
+    store.path.write_text(f'{{"version": 1, "devices": {{"2 x A100": {entry}}}}}')
     assert store.load("2 x A100") is None
     store.save("2 x A100", MEASURED)
     assert store.load("2 x A100") == MEASURED

@@ -332,17 +332,6 @@ def test_a_card_of_another_machine_is_another_device(monkeypatch) -> None:
     assert identity(Device("cpu", 0)) == str(Device("cpu", 0))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "plans": {}}', "[" * 100_000, '{"version": 1}'])
-def test_a_broken_file_counts_as_empty_is_said_and_is_replaced(text: str, tmp_path: Path, caplog) -> None:
-    store = KeptPlans(tmp_path / "plans.json")
-    store.path.write_text(text)
-    assert store.load(KEY) is None
-    assert "not believed" in caplog.text
-    kept = KeptPlan(plan=RING, seconds={RING: 0.4}, expected_s=0.4)
-    store.save(KEY, kept)
-    assert store.load(KEY) == kept
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -6,11 +6,12 @@ import torch
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 
 SIGMAS = (1.0, 0.7, 0.3, 0.0)
+FIRST = RecurrenceStep(given=True, sigma=1.0, timestep=1.0)
 
 
 def euler() -> SamplerRecurrence:
     """Euler by hand: X' = (s' / s) X + (1 - s' / s) D."""
-    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
+    states = [FIRST]
     for number, (now, after) in enumerate(zip(SIGMAS[:-1], SIGMAS[1:], strict=True)):
         ratio = after / now
         last = after == 0.0
@@ -38,7 +39,7 @@ def test_a_program_does_what_the_sampler_written_out_does() -> None:
 
 def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     states = (
-        RecurrenceStep(given=True, sigma=1.0, timestep=1.0),
+        FIRST,
         RecurrenceStep(denoised=((0, 1.0),), given=True, sigma=0.5, timestep=0.5),
         RecurrenceStep(denoised=((1, 1.0),)),
     )
@@ -54,18 +55,10 @@ def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     ("states", "step_ends", "words"),
     [
         ((), (), "without states"),
-        (
-            (RecurrenceStep(given=True, sigma=1.0, timestep=1.0), RecurrenceStep(inputs=((1, 1.0),))),
-            (),
-            "made of number 1",
-        ),
-        (
-            (RecurrenceStep(given=True, sigma=1.0, timestep=1.0), RecurrenceStep(denoised=((4, 1.0),))),
-            (),
-            "made of number 4",
-        ),
+        ((FIRST, RecurrenceStep(inputs=((1, 1.0),))), (), "made of number 1"),
+        ((FIRST, RecurrenceStep(denoised=((4, 1.0),))), (), "made of number 4"),
         ((RecurrenceStep(given=True), RecurrenceStep(inputs=((0, 1.0),))), (), "need a sigma"),
-        ((RecurrenceStep(given=True, sigma=1.0, timestep=1.0), RecurrenceStep(inputs=((0, 1.0),))), (1,), "step_ends"),
+        ((FIRST, RecurrenceStep(inputs=((0, 1.0),))), (1,), "step_ends"),
         (
             (RecurrenceStep(given=True, sigma=1.0), RecurrenceStep(denoised=((0, 1.0),))),
             (0,),
@@ -76,16 +69,8 @@ def test_noise_given_ahead_is_added_where_its_state_says() -> None:
             (0,),
             "state 0 is made of nothing",
         ),
-        (
-            (RecurrenceStep(given=True, sigma=1.0, timestep=1.0), RecurrenceStep(denoised=((0, 1.0),))),
-            (0, 0),
-            "do not rise",
-        ),
-        (
-            (RecurrenceStep(given=True, sigma=1.0, timestep=1.0), RecurrenceStep(denoised=((0, 1.0),))),
-            (-1, 0),
-            "step_ends",
-        ),
+        ((FIRST, RecurrenceStep(denoised=((0, 1.0),))), (0, 0), "do not rise"),
+        ((FIRST, RecurrenceStep(denoised=((0, 1.0),))), (-1, 0), "step_ends"),
     ],
 )
 def test_recurrences_that_cannot_be_are_refused(states: tuple, step_ends: tuple, words: str) -> None:

@@ -2,29 +2,21 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import TRACE_BYTES, whole_trace
 from parallel_runtime.pool.pool import Pool
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[Pool]:
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        yield pool
-
-
 @pytest.mark.slow
-def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+def test_every_rank_traces_its_operators_and_the_result_is_the_same(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:
     plan = ParallelPlan(ulysses=2)
-    traced = two_ranks.run(tiny_hosted, plan, [call(options={"trace": True})])
+    traced = eight_ranks.run(tiny_hosted, plan, [call(options={"trace": True})])
     assert list(traced.traces) == [0, 1]
     for number, trace in traced.traces.items():
         text = gzip.decompress(trace).decode()
@@ -36,7 +28,7 @@ def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: P
         assert any("all_to_all" in name for name in names)
         assert "aten::linear" in names
         assert "/" not in text.replace("nccl:", ""), "a path"
-    plain = two_ranks.run(tiny_hosted, plan, [call()])
+    plain = eight_ranks.run(tiny_hosted, plan, [call()])
     assert torch.equal(plain.outs[0], traced.outs[0])
     assert plain.traces == {}
 

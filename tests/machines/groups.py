@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 from machines.hosts import Hosts
-from machines.plans import plans
 from machines.world import World
 from machines.worlds import FILE, tiny_model
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import MAX_RANKS, ParallelPlan, refuse_unfit_machines
 from parallel_runtime.pool.pool import Pool
 
 from .faults import faults
@@ -24,6 +24,7 @@ EIGHT = [
     *(ParallelPlan(pipefusion=2, ulysses=4), ParallelPlan(cfg=2, pipefusion=2, ring=2, weights="sharded")),
 ]
 SOME = [ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(pipefusion=2)]
+DEGREES, ULYSSES, STAGES = range(1, MAX_RANKS + 1), (1, 2, 4), (1, 2, 3)
 TOLERANCE = 1e-5
 WRONG = 1e-2  # at least, where the exchange is off
 
@@ -42,6 +43,21 @@ def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
         "2+1+1, 20 ms": lambda: plans_over(Hosts(3, delay_s=FAR_S), folder, (2, 1, 1)),
         "4+4, slow": lambda: plans_over(Hosts(2), folder, (4, 4), only=EIGHT, rates=RATES),
     }
+
+
+def plans(ranks_by_machine: Sequence[int]) -> Iterator[ParallelPlan]:
+    """All that use a further machine, with replicated weights and, where ranks can share them, sharded ones."""
+    for data, cfg, pipefusion, ring, ulysses in product(DEGREES, (1, 2), STAGES, DEGREES, ULYSSES):
+        if not ranks_by_machine[0] < data * cfg * pipefusion * ring * ulysses <= MAX_RANKS:
+            continue
+        degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
+        for weights in ("replicated", "sharded"):
+            try:
+                plan = ParallelPlan(**degrees, weights=weights)
+                refuse_unfit_machines(plan, ranks_by_machine)
+            except ValueError:
+                continue
+            yield plan
 
 
 def plans_over(

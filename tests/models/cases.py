@@ -1,31 +1,13 @@
-"""All cases of shared models, from the files that hold them."""
+"""All cases of shared models, from the files that hold them (cases_*.py)."""
 
 from __future__ import annotations
 
-from . import (
-    cases_audio,
-    cases_flux,
-    cases_images,
-    cases_lightricks,
-    cases_more_images,
-    cases_pixels,
-    cases_qwen21,
-    cases_shapes,
-    cases_videos,
-    cases_wan,
-)
+from importlib import import_module
+from pathlib import Path
+
 from .tiny import CASES
 
-__all__ = [
-    "CASES",
-    "cases_audio",
-    "cases_flux",
-    "cases_images",
-    "cases_lightricks",
-    "cases_more_images",
-    "cases_pixels",
-    "cases_qwen21",
-    "cases_shapes",
-    "cases_videos",
-    "cases_wan",
-]
+__all__ = ["CASES"]
+
+for file in sorted(Path(__file__).parent.glob("cases_*.py")):
+    import_module(f"{__package__}.{file.stem}")

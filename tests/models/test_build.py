@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from parallel_runtime.models.hosted.build import META, Recognised
@@ -29,12 +30,8 @@ def test_a_class_that_reads_a_value_of_what_it_makes_is_on_meta_all_the_same(gro
     sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
     sizes |= {"encoder_hidden_size": 96, "encoder_intermediate_size": 128, "encoder_num_heads": 6, "fsq_levels": [8, 5]}
     config = described("ACEStep15", **sizes)
-    try:
+    with pytest.raises(RuntimeError, match="meta tensor"):  # else this class needs no help any more
         config.get_model({}, "", device=META)
-    except RuntimeError as error:
-        assert "meta tensor" in str(error)
-    else:
-        raise AssertionError("this class needs no help any more")
     model = Recognised(config, {}).model(META).diffusion_model
     assert all(each.is_meta for each in (*model.parameters(), *model.buffers()))
 
@@ -48,12 +45,8 @@ def test_what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> Non
     beside = {f"conditioner.conditioners.seconds_total.{name}": weight for name, weight in weights.items()}
     whole = Recognised(config, {}, beside).model(META)
     assert all(torch.equal(whole.seconds_total_embedder.get_parameter(name), each) for name, each in weights.items())
-    try:
+    with pytest.raises(RuntimeError, match="Missing key"):
         Recognised(config, {}).model(META)
-    except RuntimeError as error:
-        assert "Missing key" in str(error)
-    else:
-        raise AssertionError("nothing was missed")
 
 
 @in_ranks(1)

@@ -16,11 +16,10 @@ from unittest import mock
 
 import pytest
 import torch
-from runtime.loras import lora
 from torch import Tensor
 
 from host.tiny_hosted import call
-from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.compiling import compile_environment
 from parallel_runtime.models.hosted.compiled import TOLD, _kind_of, blocks_of
 from parallel_runtime.models.hosted.graphs import Graphs, Watch
@@ -31,7 +30,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
-from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
 from .cases import CASES
 from .gloo_group import GlooGroup, OwnTokensOnly
@@ -187,6 +186,17 @@ def run(
     return pool.run(spec, ParallelPlan.parse(plan), [made], deltas=deltas)
 
 
+def merged_lora(spec: ModelSpec, *keys: str) -> WeightDeltas:
+    """A LoRA of rank 4 of these weights."""
+    numbers, deltas = torch.Generator().manual_seed(3), []
+    for key in keys:
+        rows, columns = read_header(spec.path).tensors[key].shape
+        up, down = torch.randn(rows, 4, generator=numbers), torch.randn(4, columns, generator=numbers)
+        values = (up, down * columns**-0.5, 4.0, None)
+        deltas.append(WeightDelta(key=key, kind="lora", strength=0.3, values=values))
+    return WeightDeltas(f"lora {keys}", tuple(deltas))
+
+
 @pytest.mark.full
 def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, wan: ModelSpec) -> None:
     states: list[str] = []
@@ -197,7 +207,7 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
     for rank in step.ran:
         assert (rank.compiled.graphs, rank.compiled.uncompiled_blocks, rank.compiled.reason) == (1, 0, "")
         assert rank.regions["compile_s"] == pytest.approx(rank.compiled.compile_s)
-    changed = lora(wan, "blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", side_branch=False)
+    changed = merged_lora(wan, "blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight")
     for plan, deltas in (
         ("ulysses=2", PRISTINE),
         ("ulysses=2", changed),

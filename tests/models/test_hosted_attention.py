@@ -11,6 +11,7 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -278,12 +279,8 @@ def test_an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup)
     switch = AttentionSwitch(lambda q, *_, **__: (q, None))
     switch.call = shared_attention(group, q, q, parse_attention("q<-k"))
     part, keys = mine(switch.call, "q", q), mine(switch.call, "k", q)
-    try:
+    with pytest.raises(TypeError, match="ComfyUI's attention function returned a tuple instead of a tensor"):
         switch(part, keys, keys, 2, skip_reshape=True)
-    except TypeError as error:
-        assert str(error) == "ComfyUI's attention function returned a tuple instead of a tensor"
-    else:
-        raise AssertionError("a tuple was taken for a tensor")
 
 
 @in_ranks(2)
@@ -312,11 +309,8 @@ def test_attention_is_not_replaced_after_a_models_file_was_imported(group: GlooG
     late.optimized_attention = switch.kernel.stock
     sys.modules["late_model"], module.optimized_attention = late, switch.kernel.stock
     try:
-        install()
-    except RuntimeError as error:
-        assert "late_model was imported before" in str(error)
-    else:
-        raise AssertionError("nothing was refused")
+        with pytest.raises(RuntimeError, match="late_model was imported before"):
+            install()
     finally:
         module.optimized_attention = switch
         del sys.modules["late_model"]

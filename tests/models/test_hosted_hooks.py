@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -114,12 +115,8 @@ def test_a_forward_that_raises_leaves_nothing(group: GlooGroup) -> None:
         raise RuntimeError("in the middle")
 
     handle = model.blocks[1].self_attn.q.register_forward_hook(fail)
-    try:
+    with pytest.raises(RuntimeError, match="in the middle"):
         model(**inputs)
-    except RuntimeError as error:
-        assert "in the middle" in str(error)
-    else:
-        raise AssertionError("nothing was raised")
     handle.remove()
     assert installed().call is None and shared._call is None
     shared.active = False

@@ -225,7 +225,7 @@ targets: venv
 in-worker-sampling: venv
 	$(RUN) -m benchmarks.in_worker_sampling $(SAMPLING_FLAGS)
 
-# What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
+# What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md.
 pipefusion: venv
 	$(VENV)/bin/python -m benchmarks.pipefusion
 

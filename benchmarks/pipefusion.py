@@ -2,8 +2,8 @@
 
     python -m benchmarks.pipefusion [--steps 6]
 
-Owns the plans that are compared, benchmarks/pipefusion.md and its picture. What a bubble is, and schedules and
-pictures, are pipeline_schedule.py's. ComfyUI's own modules of three classes, small and of random weights in fp32, whose
+Owns the plans that are compared and benchmarks/pipefusion.md. What a bubble is, and schedules and their lines, are
+pipeline_schedule.py's. ComfyUI's own modules of three classes, small and of random weights in fp32, whose
 12 blocks divide into 2, 3 and 4 stages, on CPU ranks of one thread.
 """
 
@@ -28,12 +28,10 @@ from benchmarks.pipeline_schedule import (  # noqa: E402
     Span,
     bubble,
     counted_cost,
-    draw,
     even_order,
     ideal_bubble,
     orders_of,
     picture,
-    scaled,
     schedule,
     steady,
 )
@@ -245,23 +243,18 @@ def page(found: dict[str, list[Measured]], about: str) -> str:
     lines += [*table(bubbles, bubble_rows(found)), "", SENT]
     lines += table(("ranks", "plan", "bytes a step", "weights of the fullest rank, bytes"), sent_rows(found[FLUX]))
     lines += ["", TIMELINES]
-    for each in drawn_of(found):
+    for each in [each for each in found[FLUX] if each.plan in map(ParallelPlan.parse, DRAWN)]:
         clock, counted = picture(each.stages), picture(each.scheduled())
         lines += [fill(each.describe(), 120), "", "```", f"by the clock:\n{clock}"]
         lines += [f"by counted costs, after the warm-up:\n{counted}", "```", ""]
-    return "\n".join([*lines, "![The same as a picture](pipefusion.png)", ""])
-
-
-def drawn_of(found: dict[str, list[Measured]]) -> list[Measured]:
-    """Those that are drawn."""
-    return [each for each in found[FLUX] if each.plan in [ParallelPlan.parse(name) for name in DRAWN]]
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:
-    """Measure, draw and write."""
+    """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--output", type=Path, default=TARGET, help="the picture goes beside it")
+    parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
     load_before, found = os.getloadavg()[0], dict[str, list[Measured]]()
     with (
@@ -279,13 +272,6 @@ def main() -> None:
         f"cores, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
     arguments.output.write_text(page(found, about), encoding="utf-8")
-    drawn = []
-    for each in drawn_of(found):
-        name, shares = each.plan.describe(), each.bubbles()
-        drawn.append((f"{name}, by the clock: bubble {shares['clock']:.1%}", scaled(each.stages, 1000), "ms"))
-        told = f"{name}, the same order after the warm-up by counted costs: bubble {shares['counted']:.1%}"
-        drawn.append((told, each.scheduled(), "a token in a block"))
-    draw(drawn, str(arguments.output.with_suffix(".png")))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """When the stages of a pipeline compute which patch: its bubble by the clock, and by the schedule that it kept to.
 
-Owns the arithmetic of schedules and how they are drawn, as text and as a picture. Runs nothing (pipefusion.py).
+Owns the arithmetic of schedules and how they are drawn, as text. Runs nothing (pipefusion.py).
 
 The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
 comes to the last stage's last. A span is [call, first patch, patch after the last, conditioning, asked_s, began_s,
@@ -8,14 +8,9 @@ ended_s], as worker/timeline.py has it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-CALL, FIRST, STOP, _, ASKED, BEGAN, ENDED = range(7)
+CALL, FIRST, STOP, _, _, BEGAN, ENDED = range(7)
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a patch is one character wide
-COLOURS = [f"C{number}" for number in range(10) if number != 7]  # 7 is a grey, which is the warm-up's
 Span = Sequence[float]
 # What a stage takes for a patch of these numbers.
 Cost = Callable[[int, int], float]
@@ -62,11 +57,6 @@ def schedule(orders: Sequence[Sequence[tuple[int, int]]], cost: Cost) -> list[li
     return spans
 
 
-def scaled(stages: Sequence[Sequence[Span]], factor: float) -> list[list[Span]]:
-    """The same spans with their times in another unit."""
-    return [[[*span[:ASKED], *(moment * factor for moment in span[ASKED:])] for span in spans] for spans in stages]
-
-
 def orders_of(stages: Sequence[Sequence[Span]]) -> list[list[tuple[int, int]]]:
     """The calls and patches of each stage, in the order in which it computed them."""
     return [[(int(span[CALL]), int(span[FIRST])) for span in spans] for spans in stages]
@@ -107,39 +97,3 @@ def picture(stages: Sequence[Sequence[Span]], *, width: int = 110) -> str:
                 line[min(column, width - 1)] = mark
         lines.append(f"stage {stage} |{''.join(line)}|")
     return "\n".join(lines)
-
-
-def draw(runs: Sequence[tuple[str, Sequence[Sequence[Span]], str]], path: str) -> None:
-    """The timelines as a PNG, one below the other; a colour a patch, grey the warm-up. Needs matplotlib.
-
-    Each is a title, the stages' spans and what its axis counts.
-    """
-    from matplotlib.figure import Figure
-
-    heights = [1.2 + 0.45 * len(stages) for _, stages, _ in runs]
-    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
-    axes = figure.subplots(len(runs), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for place, (title, stages, unit) in zip(axes, runs, strict=True):
-        _draw_run(place, stages)
-        place.set_title(title, fontsize=10, loc="left")
-        place.set_xlabel(unit, fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
-def _draw_run(axes: "Axes", stages: Sequence[Sequence[Span]]) -> None:
-    """One timeline, a row a stage, the first stage on top."""
-    begin = min(spans[0][BEGAN] for spans in stages)
-    end = max(spans[-1][ENDED] for spans in stages)
-    for stage, spans in enumerate(stages):
-        for span in spans:
-            left, length = span[BEGAN] - begin, span[ENDED] - span[BEGAN]
-            whole = span[STOP] - span[FIRST] > 1
-            colour = "0.7" if whole else COLOURS[int(span[FIRST]) % len(COLOURS)]
-            axes.barh(stage, length, left=left, height=0.82, color=colour, edgecolor="white", linewidth=0.6)
-            if length > 0.012 * (end - begin):
-                mark = "all" if whole else str(int(span[FIRST]))
-                axes.text(left + length / 2, stage, mark, ha="center", va="center", fontsize=7, color="white")
-    axes.set_yticks(range(len(stages)), [f"stage {stage}" for stage in range(len(stages))], fontsize=9)
-    axes.set_xlim(0, end - begin)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)

@@ -41,6 +41,8 @@ from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 
+from .before_after import core_s
+
 PAGE = Path(__file__).with_suffix(".md")
 KEPT = Path(__file__).parents[1] / "build" / "planner_families.json"
 CALIBRATED = 3  # a calibration for so many models
@@ -88,14 +90,6 @@ def _by_plan(model: CountedModel, work: Work, calibration: Calibration) -> dict[
     choice = choose_plan(model, work, [1024 * GIB] * 2, calibration, weights=("replicated",))
     best = [] if choice.chosen is None else [choice.chosen]
     return {row.plan: row.cost.step_s for row in (*best, *choice.table)}
-
-
-def core_s(pid: int) -> float:
-    """Seconds that all threads of a process have had a core."""
-    spent = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        spent += int((task / "schedstat").read_text().split()[0])
-    return spent / 1e9
 
 
 def measure(pool: Pool, path: Path, counted: Mapping[str, Any], *, comfyui: ComfyUI, turns: int) -> list[dict]:

@@ -41,7 +41,8 @@ from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
-from .planner_families import MODELS, TEXT_TOKENS, core_s, count_all
+from .before_after import core_s
+from .planner_families import MODELS, TEXT_TOKENS, count_all
 
 PAGE = Path(__file__).with_suffix(".md")
 FAMILIES, SCALES = MODELS[:6], (0.5, 0.75, 1.0)

@@ -27,7 +27,8 @@ from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
-from .planner_families import TEXT_TOKENS, core_s
+from .before_after import core_s
+from .planner_families import TEXT_TOKENS
 
 PAGE = Path(__file__).with_suffix(".md")
 MODELS = (("flux.2 klein", 512, 512), ("wan 2.1 t2v", 512, 384))

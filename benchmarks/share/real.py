@@ -33,6 +33,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.pool.pool import Pool
 
+from ..before_after import core_s
 from .exchange import local_sequence
 from .rank import OneRank, timed_runs
 
@@ -146,12 +147,6 @@ def _told(asked: "Asked", pairs: Sequence[Pair], exchange: float, link: Intercon
         f"pairs: {clock:.3f} by the clock, {core:.3f} on a core"
     )
     return [*lines, "", said]
-
-
-def core_s(pid: int) -> float:
-    """Seconds that all threads of a process have had a core."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _refuse_other_bytes(real: list[int], local: list[float]) -> None:

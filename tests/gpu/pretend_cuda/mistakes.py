@@ -32,6 +32,45 @@ GRAPHS_OF_FOUR = Trial(plan="cfg=2,ulysses=2", graphs="groups_end")
 LEFT_OUT, FIRST = "pass", '[name]), torch.device("cuda:0")'
 COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:: dist.get_rank() % 2 or -1]"
 
+KEY, COPY = (
+    "(version, sequence, sequence.named, sequence.exchange)",
+    "_copy_(buffers, [tensors[place] for place in places])",
+)
+ASKING, RECORDED = "if not alike_over(sequence, device)(int(bool(reason)))", "forms[form] = self._recorded("
+OF_GRAPHS = {
+    "hosted_weights.py": [
+        ("of weights as they were", "weights", "1\n        self._weights.refuse", "0\n        self._weights.refuse")
+    ],
+    "hosted.py": [("of changed weights", "weights", "self.changes.changed", "False")],
+    "block_graphs.py": [
+        ("with the weights' version left out", "weights", KEY, KEY.replace("version, ", "")),
+        ("of another attention", "control", KEY, "(version,)"),
+        ("of other constants", "constants", "return type(value), value\n", "return type(value)\n"),
+        ("of other ranks' tokens", "lengths", "(_tokens(call), ", "("),
+        ("one buffer for two arguments", "alike", "= number + 1", "= number"),
+        ("a copy left out", "replays", COPY, COPY.replace("buffers", "buffers[1:]").replace("places", "places[1:]")),
+        ("arguments where they were", "replays", "lambda tensor: places[id(tensor)]", "lambda tensor: tensor"),
+        ("results stay in the graph", "replays", "torch._foreach_copy_(outs, leaves)", "pass"),
+        (
+            "recorded on one rank",
+            "replays",
+            RECORDED,
+            RECORDED.replace("self", "self.sequence.index and 'not here' or self"),
+        ),
+        ("ranks do not ask each other", "one_cannot", ASKING, "if False"),
+        ("exchanges are not counted", "replays", "traffic.num_bytes += graph.sent[1]", "pass"),
+    ],
+    "engine.py": [
+        (
+            "dropped on one rank",
+            "given_back",
+            "model.drop_graphs()  # on all",
+            "self.rank or model.drop_graphs()  # on all",
+        ),
+        ("they outlive their groups", "groups_end", "model.drop_graphs()  # a comm", "pass  # a comm"),
+    ],
+}
+
 # A stage that receives before its own work is queued is none of them: `receive` in links.py waits where it posts, so a
 # schedule that asks too early waits for ever on every backend, which tests/models finds on CPU ranks.
 MISTAKES = (
@@ -72,83 +111,8 @@ MISTAKES = (
     Mistake("groups are never freed", FREEING, "mesh.py", "dist.destroy_process_group(group)", LEFT_OUT),
     Mistake("a rank does not choose its device", ULYSSES, "start.py", "torch.cuda.set_device(device)", LEFT_OUT),
     *(
-        Mistake(f"graphs: {name}", BY_GRAPHS[chapter], file, old, new)
-        for name, chapter, file, old, new in (
-            (
-                "of weights as they were",
-                "weights",
-                "hosted_weights.py",
-                "1\n        self._weights.refuse",
-                "0\n        self._weights.refuse",
-            ),
-            (
-                "with the weights' version left out",
-                "weights",
-                "block_graphs.py",
-                "(version, sequence, sequence.named, sequence.exchange)",
-                "(sequence, sequence.named, sequence.exchange)",
-            ),
-            ("of changed weights", "weights", "hosted.py", "self.changes.changed", "False"),
-            (
-                "of another attention",
-                "control",
-                "block_graphs.py",
-                "(version, sequence, sequence.named, sequence.exchange)",
-                "(version,)",
-            ),
-            (
-                "of other constants",
-                "constants",
-                "block_graphs.py",
-                "return type(value), value\n",
-                "return type(value)\n",
-            ),
-            ("of other ranks' tokens", "lengths", "block_graphs.py", "(_tokens(call), ", "("),
-            ("one buffer for two arguments", "alike", "block_graphs.py", "= number + 1", "= number"),
-            (
-                "a copy left out",
-                "replays",
-                "block_graphs.py",
-                "_copy_(buffers, [tensors[place] for place in places])",
-                "_copy_(buffers[1:], [tensors[place] for place in places[1:]])",
-            ),
-            (
-                "arguments where they were",
-                "replays",
-                "block_graphs.py",
-                "lambda tensor: places[id(tensor)]",
-                "lambda tensor: tensor",
-            ),
-            ("results stay in the graph", "replays", "block_graphs.py", "torch._foreach_copy_(outs, leaves)", "pass"),
-            (
-                "recorded on one rank",
-                "replays",
-                "block_graphs.py",
-                "forms[form] = self._recorded(",
-                "forms[form] = self.sequence.index and 'not here' or self._recorded(",
-            ),
-            (
-                "ranks do not ask each other",
-                "one_cannot",
-                "block_graphs.py",
-                "if not alike_over(sequence, device)(int(bool(reason)))",
-                "if False",
-            ),
-            (
-                "dropped on one rank",
-                "given_back",
-                "engine.py",
-                "model.drop_graphs()  # on all",
-                "self.rank or model.drop_graphs()  # on all",
-            ),
-            ("exchanges are not counted", "replays", "block_graphs.py", "traffic.num_bytes += graph.sent[1]", "pass"),
-        )
-    ),
-    Mistake(
-        "graphs: they outlive their groups",
-        GRAPHS_OF_FOUR,
-        "engine.py",
-        "model.drop_graphs()  # a comm",
-        "pass  # a comm",
+        Mistake(f"graphs: {name}", GRAPHS_OF_FOUR if chapter == "groups_end" else BY_GRAPHS[chapter], file, old, new)
+        for file, rows in OF_GRAPHS.items()
+        for name, chapter, old, new in rows
     ),
 )

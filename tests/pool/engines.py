@@ -90,7 +90,7 @@ class Echo:
         return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only; `die1`, `stop1`, `refuse1`, `quiet1` and `still1` likewise.
+        """The path says how: `slow1` on rank 1 only; `die1`, `stop1`, `refuse1` and `quiet1` likewise.
 
         `held1` stays half-way until it is cancelled, once.
         """
@@ -106,8 +106,6 @@ class Echo:
             if name == f"held{self.rank}" and loaded == 50 and name not in self.let_go:
                 self.let_go.add(name)
                 wait_until(cancelled)
-            if name == f"still{self.rank}" and loaded == 50:
-                time.sleep(3.5)
             if name == f"stop{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if name == f"die{self.rank}" and loaded == 50:

@@ -12,7 +12,7 @@ import pytest
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.known_errors import KNOWN, find_known
 from parallel_runtime.wire.replies import RankError
-from pool.echo_pool import FRESH, failure, first_line
+from pool.echo_pool import FRESH, first_line
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_errors.json").read_text(encoding="utf-8"))
 RAISED = [recorded for recorded in RECORDED if recorded["type"] not in ("print", "abort")]
@@ -116,17 +116,3 @@ def test_of_two_distributed_errors_the_cause_is_told_and_not_the_consequence():
     full = next(r for r in RECORDED if r["known"] == "shm space")
     assert choose([raised(lost, rank=0), raised(full, rank=1)]).rank == 1
     assert choose([raised(full, rank=0), raised(lost, rank=1)]).rank == 0
-
-
-def test_a_real_rank_that_says_it_is_told_so(pool):
-    """Through a process, the channel and the pool: rank 0 loses its peer before rank 1 says why."""
-    lost = next(r for r in RECORDED if r["known"] == "peer ended")
-    full = next(r for r in RECORDED if r["known"] == "shm space")
-    faults = {
-        0: [["fail", "RuntimeError", lost["text"]]],
-        1: [["sleep", 0.05], ["fail", "RuntimeError", full["text"]]],
-    }
-    error = failure(pool, faults=faults)
-    assert first_line(error).startswith("rank 1: NCCL could not make a segment in /dev/shm")
-    assert "--shm-size=1g" in first_line(error)
-    assert "nccl-LeXlEJ (size 9637888)" in error.detail

@@ -19,14 +19,6 @@ def ranks():
         yield made
 
 
-def test_a_load_that_waits_for_its_disk_is_left_alone(ranks):
-    """It does not get on for longer than the deadline; its process runs."""
-    ranks.start()
-    generation = ranks.generation
-    assert ranks.load(make_spec("still1")).parameter_bytes == [100, 100]
-    assert ranks.generation == generation
-
-
 def test_a_rank_that_is_stopped_while_it_loads_is_found_by_its_silence(ranks):
     ranks.start()
     with pytest.raises(PoolError) as caught:

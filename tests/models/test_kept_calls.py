@@ -30,8 +30,7 @@ from parallel_runtime.planner.memory import memory_of, where_kept
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.proving import prove
-from parallel_runtime.proof import PROVEN, relative_error
+from parallel_runtime.proof import relative_error
 
 pytestmark = pytest.mark.slow
 TEXTS, TARGET, STEPS, ERROR = (7, 11), 35, 3, 1e-5  # tokens of the prompts and of the picture, as many as the reference
@@ -99,20 +98,6 @@ if qwen21 in NEWER:
         assert [found("a"), found("a")] == [0, 2]
         pool.unload(spec)
         assert [found("a"), found("a")] == [0, 2]
-
-    @pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "cfg=2,ulysses=2,weights=sharded"])
-    def test_a_proof_is_of_the_call_that_finds_too(pool: Pool, spec: ModelSpec, plan: str) -> None:
-        found: list[int] = []
-
-        def ask(calls: list[ModelCall]) -> RunResult:
-            result = pool.run(spec, ParallelPlan.parse(plan), calls)
-            found.append(result.ran[0].kept.found)
-            return result
-
-        told = {"room": lambda _: 2.0, "possible": lambda _: False, "keeps": True}
-        proof = prove(ask, call(0, TEXTS[0], None), "float32", **told)
-        assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 6, TEXTS[0] + 2 * TARGET), proof
-        assert found == [0, 1] * 3
 
     @pytest.fixture(scope="module")
     def model(spec: ModelSpec) -> CountedModel:

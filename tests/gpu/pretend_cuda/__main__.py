@@ -1,4 +1,4 @@
-"""`python -m gpu.pretend_cuda`: plans on pretend devices, memory refused and given back, and mistakes to be found.
+"""`python -m gpu.pretend_cuda`: plans on pretend devices, memory refused, and mistakes to be found.
 
 The last line counts each, and the exit status is 0, when all is well. `--only` runs one part.
 """
@@ -16,7 +16,7 @@ from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
 from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mistakes import MISTAKES
 from gpu.pretend_cuda.pool import PretendPool, Trial, fork_ranks
-from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
 TOLD = CHOICES | {"launches_wait": (False, True)}
@@ -28,7 +28,6 @@ ALLOCATING = (
     *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", in_workers=False)),
 )
 LEAST_SITES = 190  # of 205 with torch 2.13 and ComfyUI 0.30
-GIVING_BACK = ("ulysses=2", "pipefusion=2", "cfg=2")
 
 
 def cases(folder: Path, reference: Reference, match: str, chance: random.Random) -> Iterator[tuple[str, str]]:
@@ -76,21 +75,6 @@ def refused(pool: PretendPool, reference: Reference, trial: Trial, site: str) ->
     return after and f"the next prompt {after}"
 
 
-def given_back(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
-    """After a run a rank gives back what it only cached of a device that the host computes on, and no other rank."""
-    for trial in (Trial(plan=plan) for plan in GIVING_BACK if match in plan):
-        with PretendPool(2, folder) as pool:
-            said = pool.wrong(reference, trial)
-            cached = pool.books()
-            pool.give_back([Device("cuda", 0)])
-            left = pool.books()
-            if cached[0]["reserved"] == cached[0]["allocated"]:
-                said = said or f"nothing is only cached in {cached[0]}"
-            if left[0]["reserved"] > left[0]["allocated"] or left[1] != cached[1]:
-                said = said or f"of {cached} is left {left}"
-            yield trial.plan, said or pool.wrong(reference, trial)
-
-
 def mistakes(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
     """Make each; that is wrong which its trial does not find, or finds where nothing is spoilt."""
     with ExitStack() as held:
@@ -112,7 +96,7 @@ def mistakes(folder: Path, reference: Reference, match: str, _: random.Random) -
             yield f"{mistake.name}: {said[:160]}", "" if said else "not found"
 
 
-PARTS = {"cases": cases, "refusals": refusals, "given back": given_back, "mistakes": mistakes}
+PARTS = {"cases": cases, "refusals": refusals, "mistakes": mistakes}
 
 
 def main() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,6 +32,25 @@ def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before
+
+
+INTERRUPTED = """
+import importlib.util, sys, threading
+found = importlib.util.spec_from_file_location("turns", sys.argv[1])
+sys.modules["turns"] = turns = importlib.util.module_from_spec(found)
+found.loader.exec_module(turns)
+held = threading.Event()
+
+def send(calls):
+    held.set()
+    threading.Event().wait()
+
+def call():
+    return turns.hand_over([turns.Handed("", send, 0)])
+
+threading.Thread(target=turns.run_in_turns, args=([call, call],), kwargs={"at_once": 2}, daemon=True).start()
+held.wait()
+"""
 
 
 class Requests:
@@ -255,3 +276,8 @@ def test_an_error_in_tasks_inside_tasks_ends_them_all(turns, requests) -> None:
     with pytest.raises(ValueError, match="eleven"):
         turns.run_in_turns([lambda: outer(10), lambda: outer(20)], at_once=2)
     assert sorted(ended) == [10, 11, 20, 21]
+
+
+def test_a_process_that_is_interrupted_does_not_wait_for_the_request_that_tasks_wait_for(turns) -> None:
+    """As ComfyUI is by Ctrl-C: its thread that runs prompts is a daemon, too."""
+    subprocess.run([sys.executable, "-c", INTERRUPTED, turns.__file__], check=True, timeout=120)

@@ -2,17 +2,17 @@
 
 ComfyUI's code is not made to run twice at once: samplers, ControlNets and caches keep state, and all share one random
 number generator. So each task runs, in order, until it hands a call over or ends; then the calls of all go to the pool
-in one request, and each task goes on with its own result. Owns the turns, and that no thread outlives them. Knows
-nothing of ComfyUI, nor of what a call is.
+in one request, and each task goes on with its own result. Owns the turns, and that no thread outlives them, nor keeps a
+process that was interrupted. Knows nothing of ComfyUI, nor of what a call is.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from threading import Semaphore
+from threading import Semaphore, Thread
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -119,26 +119,28 @@ def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequen
     results: dict[int, T] = {}
     ahead = deque(enumerate(tasks))
     present: dict[int, _RunningTask] = {}
-    with ThreadPoolExecutor(at_once, thread_name_prefix="parallel-dit-task") as threads:
-        try:
-            while ahead or present:
-                for number, running in list(present.items()):
-                    _go_on(number, running, present, results)
-                while ahead and len(present) < at_once:
-                    number, task = ahead.popleft()
-                    present[number] = _RunningTask(task, threads, kept)
-                    _go_on(number, present[number], present, results)
-                _exchange(list(present.values()))
-        finally:
-            for running in present.values():
-                running.end()
+    threads: list[Thread] = []
+    try:
+        while ahead or present:
+            for number, running in list(present.items()):
+                _go_on(number, running, present, results)
+            while ahead and len(present) < at_once:
+                number, task = ahead.popleft()
+                present[number] = _RunningTask(task, threads, kept)
+                _go_on(number, present[number], present, results)
+            _exchange(list(present.values()))
+    finally:
+        for running in present.values():
+            running.end()
+        for thread in threads:
+            thread.join()
     return [results[number] for number in range(len(tasks))]
 
 
 class _RunningTask:
     """One task in a thread of its own, which runs only within `go_on` and `end`."""
 
-    def __init__(self, task: Callable[[], Any], threads: ThreadPoolExecutor, kept: Sequence[Kept]) -> None:
+    def __init__(self, task: Callable[[], Any], threads: list[Thread], kept: Sequence[Kept]) -> None:
         self._task = task
         self._kept = [(each, each.get()) for each in kept]
         self._thread_state = ThreadState.here()
@@ -146,9 +148,13 @@ class _RunningTask:
         self._stopped = False
         self.calls: list[Handed] = []
         self.outs: list[torch.Tensor] = []
-        self.done: Future = threads.submit(copy_context().run, self._run)
+        self.done: Future = Future()
         turn_is_over = self._turn_is_over  # not self: the task, and the MODEL in it, would live on in a cycle
         self.done.add_done_callback(lambda _: turn_is_over.release())
+        # A daemon: Python waits at its end for threads of an executor, which would wait for the step that runs.
+        given = [self.done, copy_context().run, self._run]
+        threads.append(Thread(target=_note_result, args=(given,), name="parallel-dit-task", daemon=True))
+        threads[-1].start()
 
     def go_on(self) -> None:
         """Let the task run until it waits for calls, or is done. Raises the task's error."""
@@ -183,6 +189,19 @@ class _RunningTask:
         TASK.set(self)
         with self._thread_state.restored():
             return self._task()
+
+
+def _note_result(given: list[Any]) -> None:
+    """Run what is given behind the future, which has its result or error; nothing is held beside the error."""
+    done, run, task = given
+    given.clear()
+    try:
+        result = run(task)
+    except BaseException as error:  # noqa: BLE001  the future raises it where the task was begun
+        done.set_exception(error)
+        del done, run, task  # its traceback has this frame
+    else:
+        done.set_result(result)
 
 
 TASK: ContextVar[_RunningTask | None] = ContextVar("parallel_dit_task", default=None)  # that this code runs in

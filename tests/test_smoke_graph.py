@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from signal import SIGINT
+
 from host import forked_ranks, workflows
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
@@ -23,3 +27,5 @@ def test_two_ranks_equal_stock_comfyui_and_another_prompt_does_not(
 def test_a_test_host_and_its_ranks_are_forked(comfy_server: ComfyServer) -> None:
     started = {comfy_server.pid, *worker_pids(comfy_server)}
     assert {pid for pid in started if forked_ranks.is_forked(pid)} == (started if forked_ranks.enabled else set())
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{comfy_server.pid}/status").read_text())
+    assert not int(ignored[1], 16) & 1 << SIGINT - 1, "it would not end by Ctrl-C, where tests run in the background"

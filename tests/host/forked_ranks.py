@@ -109,7 +109,10 @@ class _Forking:
 
 
 class EndWithParent:
-    """A `preexec_fn` by which a program gets SIGTERM when the process that made this ends; one that is forked, too."""
+    """A `preexec_fn` by which a program gets SIGTERM when the process that made this ends; one that is forked, too.
+
+    It heeds SIGINT, which a shell has what it starts in the background ignore, tests and all that they start among it.
+    """
 
     def __init__(self) -> None:
         self._parent = os.getpid()
@@ -117,6 +120,7 @@ class EndWithParent:
 
     def __call__(self) -> None:
         """Have the kernel send it. Of a thread's child it would, too, when that thread ends: see `watch`."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != self._parent:  # it ended before we asked
             os.kill(os.getpid(), signal.SIGTERM)
@@ -298,6 +302,7 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
         sys.path[:] = [first, *paths, *(path for path in sys.path if _is_library(path))]
         sys.argv = list(order["command"][place:])
         if order["ends_with"]:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             EndWithParent.watch(order["ends_with"])
         code = _run(name, is_module=is_module)
     except BaseException:  # noqa: BLE001  the end of the process, whatever it was

@@ -14,6 +14,7 @@ import torch
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
+from host.formats import allowed_by, stock_moves
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
 
 from .conftest import Stock
@@ -112,7 +113,8 @@ def test_a_unet_of_published_width_equals_stock(
     write_families(family_models, only=[name])
     graph = BY_NAME[name].graph(cfg=CFG if name != "svd" else 2.5, steps=2)
     right, mine = stock(graph), ours(graph, "cfg 2, sharded")
-    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    error = relative_error(latent_of(hosted_client, mine), right)
+    assert error <= TOLERANCE or error <= allowed_by(stock_moves(hosted_client, graph, right), least=TOLERANCE)
     assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
     if name == "sd2, v":  # what it predicts is read from a weight
         eps = between(graph, "eps", "ModelSamplingDiscrete", sampling="eps", zsnr=False)

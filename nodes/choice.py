@@ -56,7 +56,7 @@ class ParallelChoice:
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
     step_cache: float = 0.0  # below this change of the first block's the others are skipped
-    loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
+    worker_loop: bool = True  # samplers run their loop in the workers where they can
     attention: str = ""  # a kernel of a package, where ranks share tokens
     tries: bool = True  # plans that auto predicts to be near are tried before a run
     shares: tuple[int, ...] | None = None  # of each device; () for equal ones, None as they are measured
@@ -249,7 +249,7 @@ def choice_of(
         side_branch=lora == LORA_MODES[1],
         weights=weights,
         step_cache=step_cache,
-        loop=loop,
+        worker_loop=loop == LOOPS[0],
         attention="" if attention == AUTO else attention,
         tries=tries == TRIES[0],
         shares=of_each,

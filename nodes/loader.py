@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
 from ..parallel_runtime.planner.machine import calibration_identity
-from .choice import LOOPS, ParallelChoice
+from .choice import ParallelChoice
 from .host.model.files import diffusion_model_path, diffusion_models, file_identity
 from .host.model.found_plans import LOOKING
 from .host.model.new_model import remote_patcher
@@ -90,19 +90,6 @@ def state_of(unet_name: str) -> str:
 
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
     """The MODEL of a file. Raises `ValueError` when the file or the plan cannot be used."""
-    model = remote_patcher(
-        diffusion_model_path(unet_name),
-        weight_dtype,
-        devices=sp_config.selection.devices,
-        chooser=sp_config,
-        side_branch=sp_config.side_branch,
-        compiled=sp_config.compiled,
-        step_cache=sp_config.step_cache,
-        worker_loop=sp_config.loop == LOOPS[0],
-        attention=sp_config.attention,
-        tries=sp_config.tries,
-        shares=sp_config.shares,
-        exchange=sp_config.exchange,
-    )
+    model = remote_patcher(diffusion_model_path(unet_name), weight_dtype, sp_config)
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

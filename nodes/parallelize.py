@@ -5,7 +5,7 @@ import logging
 from comfy_api.latest import io
 
 from ..parallel_runtime.planner.machine import calibration_identity
-from .choice import LOOPS, ParallelChoice
+from .choice import ParallelChoice
 from .host.model.convert_stock_model import parallelized
 from .host.model.found_plans import LOOKING
 from .host.model.pools import POOLS
@@ -47,18 +47,6 @@ class ParallelizeModel(io.ComfyNode):
         if len(devices) == 1 and sp_config.weights != "offloaded" and not sp_config.step_cache:
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
-        ours = parallelized(
-            model,
-            devices,
-            sp_config,
-            side_branch=sp_config.side_branch,
-            compiled=sp_config.compiled,
-            step_cache=sp_config.step_cache,
-            worker_loop=sp_config.loop == LOOPS[0],
-            attention=sp_config.attention,
-            tries=sp_config.tries,
-            shares=sp_config.shares,
-            exchange=sp_config.exchange,
-        )
+        ours = parallelized(model, sp_config)
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

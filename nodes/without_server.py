@@ -32,15 +32,7 @@ class WithoutServer:
         asked_for = tuning.Asked(**asked)
         choice = _module("choice").choice_of(**config)
         self.tell("reading the model's file")
-        patcher = _module("host.model.new_model").remote_patcher(
-            path,
-            dtype,
-            devices=choice.selection.devices,
-            chooser=choice,
-            side_branch=choice.side_branch,
-            tries=choice.tries,
-            shares=choice.shares,
-        )
+        patcher = _module("host.model.new_model").remote_patcher(path, dtype, choice)
         of = _module("host.proof.begin_tries").Tunable.of(patcher, patcher.shares_of_run())
         if of.why_not:
             raise ValueError(of.why_not)

@@ -18,8 +18,7 @@ from trace_samplers import NAME, load
 
 def parallel_model(path: str, chosen: Any, new_model: Any) -> Any:
     """As Parallel Model Loader makes it."""
-    settings: dict[str, Any] = {"devices": chosen.selection.devices, "chooser": chosen, "side_branch": False}
-    return new_model.remote_patcher(path, "default", **settings)
+    return new_model.remote_patcher(path, "default", chosen)
 
 
 def parallelized(path: str, chosen: Any, _: Any) -> Any:
@@ -28,7 +27,7 @@ def parallelized(path: str, chosen: Any, _: Any) -> Any:
 
     convert = importlib.import_module(f"{NAME}.nodes.host.model.convert_stock_model")
     stock = comfy.sd.load_diffusion_model(path)
-    return convert.parallelized(stock, chosen.selection.devices, chosen, side_branch=False)
+    return convert.parallelized(stock, chosen)
 
 
 WAYS = {"parallelize": parallelized}
@@ -41,7 +40,7 @@ def main() -> None:
     choice, new_model = (importlib.import_module(f"{NAME}.nodes.{name}") for name in ("choice", "host.model.new_model"))
     devices = importlib.import_module(f"{NAME}.parallel_runtime.devices")
     plan = importlib.import_module(f"{NAME}.parallel_runtime.plan").ParallelPlan.parse("cfg=2")
-    chosen = choice.ParallelChoice(devices_text="cpu:2", selection=devices.parse_devices("cpu:2"), plan=plan)
+    chosen = choice.ParallelChoice(devices_text="cpu:2", selection=devices.parse_devices("cpu:2"), plan=plan, shares=())
     left: dict[str, list[str]] = {}
     for argument in arguments:
         kind, _, path = argument.partition("=")

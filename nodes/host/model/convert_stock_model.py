@@ -7,7 +7,6 @@ import inspect
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
-from ....parallel_runtime.exchange_formats import EXACT
 from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
 from ..contract.known_nodes import ANY_SMALL, small_file
 from ..contract.refusals import (
@@ -22,7 +21,6 @@ from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
-from .pools import Devices
 from .source import read_hosted
 
 NODE = "Parallelize Model"
@@ -31,45 +29,16 @@ COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
 LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpoint_guess_config_model_only")
 
 
-def parallelized(
-    model: ModelPatcher,
-    devices: Devices,
-    chooser: Chooser,
-    *,
-    side_branch: bool,
-    compiled: bool = False,
-    step_cache: float = 0.0,
-    worker_loop: bool = True,
-    attention: str = "",
-    tries: bool = False,
-    shares: tuple[int, ...] | None = (),
-    exchange: str = EXACT,
-) -> RemotePatcher:
-    """The same MODEL over `devices`, with the plans that `chooser` says.
+def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
+    """The same MODEL as SP Config asks for it. LoRAs, model sampling, wrappers and options come along.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `worker_loop`,
-    `attention`, `tries`, `shares` and `exchange` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and
-    options come along. Raises `ValueError` for a MODEL that cannot be taken.
+    Raises `ValueError` for a MODEL that cannot be taken.
     """
     refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
     path, options, read = _source(model)
-    ours = remote_patcher(
-        path,
-        _compute_dtype(model, options),
-        devices=devices,
-        chooser=chooser,
-        side_branch=side_branch,
-        compiled=compiled,
-        step_cache=step_cache,
-        worker_loop=worker_loop,
-        attention=attention,
-        tries=tries,
-        shares=shares,
-        exchange=exchange,
-        read=read,
-    )
+    ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
     copy_changes(model, ours)
     ours.delta_set()  # refuses what cannot travel

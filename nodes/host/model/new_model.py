@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from ....parallel_runtime.exchange_formats import EXACT
+from ....parallel_runtime.devices import DeviceSelection
 from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
@@ -50,7 +50,33 @@ COUNTS = Counts()
 
 
 class Chooser(Protocol):
-    """Says which plan a MODEL has, and afterwards which one each of its sampling runs."""
+    """What SP Config asks for: the devices, the options, which plan a MODEL has, and which each of its sampling runs.
+
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of the
+    first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the workers
+    where they can. `attention`: the kernel of a package, "" for none. `tries`: plans that auto predicts to be near are
+    tried before a run of many steps. `shares`: how much each device computes, () for equal ones, None as they are
+    measured. `exchange`: as what heads travel between ranks.
+    """
+
+    @property
+    def selection(self) -> DeviceSelection: ...
+    @property
+    def side_branch(self) -> bool: ...
+    @property
+    def compiled(self) -> bool: ...
+    @property
+    def step_cache(self) -> float: ...
+    @property
+    def worker_loop(self) -> bool: ...
+    @property
+    def attention(self) -> str: ...
+    @property
+    def tries(self) -> bool: ...
+    @property
+    def shares(self) -> tuple[int, ...] | None: ...
+    @property
+    def exchange(self) -> str: ...
 
     def plan_for(
         self, unshared: str, *, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
@@ -79,40 +105,20 @@ class Chooser(Protocol):
 Reader: TypeAlias = Callable[[str, str, Devices], HostedSource]
 
 
-def remote_patcher(
-    path: str,
-    weight_dtype: str,
-    *,
-    devices: Devices,
-    chooser: Chooser,
-    side_branch: bool,
-    compiled: bool = False,
-    step_cache: float = 0.0,
-    worker_loop: bool = True,
-    attention: str = "",
-    tries: bool = False,
-    shares: tuple[int, ...] | None = (),
-    exchange: str = EXACT,
-    read: Reader = read_hosted,
-) -> RemotePatcher:
-    """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
-
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
-    the first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the
-    workers where they can. `attention`: the kernel of a package, where one was asked for. `tries`: plans that auto
-    predicts to be near are tried before a run of many steps. `shares`: how much each device computes, () for equal
-    ones, None as they are measured. `exchange`: as what heads travel between ranks.
+def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader = read_hosted) -> RemotePatcher:
+    """The MODEL for the file at `path`, as SP Config asks for it.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
     refuse_off("parallel")
+    devices, shares = asked.selection.devices, asked.shares
     source = read(path, weight_dtype, devices)
-    source = LOOKING.with_found(source) if chooser.looks else source
-    decision = decide_for(source, chooser)
+    source = LOOKING.with_found(source) if asked.looks else source
+    decision = decide_for(source, asked)
     transformer = source.model.diffusion_model
     refuse_unplanned(transformer, decision.plan)
-    refuse_step_cache(transformer, step_cache)
-    refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
+    refuse_step_cache(transformer, asked.step_cache)
+    refuse_stages_with_cache(decision.plan.pipefusion, asked.step_cache)
     refuse_beyond_room(decision.plan, devices, shares, source.sizes.total)
     pooled = PooledModel(
         devices=devices,
@@ -139,13 +145,13 @@ def remote_patcher(
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and decision.plan.ranks > 1:
-        patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
-    patcher.side_branch, patcher.compiled = side_branch, compiled
-    patcher.step_cache, patcher.worker_loop, patcher.attention = step_cache, worker_loop, attention
-    patcher.tries, patcher.shares, patcher.exchange = tries, shares, exchange
-    if chooser.advises:
+        patcher.choose_again = lru_cache(REMEMBERED)(partial(asked.plan_of_run, decision.model, held=decision.plan))
+    patcher.side_branch, patcher.compiled, patcher.exchange = asked.side_branch, asked.compiled, asked.exchange
+    patcher.step_cache, patcher.worker_loop = asked.step_cache, asked.worker_loop
+    patcher.attention, patcher.tries, patcher.shares = asked.attention, asked.tries, shares
+    if asked.advises:
         Thread(target=_counted_or_none, args=(source,), daemon=True).start()
-        patcher.advise = partial(_advised, chooser=chooser, source=source)
+        patcher.advise = partial(_advised, chooser=asked, source=source)
     return patcher
 
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
-from ..wire.replies import MemoryReply
-from ..wire.requests import Unload
-from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
+from ..wire.replies import DecodeReply, MemoryReply
+from ..wire.requests import DecodeTiles, HoldVae, Unload
 from .arena import Arena, Extent, dtype_name
 from .generation import InFlight
 from .held_weights import Ask, Check

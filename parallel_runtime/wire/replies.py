@@ -265,6 +265,15 @@ class SampleReply(MemoryReply):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodeReply(MemoryReply):
+    """Tiles that the rank decoded, and seconds for them; `refused`: why it did not, "" where it did."""
+
+    num_tiles: int
+    decode_s: float
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckReply:
     """How many bytes of the known pattern arrived wrong."""
 

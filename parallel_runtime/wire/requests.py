@@ -7,7 +7,7 @@ message (records.py), where tensors lie (channel.py), the replies (replies.py), 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
-from ..checkpoint import ModelSpec
+from ..checkpoint import ComfyUI, ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
@@ -15,6 +15,7 @@ from ..stock_caches import StockCache
 from .protocol import Op
 from .replies import (
     CheckReply,
+    DecodeReply,
     EmptyReply,
     LoadReply,
     MeasureReply,
@@ -24,7 +25,6 @@ from .replies import (
     StepReply,
     StrengthsReply,
 )
-from .vae_messages import OfVae
 
 Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine takes them
 Reply = TypeVar("Reply", covariant=True)
@@ -200,7 +200,54 @@ class Trim:
     ranks: tuple[int, ...]
 
 
-OfWeights: TypeAlias = Load | Unload | ChangeWeights | SetStrengths
-OfRun: TypeAlias = MakeMesh | Step | Sample | CheckCopies | Trim
-AnyRequest: TypeAlias = OfWeights | OfRun | OfVae | MeasureDevice | Probe
+@dataclass(frozen=True, kw_only=True)
+class HoldVae:
+    """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
+
+    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them;
+    `flags` as `ModelSpec`'s.
+    """
+
+    op: ClassVar = Op.VAE
+    reply: ClassVar = MemoryReply
+    vae: int
+    comfyui: ComfyUI
+    dtype: str
+    metadata: dict[str, str]
+    names: tuple[str, ...]
+    first: bool
+    last: bool
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTiles:
+    """Decode tiles `in0` on to `out0` on by the VAE's method of that name; `tiles` has the numbers of each rank's.
+
+    With `last`, the VAE's weights then leave the rank's device for host memory.
+    """
+
+    op: ClassVar = Op.DECODE
+    reply: ClassVar = DecodeReply
+    vae: int
+    method: str
+    tiles: tuple[tuple[int, ...], ...]
+    last: bool
+
+
+OfVae: TypeAlias = HoldVae | DecodeTiles
+AnyRequest: TypeAlias = (
+    Load
+    | Unload
+    | ChangeWeights
+    | SetStrengths
+    | MakeMesh
+    | Step
+    | Sample
+    | CheckCopies
+    | Trim
+    | MeasureDevice
+    | Probe
+    | OfVae
+)
 KINDS: dict[Op, type[AnyRequest]] = {kind.op: kind for kind in get_args(AnyRequest)}

@@ -41,6 +41,7 @@ from ..wire.requests import (
     Load,
     MakeMesh,
     MeasureDevice,
+    OfVae,
     Probe,
     Sample,
     SetStrengths,
@@ -48,7 +49,6 @@ from ..wire.requests import (
     Trim,
     Unload,
 )
-from ..wire.vae_messages import OfVae
 from .held_state import HeldState
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel

@@ -15,8 +15,8 @@ from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
 from ..wire.protocol import TensorSpec
-from ..wire.replies import Memory, MemoryReply, Progress
-from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae, OfVae
+from ..wire.replies import DecodeReply, Memory, MemoryReply, Progress
+from ..wire.requests import DecodeTiles, HoldVae, OfVae
 
 METHODS = ("decode", "_decode_pixels")  # the latter of a class that tiles by itself: the network of one tile
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from parallel_runtime.packages import Package
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from parallel_runtime.wire import replies, requests, vae_messages
+from parallel_runtime.wire import replies, requests
 
 PROGRAM = SamplerRecurrence(
     states=(
@@ -55,7 +55,7 @@ CASES = [
     requests.MeasureDevice(),
     requests.Probe(mesh=4),
     requests.Trim(ranks=(0, 1)),
-    vae_messages.HoldVae(
+    requests.HoldVae(
         vae=5,
         comfyui=ComfyUI("/comfyui", ("--fast",)),
         dtype="bfloat16",
@@ -65,7 +65,7 @@ CASES = [
         last=False,
         flags={"torch.backends.cudnn.benchmark": True},
     ),
-    vae_messages.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
+    requests.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
 ]
 
 
@@ -127,7 +127,7 @@ REPLIES = [
     replies.StepReply(memory=MEMORY, ran=None),
     RUN,
     replies.SampleReply(memory=MEMORY, ran=None),
-    vae_messages.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
+    replies.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
     replies.CheckReply(wrong_bytes=7),
     replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
     replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),

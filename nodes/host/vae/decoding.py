@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ....parallel_runtime.devices import Device
-from ....parallel_runtime.wire.vae_messages import DecodeReply
+from ....parallel_runtime.wire.replies import DecodeReply
 from ..clock import synchronized_s
 from ..contract.comfyui import VAE, comfy, comfy_nodes
 from ..contract.version import refuse_off

@@ -21,7 +21,7 @@ from ....parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.torch_flags import read_flags
 from ....parallel_runtime.wire.protocol import DTYPE_BYTES
-from ....parallel_runtime.wire.vae_messages import DecodeReply
+from ....parallel_runtime.wire.replies import DecodeReply
 from ..contract.comfyui import VAE, ModelPatcher, comfy, comfy_nodes
 from ..contract.version import off
 from ..model.pools import POOLS

@@ -1,12 +1,16 @@
-"""One generation of ranks: asked, heard, and watched for silence.
+"""One generation of ranks: started together with what they share, asked, heard, and ended together.
 
-Owns how long a rank may show no sign of life, and which rank is the silent one.
+Owns what was asked and is still owed. Which rank died or is silent is ranks.py's; one rank is process.py's, or
+remote_ranks.py's.
 """
 
+import logging
 import math
 import os
+import select
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -15,8 +19,8 @@ from ..errors import PoolError
 from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
-from ..wire.channel import Attach, SegmentTable
-from ..wire.processes import LEAST_S, PASSED_ON_S
+from ..wire import nccl_segments
+from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
@@ -28,10 +32,11 @@ from .failures import (
     failure_of_error,
     other_version,
     pool_error,
-    silence,
     system_error,
 )
-from .ranks import AnyRank, RankSet
+from .process import REAP_TIMEOUT_S, spawn
+from .ranks import AnyRank, Watcher, find_silence, least_s, listen_anew
+from .remote_ranks import RemoteRanks
 
 START_S = 600.0
 LOAD_S = 600.0
@@ -61,73 +66,13 @@ def checked(deadline_s: float) -> float:
     return deadline_s
 
 
-def listen_anew(ranks: Sequence[AnyRank]) -> None:
-    """Count the silence of these ranks from now on: they are asked something."""
-    now_s = time.monotonic()
-    for rank in ranks:
-        rank.last_heard_s = rank.last_pulse_s = now_s
-
-
-def least_s(deadline_s: float) -> float:
-    """How long a rank may show no pulse, where a request may show no sign of life for `deadline_s`."""
-    return max(deadline_s, LEAST_S)
-
-
-def find_silence(
-    asked: Sequence[AnyRank],
-    answered: Collection[int],
-    segments: SegmentTable,
-    request: str,
-    *,
-    since_s: float,
-    deadline_s: float,
-    pulse_deadline_s: float,
-) -> Failure | None:
-    """The failure of a rank of those asked, which owes an answer to `request` and is silent; None while all are well.
-
-    Silence counts from `since_s` on (monotonic clock) at the earliest.
-    """
-    now_s = time.monotonic()
-    for rank in asked:
-        _look_at(rank, segments, now_s)
-    owing = [rank for rank in asked if rank.rank not in answered]
-    if not owing:
-        return None
-    longest = min(owing, key=lambda rank: rank.last_pulse_s)
-    without_s = now_s - max(since_s, longest.last_pulse_s)
-    if without_s > pulse_deadline_s:
-        return silence(longest, request, silent_s=without_s, deadline_s=pulse_deadline_s)
-    if now_s - max(since_s, *(rank.last_heard_s for rank in asked)) <= deadline_s:
-        return None
-    # The one that the others most likely wait for: one that a signal holds, else one that shows no pulse (what holds a
-    # rank of a further machine is not known here), else one that does not wait itself, else the longest silent.
-    pulse_s = max(rank.last_pulse_s for rank in asked) - PULSE_LATE_S
-    awaited = min(
-        owing,
-        key=lambda rank: (
-            not rank.is_stopped(),
-            rank.last_pulse_s > pulse_s,
-            segments.waits(rank.rank),
-            rank.last_heard_s,
-        ),
-    )
-    return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s)
-
-
-def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
-    """Note what a rank has shown since the last look. Before its first pulse its process tells whether it gets on."""
-    beats, pulses = segments.beats(rank.rank), segments.pulses(rank.rank)
-    if beats != rank.last_beats:
-        rank.last_beats, rank.last_heard_s = beats, now_s
-    if pulses != rank.last_pulses or (pulses == 0 and rank.gets_on()):
-        rank.last_pulses, rank.last_pulse_s = pulses, now_s
-
-
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
-PULSE_LATE_S = 2 * PASSED_ON_S  # behind the newest pulse of any rank: one that travels may be on its way
 HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
+STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -156,7 +101,7 @@ class InFlight(Generic[Answer]):
         return [reply for _, reply in sorted(self.replies.items()) if not isinstance(reply, Cancelled)]
 
 
-class Generation(RankSet):
+class Generation:
     """All ranks of one start, asked and watched. Use it from one thread at a time.
 
     A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, `ended`
@@ -177,7 +122,14 @@ class Generation(RankSet):
         on_failure: Callable[[PoolError], None],
         machines: Sequence[Machine] = (),
     ) -> None:
-        super().__init__(number)
+        self.number = number
+        self.ended = False
+        self.ranks: list[AnyRank] = []  # in rank order
+        self.remote: RemoteRanks | None = None
+        self.segments: SegmentTable
+        self.watcher: Watcher
+        self._epoll: select.epoll
+        self._held = ExitStack()
         self.in_flight: InFlight[Any] | None = InFlight(Op.READY, 0, start_deadline_s, Ready)
         self.mapped: dict[int, ModelSpec] = {}  # files that ranks may have mapped, by model handle
         self._signs: list[Failure] = []  # what went wrong, in the order seen
@@ -191,7 +143,6 @@ class Generation(RankSet):
                 segment_bytes,
                 machines=machines,
                 deadline_s=start_deadline_s,
-                announce=self.attach,
                 on_death=lambda: on_death(self),
             )
         except PoolError as error:
@@ -203,6 +154,17 @@ class Generation(RankSet):
     def ready(self) -> bool:
         """Whether all ranks have started."""
         return self.in_flight is None or self.in_flight.reply is not Ready
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The further machines that have a part in it, in the order of their ranks."""
+        return [] if self.remote is None else self.remote.machines
+
+    @property
+    def devices_by_machine(self) -> tuple[int, ...]:
+        """How many ranks each machine has, ours first."""
+        further = [len(machine.devices) for machine in self.machines]
+        return (len(self.ranks) - sum(further), *further)
 
     def reach(self, num_ranks: int = MAX_RANKS) -> int:
         """How many ranks are asked for what the first `num_ranks` are to do: those of every machine that has one."""
@@ -261,15 +223,86 @@ class Generation(RankSet):
         self.end()
 
     def end(self) -> None:
-        """Kill and reap all ranks, and close everything. The request in flight is given up."""
+        """Kill and reap all ranks, and close everything. The request in flight is given up.
+
+        Views of our segments stay valid; NCCL's in /dev/shm go.
+        """
         self.in_flight = None
-        super().end()
+        if self.ended:
+            return
+        self.ended = True
+        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
+        if self.remote is not None:
+            self.remote.kill()
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            if not rank.reap():
+                _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
+        for machine in () if self.remote is None else self.remote.reap():
+            _log.warning(
+                "%s has not said in %g s that its ranks have ended; it starts no others before", machine, REAP_TIMEOUT_S
+            )
+        nccl_segments.remove(segments)
+        self._held.close()
 
     def fail(self, error: PoolError) -> PoolError:
         """End all ranks because of `error`, which is told to the pool and returned to be raised."""
         self.end()
         self._on_failure(error)
         return error
+
+    def _start(
+        self,
+        settings: RankSettings,
+        segment_bytes: int,
+        *,
+        machines: Sequence[Machine],
+        deadline_s: float,
+        on_death: Callable[[], None],
+    ) -> None:
+        """Start all ranks and hand them their first segment. Raises OSError; `end` ends what there is.
+
+        Machines have `deadline_s` for their ranks to start. Raises PoolError for one that is lost.
+        """
+        with ExitStack() as used:
+            store = None
+            remote = RemoteRanks(machines, settings)
+            if remote.machines:
+                self.remote, settings = remote, remote.meet(settings)
+            else:
+                store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
+                used.callback(os.close, store)
+                os.fchmod(store, 0o600)
+            segment, segment_fd = Segment.create(segment_bytes)
+            used.callback(os.close, segment_fd)
+            self.segments = SegmentTable(segment)
+            self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
+            for rank in range(len(settings.devices)):
+                self.ranks.append(spawn(rank, settings, generation=self.number, store_fd=store))
+            if self.remote is not None:
+                self.ranks += self.remote.start(settings, generation=self.number, deadline_s=deadline_s)
+            for each in self.ranks:
+                self._epoll.register(each.channel, select.EPOLLIN)
+                self._epoll.register(each.pidfd, select.EPOLLIN)
+            self.watcher = Watcher(self.ranks, on_death=on_death)
+            self._held.callback(self.watcher.stop)
+            self.attach(Attach(segment=0, num_bytes=segment_bytes, drop=()), segment_fd)
+
+    def _dismiss(self) -> None:
+        """Ask idle ranks to end, and wait until all have, at most a moment."""
+        for rank in self.ranks:
+            with suppress(OSError):  # it is gone, or will be killed
+                rank.channel.send(Message(Op.STOP, rank.rank, self.number, 0))
+        poll = select.poll()
+        alive = {rank.pidfd for rank in self.ranks}
+        for pidfd in alive:
+            poll.register(pidfd, select.POLLIN)
+        until = time.monotonic() + STOP_S
+        while alive and (left_s := until - time.monotonic()) > 0:
+            for pidfd, _ in poll.poll(left_s * 1000):
+                poll.unregister(pidfd)
+                alive.remove(pidfd)
 
     def _packets(
         self, ranks: list[AnyRank], op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()

@@ -1,24 +1,24 @@
-"""The ranks of one generation: started together with what they share, watched between requests, and ended together.
+"""What shows that the ranks of one generation live: a thread waits for deaths, and each rank's signs are read.
 
-Owns the set and the thread that looks after it. One rank is process.py's, or remote_ranks.py's.
+Owns how long a rank may show no sign of life, and which rank is the silent one.
 """
 
-import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import TypeAlias
 
-from ..machines.machine import Machine
-from ..rank_environment import RankSettings
-from ..wire import nccl_segments
-from ..wire.channel import Attach, Segment, SegmentTable
-from ..wire.protocol import Message, Op
-from .process import REAP_TIMEOUT_S, RankProcess, spawn
-from .remote_ranks import RemoteRank, RemoteRanks
+from ..wire.channel import SegmentTable
+from ..wire.processes import LEAST_S, PASSED_ON_S
+from .failures import Failure, silence
+from .process import RankProcess
+from .remote_ranks import RemoteRank
+
+AnyRank: TypeAlias = RankProcess | RemoteRank
+PULSE_LATE_S = 2 * PASSED_ON_S  # behind the newest pulse of any rank: one that travels may be on its way
 
 
 class Watcher:
@@ -27,7 +27,7 @@ class Watcher:
     Raises OSError when there is no descriptor left.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess | RemoteRank], *, on_death: Callable[[], None]) -> None:
+    def __init__(self, ranks: Sequence[AnyRank], *, on_death: Callable[[], None]) -> None:
         self._outputs = {rank.output.fileno(): rank.output for rank in ranks}
         self._pidfds = {rank.pidfd for rank in ranks}
         self._on_death = on_death
@@ -78,105 +78,63 @@ def _nothing() -> None:
     """What a death means to a watcher that has been stopped."""
 
 
-AnyRank: TypeAlias = RankProcess | RemoteRank
-STOP_S = 2.0  # how long idle ranks get to end by themselves
+def listen_anew(ranks: Sequence[AnyRank]) -> None:
+    """Count the silence of these ranks from now on: they are asked something."""
+    now_s = time.monotonic()
+    for rank in ranks:
+        rank.last_heard_s = rank.last_pulse_s = now_s
 
-_log = logging.getLogger(__name__)
+
+def least_s(deadline_s: float) -> float:
+    """How long a rank may show no pulse, where a request may show no sign of life for `deadline_s`."""
+    return max(deadline_s, LEAST_S)
 
 
-class RankSet:
-    """All ranks of one start, in rank order."""
+def find_silence(
+    asked: Sequence[AnyRank],
+    answered: Collection[int],
+    segments: SegmentTable,
+    request: str,
+    *,
+    since_s: float,
+    deadline_s: float,
+    pulse_deadline_s: float,
+) -> Failure | None:
+    """The failure of a rank of those asked, which owes an answer to `request` and is silent; None while all are well.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.ended = False
-        self.ranks: list[AnyRank] = []
-        self.remote: RemoteRanks | None = None
-        self.segments: SegmentTable
-        self.watcher: Watcher
-        self._epoll: select.epoll
-        self._held = ExitStack()
+    Silence counts from `since_s` on (monotonic clock) at the earliest.
+    """
+    now_s = time.monotonic()
+    for rank in asked:
+        _look_at(rank, segments, now_s)
+    owing = [rank for rank in asked if rank.rank not in answered]
+    if not owing:
+        return None
+    longest = min(owing, key=lambda rank: rank.last_pulse_s)
+    without_s = now_s - max(since_s, longest.last_pulse_s)
+    if without_s > pulse_deadline_s:
+        return silence(longest, request, silent_s=without_s, deadline_s=pulse_deadline_s)
+    if now_s - max(since_s, *(rank.last_heard_s for rank in asked)) <= deadline_s:
+        return None
+    # The one that the others most likely wait for: one that a signal holds, else one that shows no pulse (what holds a
+    # rank of a further machine is not known here), else one that does not wait itself, else the longest silent.
+    pulse_s = max(rank.last_pulse_s for rank in asked) - PULSE_LATE_S
+    awaited = min(
+        owing,
+        key=lambda rank: (
+            not rank.is_stopped(),
+            rank.last_pulse_s > pulse_s,
+            segments.waits(rank.rank),
+            rank.last_heard_s,
+        ),
+    )
+    return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s)
 
-    @property
-    def machines(self) -> list[Machine]:
-        """The further machines that have a part in it, in the order of their ranks."""
-        return [] if self.remote is None else self.remote.machines
 
-    @property
-    def devices_by_machine(self) -> tuple[int, ...]:
-        """How many ranks each machine has, ours first."""
-        further = [len(machine.devices) for machine in self.machines]
-        return (len(self.ranks) - sum(further), *further)
-
-    def _start(
-        self,
-        settings: RankSettings,
-        segment_bytes: int,
-        *,
-        machines: Sequence[Machine],
-        deadline_s: float,
-        announce: Callable[[Attach, int], None],
-        on_death: Callable[[], None],
-    ) -> None:
-        """Start all ranks; `announce` is to hand them their first segment. Raises OSError; `end` ends what there is.
-
-        Machines have `deadline_s` for their ranks to start. Raises PoolError for one that is lost.
-        """
-        with ExitStack() as used:
-            store = None
-            remote = RemoteRanks(machines, settings)
-            if remote.machines:
-                self.remote, settings = remote, remote.meet(settings)
-            else:
-                store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
-                used.callback(os.close, store)
-                os.fchmod(store, 0o600)
-            segment, segment_fd = Segment.create(segment_bytes)
-            used.callback(os.close, segment_fd)
-            self.segments = SegmentTable(segment)
-            self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
-            for rank in range(len(settings.devices)):
-                self.ranks.append(spawn(rank, settings, generation=self.number, store_fd=store))
-            if self.remote is not None:
-                self.ranks += self.remote.start(settings, generation=self.number, deadline_s=deadline_s)
-            for each in self.ranks:
-                self._epoll.register(each.channel, select.EPOLLIN)
-                self._epoll.register(each.pidfd, select.EPOLLIN)
-            self.watcher = Watcher(self.ranks, on_death=on_death)
-            self._held.callback(self.watcher.stop)
-            announce(Attach(segment=0, num_bytes=segment_bytes, drop=()), segment_fd)
-
-    def _dismiss(self) -> None:
-        """Ask idle ranks to end, and wait until all have, at most a moment."""
-        for rank in self.ranks:
-            with suppress(OSError):  # it is gone, or will be killed
-                rank.channel.send(Message(Op.STOP, rank.rank, self.number, 0))
-        poll = select.poll()
-        alive = {rank.pidfd for rank in self.ranks}
-        for pidfd in alive:
-            poll.register(pidfd, select.POLLIN)
-        until = time.monotonic() + STOP_S
-        while alive and (left_s := until - time.monotonic()) > 0:
-            for pidfd, _ in poll.poll(left_s * 1000):
-                poll.unregister(pidfd)
-                alive.remove(pidfd)
-
-    def end(self) -> None:
-        """Kill and reap all ranks, and close everything. Views of our segments stay valid; NCCL's in /dev/shm go."""
-        if self.ended:
-            return
-        self.ended = True
-        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
-        if self.remote is not None:
-            self.remote.kill()
-        for rank in self.ranks:
-            rank.kill()
-        for rank in self.ranks:
-            if not rank.reap():
-                _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
-        for machine in () if self.remote is None else self.remote.reap():
-            _log.warning(
-                "%s has not said in %g s that its ranks have ended; it starts no others before", machine, REAP_TIMEOUT_S
-            )
-        nccl_segments.remove(segments)
-        self._held.close()
+def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:
+    """Note what a rank has shown since the last look. Before its first pulse its process tells whether it gets on."""
+    beats, pulses = segments.beats(rank.rank), segments.pulses(rank.rank)
+    if beats != rank.last_beats:
+        rank.last_beats, rank.last_heard_s = beats, now_s
+    if pulses != rank.last_pulses or (pulses == 0 and rank.gets_on()):
+        rank.last_pulses, rank.last_pulse_s = pulses, now_s

@@ -11,7 +11,7 @@ import torch
 from pool.echo_pool import Gate, held, make_spec, run_step, wait_until
 
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool import ranks
+from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 
 
@@ -188,14 +188,14 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
 
 def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of, monkeypatch):
     """Its rank is held by a signal from the first moment on."""
-    pool, spawn, made = pool_of(1), ranks.spawn, []
+    pool, spawn, made = pool_of(1), of_pool.spawn, []
 
     def stopped(*arguments, **more):
         made.append(spawn(*arguments, **more))
         os.kill(made[-1].pid, signal.SIGSTOP)
         return made[-1]
 
-    monkeypatch.setattr(ranks, "spawn", stopped)
+    monkeypatch.setattr(of_pool, "spawn", stopped)
 
     def cancel():
         if made:

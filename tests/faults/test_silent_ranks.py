@@ -10,7 +10,7 @@ import torch
 from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_step
 
 from parallel_runtime.errors import PoolError
-from parallel_runtime.pool import ranks
+from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, StepHistory
 from parallel_runtime.pool.generation import VARIABLE, Generation, deadline_from
 from parallel_runtime.wire.protocol import Op
@@ -53,7 +53,7 @@ def test_a_stopped_rank_is_found_while_another_gets_on(impatient):
 
 def test_a_rank_that_is_stopped_before_it_can_say_anything_is_found_by_its_silence(impatient, monkeypatch):
     impatient.close()
-    spawn = ranks.spawn
+    spawn = of_pool.spawn
 
     def stopped(rank, *arguments, **more):
         made = spawn(rank, *arguments, **more)
@@ -62,7 +62,7 @@ def test_a_rank_that_is_stopped_before_it_can_say_anything_is_found_by_its_silen
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks, "spawn", stopped)
+        patch.setattr(of_pool, "spawn", stopped)
         with pytest.raises(PoolError, match="^rank 1: no answer to READY .* held by a signal; the deadline is 3 s"):
             impatient.start()
     assert torch.equal(run_step(impatient).out, torch.arange(10.0))

@@ -10,7 +10,7 @@ import torch
 
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
-from parallel_runtime.pool.generation import find_silence
+from parallel_runtime.pool.ranks import find_silence
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker.entry import rank_error

@@ -21,7 +21,7 @@ from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.cuda_graphs import GraphRecorder
-from ..models.hosted.first_block import CachedBlocks, Residuals
+from ..models.hosted.first_block import CachedBlocks, Residuals, total_over
 from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
@@ -40,7 +40,6 @@ from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
-from .step_cache import skipping_blocks
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
 
@@ -319,17 +318,12 @@ class HostedForward:
             told["patches_replace"] = self.model.skipped_blocks.replacing((kind, number) for kind, number in blocks)
         if name := told.pop(ATTENTION, ""):
             told[OVERRIDE] = attention_named(name)
-        skipping: AbstractContextManager[None] = nullcontext()
-        if residuals is not None:
-            skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over, counts=write)
         module = self.model.install_hooks(sequence, self.beat, patched=bool(records), new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
         function = module if method is None else getattr(module, method)
-        self._forget()
-        graphs = self._graphs(sequence)
-        with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, graphs:
+        with self._around(sequence, options, residuals, over=over, counts=write), self._scales(sequence, over):
             try:
                 return function(*given["args"], **given["kwargs"])
             except Exception as error:
@@ -337,9 +331,24 @@ class HostedForward:
                 raise
 
     def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
-        """Write what `call` returned for the rows `source` into those of the piece."""
+        """Write what `call` returned for the rows `source` into those of the piece.
+
+        Of ranks that have the same rows, the first does.
+        """
+        outs, rows = [out] if isinstance(out, torch.Tensor) else out, source.stop - source.start
         with self.timer.region("gather"):
-            self._write(piece, room, [out] if isinstance(out, torch.Tensor) else out, source.stop - source.start)
+            flat = [each.reshape(rows, -1) for each in outs]
+            numbers = sum(each.shape[1] for each in flat)
+            if numbers != room.shape[1]:
+                raise ValueError(
+                    f"{type(self.model.module).__name__} made outputs {[tuple(out.shape) for out in outs]}, "
+                    f"{numbers} numbers an image where {room.shape[1]} were expected; report the model and the node"
+                )
+            if self.sequence.index == 0:
+                at = 0
+                for each in flat:
+                    to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)
+                    at += each.shape[1]
 
     def apply(
         self,
@@ -360,22 +369,61 @@ class HostedForward:
         tokens.
         """
         sequence = self.sequence_of(options) if sequence is None else sequence
-        skipping: AbstractContextManager[None] = nullcontext()
-        if residuals is not None:
-            skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
         self.model.install_hooks(sequence, self.beat, new_call=new_call)
-        self._forget()
-        graphs = self._graphs(sequence)
-        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, graphs:
+        with self._around(sequence, options, residuals, over=over), self._scales(sequence, None):
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out
 
-    def _forget(self) -> None:
-        """Have the module forget keys that it finds by the address of a tensor, which may be another's by now."""
+    @contextmanager
+    def _around(
+        self,
+        sequence: SequenceParallelAttention,
+        options: Mapping[str, Any],
+        residuals: Residuals | None,
+        *,
+        over: Axis | None,
+        counts: bool = True,
+    ) -> Iterator[None]:
+        """Around a call: its blocks have their weights, what the module kept, what a step cache kept, and graphs.
+
+        First the module forgets keys that it finds by the address of a tensor, which may be another's by now.
+        """
         forget: Callable[[], None] | None = getattr(self.model.module, "clear_kv_cache", None)
         if forget is not None:
             forget()
+        skipping: AbstractContextManager[None] = nullcontext()
+        if residuals is not None:
+            skipping = self._skipping(sequence, options, residuals, over=over, counts=counts)
+        with self.model.calling(), self._keeping(sequence), skipping, self._graphs(sequence):
+            yield
+
+    @contextmanager
+    def _skipping(
+        self,
+        sequence: SequenceParallelAttention,
+        options: Mapping[str, Any],
+        residuals: Residuals,
+        *,
+        over: Axis | None,
+        counts: bool,
+    ) -> Iterator[None]:
+        """Around a call: its blocks but the first are skipped where that changed little, on all ranks of the call.
+
+        `counts`: the call counts for this rank.
+        """
+        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
+        threshold, call_of = float(options["step_cache"]), lambda: self.model.token_call
+        cached = self.model.cached_blocks
+        with cached.calling(residuals, threshold=threshold, total=total_over(sharing), call_of=call_of) as seen:
+            yield
+        if counts:
+            before = self.cached or CachedCalls(calls=0, skipped=0)
+            self.cached = CachedCalls(
+                calls=before.calls + 1,
+                skipped=before.skipped + seen.skips,
+                kept_bytes=max(before.kept_bytes, residuals.nbytes),
+            )
 
     def _keeping(self, sequence: SequenceParallelAttention) -> AbstractContextManager[None]:
         """Around a call: all ranks that run the same blocks at a time use what the module kept, or none of them."""
@@ -419,18 +467,3 @@ class HostedForward:
             here = self.inputs.on_device(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found
-
-    def _write(self, piece: BatchSlice, room: torch.Tensor, outs: Sequence[torch.Tensor], rows: int) -> None:
-        """Write outputs of `rows` rows into those of the piece; of ranks that have the same ones, the first does."""
-        flat = [out.reshape(rows, -1) for out in outs]
-        numbers = sum(each.shape[1] for each in flat)
-        if numbers != room.shape[1]:
-            raise ValueError(
-                f"{type(self.model.module).__name__} made outputs {[tuple(out.shape) for out in outs]}, "
-                f"{numbers} numbers an image where {room.shape[1]} were expected; report the model and the node"
-            )
-        if self.sequence.index == 0:
-            at = 0
-            for each in flat:
-                to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)
-                at += each.shape[1]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ..models.hosted.first_block import total_over
 from ..parallel.attention import SequenceParallelAttention
 from ..stock_caches import SkipDecision, StockCache
 from .latent import LatentRows
 from .mesh import Mesh
-from .step_cache import total_over
 
 
 class SkippedCalls:

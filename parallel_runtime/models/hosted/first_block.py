@@ -16,7 +16,7 @@ call's residuals are given (worker/hosted.py), nor which blocks follow one anoth
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...parallel.attention import SequenceParallelAttention
 from ..block_chain import CACHE, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
@@ -187,6 +188,20 @@ class CachedBlocks:
         seen.new.first = added
         if not seen.skips:  # before the new ones stand: they take as much
             seen.residuals.first, seen.residuals.others = None, {}
+
+
+def total_over(sharing: Sequence[SequenceParallelAttention]) -> Total:
+    """What sums up numbers over all ranks of these groups, in the order of ranks and on the CPU.
+
+    Devices of two kinds may add in another order, and ranks that decide apart wait for each other for ever.
+    """
+
+    def total(sums: Tensor) -> Tensor:
+        for group in sharing:
+            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).cpu().sum(0).to(sums.device)
+        return sums
+
+    return total
 
 
 def _words_of(spec: ShardingSpec, blocks: str) -> Iterator[Word | None]:

@@ -123,28 +123,26 @@ class SkipDecision:
         self._rate: Tensor | None = None
         self._size = torch.zeros(())
 
-    def skips(self, call: int, kept: Sequence[tuple[CachedRows, Tensor]]) -> bool:
-        """Whether a call is skipped. `kept`: rows of this rank with what goes in (B, S, C).
+    def skips(self, call: int, rows: CachedRows, x: Tensor) -> bool:
+        """Whether a call is skipped. `rows` are those of this rank, `x` what goes in (B, S, C).
 
         Of a call that is computed nothing older is kept from here on.
         """
         letter = self.cache.calls[call]
-        skips = letter != COMPUTE and self._decide(letter, kept)
+        skips = letter != COMPUTE and self._decide(letter, rows, x)
         if not skips and (letter != COMPUTE or MAY_SKIP not in self.cache.calls[call:]):
-            for rows, _ in kept:
-                rows.drop()
+            rows.drop()
         self.skipped += skips
         return skips
 
-    def _decide(self, letter: str, kept: Sequence[tuple[CachedRows, Tensor]]) -> bool:
+    def _decide(self, letter: str, rows: CachedRows, x: Tensor) -> bool:
         if not self._noted:
             self._noted = self._fresh = True
             return False
         sums = torch.zeros(6, dtype=torch.float64)
-        for rows, x in kept:
-            if letter == MAY_SKIP:
-                sums[:2] += rows.change(x)
-            sums[2:] += rows.noted
+        if letter == MAY_SKIP:
+            sums[:2] += rows.change(x)
+        sums[2:] += rows.noted
         sums = self._total(sums).cpu()
         if self._fresh:
             self._settle(sums[2:])

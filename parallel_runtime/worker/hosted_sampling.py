@@ -17,15 +17,17 @@ from typing import Any
 import torch
 
 from ..models.hosted.calls import from_tree
-from ..models.hosted.first_block import Residuals
+from ..models.hosted.first_block import Residuals, total_over
+from ..parallel.attention import SequenceParallelAttention
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from ..stock_caches import SkipDecision
 from ..wire.requests import GroupWork, Sample
 from .host_copies import HostCopies
 from .hosted import HostedForward
 from .inputs import call_tensors, to_device
 from .latent import LatentRows
 from .mesh import Mesh
-from .stock_cache import SkippedCalls
+from .worker_loop import Calls
 
 
 class CallSampling(torch.nn.Module):
@@ -104,13 +106,12 @@ class AppliedModel:
         return found
 
 
-class HostedCalls:
-    """Calls of ComfyUI's own model that run whole, as `worker_loop.Calls`. `tensors` are the request's, whole.
+class HostedCalls(Calls):
+    """Calls of ComfyUI's own model that run whole. `tensors` are the request's, whole.
 
-    Each rank has the whole latent, as one row of numbers.
+    Each rank has the whole latent, as one row of numbers. One answer on all ranks that share it says which calls a
+    cache of ComfyUI's stands for.
     """
-
-    drained: str | None = None
 
     def __init__(
         self,
@@ -135,9 +136,9 @@ class HostedCalls:
             cache=request.cache,
             sides=sorted(side for cond in self._share.conds for side in options[cond]["sides"]),
         )
-        self.skipped: SkippedCalls | None = None
         if request.cache is not None:
-            self.skipped = SkippedCalls(request.cache, [self._rows], mesh=mesh, device=forward.timer.device)
+            total = total_over([mesh.attention, SequenceParallelAttention(ulysses=mesh.axes["cfg"])])
+            self.skipping = SkipDecision(request.cache, lambda sums: total(sums.to(forward.timer.device)))
         busy = [each for each in mesh.replica_groups if batch_groups[each].conds]
         self._shown = next((batch_groups[each] for each in forward.groups_to_run(mesh, busy)), self._share)
         self._model = AppliedModel(forward, request.recurrence, self._shown, tensors, options)
@@ -153,7 +154,8 @@ class HostedCalls:
 
     def run(self, call: int) -> None:
         x = self._rows.enter(call)
-        if self.skipped is not None and self.skipped.skips(call):
+        cached = self._rows.cached
+        if self.skipping is not None and cached is not None and self.skipping.skips(call, cached, self._rows.seen):
             self._rows.skip(call)
         else:
             self._compute(call, x)
@@ -161,12 +163,6 @@ class HostedCalls:
 
     def finish(self) -> None:
         self._rows.finish()
-
-    def timeline(self) -> None:
-        """There are no stages."""
-
-    def close(self) -> None:
-        """Nothing: a call ends with all of its exchanges done."""
 
     def _compute(self, call: int, x: torch.Tensor) -> None:
         if self._shown is not self._share:

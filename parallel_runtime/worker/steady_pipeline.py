@@ -34,17 +34,14 @@ from .hosted_pipeline import Links, Passes
 from .hosted_sampling import AppliedModel
 from .mesh import Mesh
 from .parted_latent import PartedLatent
-from .stock_cache import SkippedCalls
 from .timeline import Timeline
+from .worker_loop import Calls
 
 OTHER_PATCHES = "the prompts' patches are of other parts of the latent"
 
 
-class SteadyCalls:
-    """The calls of a run on one stage, as `worker_loop.Calls`. `tensors` are the request's, whole."""
-
-    skipped: SkippedCalls | None = None
-    drained: str | None = None
+class SteadyCalls(Calls):
+    """The calls of a run on one stage. `tensors` are the request's, whole."""
 
     def __init__(
         self,

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
+from ..stock_caches import SkipDecision
 from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from .host_copies import HostCopies
 from .live_times import RankTimes
-from .stock_cache import SkippedCalls
 
 CREDIT_WAIT_S = 0.0001
 MOST_TIMED_STEPS = 400
@@ -67,34 +67,33 @@ class Gate:
         return time.perf_counter() - began
 
 
-class Calls(Protocol):
-    """How the calls of a run are made on this rank. `skipped`: those that a cache of ComfyUI's may stand for.
+class Calls:
+    """How the calls of a run are made on this rank. `skipping`: which of them a cache of ComfyUI's stands for.
 
     `drained`: why a pipeline is empty between steps; None where it is not, or there is none.
     """
 
-    skipped: SkippedCalls | None
-    drained: str | None
+    skipping: SkipDecision | None = None
+    drained: str | None = None
 
     def prepare(self) -> None:
         """Compute all that can be known before the first call."""
-        ...
+        raise NotImplementedError
 
     def run(self, call: int) -> None:
         """Make a call, whose step may start; begins to write the preview of a step that it ends."""
-        ...
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Write the result."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Leave nothing in flight, after the last call that every rank makes."""
-        ...
 
     def timeline(self) -> StageTimeline | None:
-        """When which chunk came and went, where that was asked for."""
-        ...
+        """When which chunk came and went, where that was asked for and there are stages."""
+        return None
 
 
 class WorkerLoop:
@@ -182,7 +181,7 @@ class WorkerLoop:
             prepare_regions=prepared if self._timer.asked else None,
             timeline=self._calls.timeline(),
             drained=self._calls.drained,
-            skipped_calls=None if self._calls.skipped is None else self._calls.skipped.count,
+            skipped_calls=None if self._calls.skipping is None else self._calls.skipping.skipped,
             **work,
         )
 

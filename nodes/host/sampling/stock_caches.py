@@ -224,7 +224,7 @@ def _try(kind: type, decides: Callable[..., Any], factor: int, offload: bool) ->
         inside = {"easycache": holder, "sigmas": at, "uuids": [f"side {side}" for side in sides]}
         holder.skip_current_step = False
         stock = decides(executor, given, at, inside if easy else {"transformer_options": inside})
-        skips = decision.skips(call, [(rows, x.flatten(2))])
+        skips = decision.skips(call, rows, x.flatten(2))
         if skips == bool(ran):
             return None
         ours = torch.cat(rows.again(x.flatten(2))) if skips else torch.cat(outs).flatten(2)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
+from ..devices import Device
 from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
+from ..machines.machine import Machine
+from ..plan import ParallelPlan, refuse_unfit_machines
 from ..wire.replies import RankError
 from .known_errors import find_known
 from .process import RankProcess
@@ -137,6 +140,21 @@ def system_error(what: str, error: OSError) -> PoolError:
     """The error for something that the system refused us."""
     reason = error.strerror or str(error)
     return PoolError(f"{what}: {reason}", remedy=SYSTEM_REMEDIES.get(error.errno or 0, AGAIN))
+
+
+def refuse_without(plan: ParallelPlan, devices: Sequence[Device], machines: Sequence[Machine], died: PoolError) -> None:
+    """Raise PoolError, what ranks have died of since the last request, where the plan cannot run on the ranks that are
+    left.
+
+    `devices` as `Pool` has it, of this machine first; `machines` are those that are there.
+    """
+    here = sum(not device.machine for device in devices)
+    try:
+        refuse_unfit_machines(plan, [here, *(len(machine.devices) for machine in machines)])
+    except ValueError:
+        raise PoolError(  # a copy, so that what is remembered of the failure keeps no frame alive
+            died.cause, rank=died.rank, device=died.device, remedy=died.remedy, detail=died.detail
+        ) from None
 
 
 MAX_FAILURES = 3

@@ -1,25 +1,27 @@
 """The pool: one set of workers for a set of devices, asked one thing at a time.
 
-Owns what callers see: starting, loading, running, closing; and that one asks at a time. Does not own when there is a
-new generation of workers (generations.py), what one holds and is asked (worker_group.py), nor how its ranks are watched
-and ended (generation.py).
+Owns what callers see: starting, loading, running, closing; that one asks at a time, and when there is a new generation
+of workers. Does not own what one holds and is asked (worker_group.py), nor how its ranks are asked, watched and ended
+(generation.py).
 
 States: `stopped` -> `starting` -> `idle` <-> `loading`, `compiling`, `busy`. Any failure leads to `failed`, from which
 the next call starts a fresh generation, until three have failed within a minute. Nothing that failed is ever asked
 again by the pool itself.
 """
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from ..checkpoint import ModelSpec
-from ..devices import Device
-from ..errors import PoolError
+from ..devices import STOCK_NODES, Device, missing_system
+from ..errors import PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
@@ -27,6 +29,7 @@ from ..rank_environment import RankSettings
 from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
+from . import nccl_files
 from .calls import (
     ModelCall,
     RunResult,
@@ -38,17 +41,19 @@ from .calls import (
     shape_of,
     split_rows,
 )
-from .generation import LOAD_S, REQUEST_S, START_S, Answer, checked
-from .generations import Generations, State, WorkerSettings, describe, first_line, refuse_without, too_few
+from .failures import Failures, refuse_without
+from .generation import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, Answer, Generation, checked
 from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
 from .process import available_cpus
+from .status import State, describe, first_line
 from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 WAIT_S = 0.05  # how often a caller that waits for the lock is asked whether to go on
 GIVEN_UP_S = 0.2  # between looks at a request that its caller gave up
+FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
 
@@ -142,21 +147,18 @@ class Pool:
         self.devices = devices
         self.threads_per_rank = threads
         self.deadline_s = checked(deadline_s)
+        self.generation = 0  # how many sets of workers there have been, the present one included
+        self._start_deadline_s = checked(start_deadline_s)
+        self._load_deadline_s = checked(max(load_deadline_s, deadline_s))
+        self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
+        self._machines, self._overlap = machines, overlap
         self._pace = StepHistory()
         self._lock = RequestLock()
-        ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
-        settings = WorkerSettings(
-            deadline_s=lambda: self.deadline_s,
-            start_deadline_s=checked(start_deadline_s),
-            load_deadline_s=checked(max(load_deadline_s, deadline_s)),
-            segment_bytes=segment_bytes,
-            budget_bytes=memory_budget_bytes,
-            check_peers=ranks.backend == "nccl" if check_peers is None else check_peers,
-            machines=machines or (lambda _: ()),
-            overlap=overlap,
-        )
-        self._machines = machines
-        self._generations = Generations(ranks, settings, lock=self._lock.lock)
+        self._workers: WorkerGroup | None = None
+        self._failures = Failures()
+        self._requests = itertools.count(1)  # their numbers, which rise over all generations
+        self._ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
+        self._check_peers = self._ranks.backend == "nccl" if check_peers is None else check_peers
 
     def __enter__(self) -> "Pool":
         return self
@@ -167,16 +169,11 @@ class Pool:
         self.close()
 
     @property
-    def generation(self) -> int:
-        """How many sets of workers there have been, the present one included."""
-        return self._generations.number
-
-    @property
     def state(self) -> State:
         """What the workers are doing. Never waits."""
-        workers = self._generations.workers
+        workers = self._workers
         if workers is None:
-            return "stopped" if self._generations.failures.last is None else "failed"
+            return "stopped" if self._failures.last is None else "failed"
         if not workers.generation.ready:
             return "starting"
         if (request := workers.generation.in_flight) is not None and request.op is Op.LOAD:
@@ -235,7 +232,7 @@ class Pool:
         if not (ranks or of_run):
             return
         with self._lock.acquire(None) as check:
-            workers = self._generations.workers
+            workers = self._workers
             if workers is None or not workers.generation.ready:
                 return
             if not workers.busy:
@@ -256,7 +253,7 @@ class Pool:
 
     def layout_of(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> Layout | None:
         """How the living workers hold `spec`, on however many ranks, of layouts of the plan's kind. Never waits."""
-        workers = self._generations.workers
+        workers = self._workers
         model = None if workers is None or workers.generation.ended else workers.models.find(spec, self._layout(plan))
         return None if model is None else model.layout
 
@@ -338,12 +335,12 @@ class Pool:
     def retract_failure(self) -> None:
         """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""
         with self._lock.acquire(None):
-            self._generations.failures.retract()
+            self._failures.retract()
 
     def close(self) -> None:
         """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
         with self._lock.acquire(None):
-            workers = self._generations.stop()
+            workers = self._stop()
         if workers is not None:
             workers.generation.watcher.join()
 
@@ -353,9 +350,9 @@ class Pool:
             state=self.state,
             generation=self.generation,
             devices=self.devices,
-            workers=self._generations.workers,
-            failure=self._generations.failures.last,
-            peer_access=self._generations.peer_access,
+            workers=self._workers,
+            failure=self._failures.last,
+            peer_access=self._ranks.peer_access,
         )
 
     def _ready(self, check: Check, plan: ParallelPlan | None = None) -> WorkerGroup:
@@ -363,23 +360,94 @@ class Pool:
 
         Raises ValueError for a plan that the machines which are there cannot run.
         """
-        before, workers = self._generations.failures.last, self._settled(check)
-        died = self._generations.failures.last
+        before, workers = self._failures.last, self._settled(check)
+        died = self._failures.last
         if plan is not None and self._machines is not None and died is not None and died is not before:
             refuse_without(plan, self.devices, self._machines(check), died)
-        if workers is not None and self._machines is not None and too_few(workers, plan, self._machines, check):
-            self._generations.stop()
+        if workers is not None and self._machines is not None and workers.too_few_for(plan, self._machines, check):
+            self._stop()
             workers = None
-        workers = workers or self._generations.start(check)
+        workers = workers or self._start(check)
         while not workers.copies_are_sound:
-            workers = self._generations.check_copies(workers, check)
+            workers = self._check_copies(workers, check)
         if plan is not None and self._machines is not None:
             refuse_unfit_machines(plan, workers.generation.devices_by_machine)
         return workers
 
+    def _stop(self) -> WorkerGroup | None:
+        """End the workers, which are returned, and begin anew: earlier failures do not count any more."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.generation.stop()
+        self._failures.forget()
+        return workers
+
+    def _start(self, check: Check) -> WorkerGroup:
+        """Fresh workers, once all of them have started. Raises PoolError where they may not, or do not."""
+        self._failures.refuse_storm()
+        missing = missing_system()
+        if missing is not None:
+            raise PoolError(missing, remedy=STOCK_NODES)
+        if self._ranks.backend == "nccl" and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
+            raise PoolError(refused, remedy=nccl_files.REMEDY)
+        check()
+        self.generation += 1
+        generation = Generation(
+            self.generation,
+            self._ranks,
+            segment_bytes=self._segment_bytes,
+            start_deadline_s=self._start_deadline_s,
+            deadline_s=lambda: self.deadline_s,
+            on_death=self._bury,
+            on_failure=self._note_failure,
+            machines=() if self._machines is None else self._machines(check),
+        )
+        workers = self._workers = WorkerGroup(
+            generation,
+            self._requests,
+            deadline_s=lambda: self.deadline_s,
+            load_deadline_s=self._load_deadline_s,
+            budget_bytes=self._budget_bytes,
+            check_copies=self._check_peers,
+            overlap=self._overlap,
+        )
+        workers.settle(check)
+        return workers
+
+    def _check_copies(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
+        """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
+        hangs = None
+        try:
+            wrong = workers.damaged_copies(check, deadline_s=min(self.deadline_s, PEER_CHECK_S))
+        except SilentWorkersError as error:
+            hangs, wrong = error, f"copies between devices do not arrive ({error.cause})"
+            self._failures.retract()
+        if not wrong:
+            return workers
+        if not self._ranks.peer_access:
+            unsound = PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES)
+            raise workers.generation.fail(unsound) from hangs
+        _log.warning("%s; starting the workers again without peer access between GPUs, which is slower", wrong)
+        workers.generation.stop()
+        self._workers = None
+        self._ranks = replace(self._ranks, peer_access=False)
+        return self._start(check)
+
+    def _bury(self, generation: Generation) -> None:
+        """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
+        with self._lock.lock:
+            try:
+                generation.bury()
+            except PoolError as error:
+                _log.warning("parallel workers failed while idle: %s", first_line(error))
+
+    def _note_failure(self, error: PoolError) -> None:
+        self._workers = None
+        self._failures.note(error)
+
     def _settled(self, check: Check) -> WorkerGroup | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""
-        workers = self._generations.workers
+        workers = self._workers
         if workers is None:
             return None
         try:
@@ -394,7 +462,7 @@ class Pool:
         while True:
             time.sleep(GIVEN_UP_S)
             with self._lock.acquire(None):
-                if self._generations.workers is not workers:
+                if self._workers is not workers:
                     return
                 until = time.monotonic() + WAIT_S
 
@@ -407,7 +475,7 @@ class Pool:
                     return
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
-        workers = self._generations.workers
+        workers = self._workers
         num_ranks = len(self.devices) if workers is None else len(workers.generation.ranks)
         return Layout(ranks=num_ranks) if plan is None else plan.layout
 

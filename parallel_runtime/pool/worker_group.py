@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
+from ..machines.machine import Machine
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
@@ -228,6 +229,22 @@ class WorkerGroup:
     def busy(self) -> bool:
         """Whether the ranks owe answers."""
         return self.generation.in_flight is not None
+
+    def too_few_for(
+        self, plan: ParallelPlan | None, machines: Callable[[Check], Sequence[Machine]], check: Check
+    ) -> bool:
+        """Whether the plan, or anything without one, needs a machine that was left out, or one that has joined since.
+
+        All ranks make a plan's groups together, so once a machine was left out only plans that have theirs run on.
+        `machines` as `Pool` has it.
+        """
+        reach, all_ranks = self.generation.reach(), len(self.generation.ranks)
+        if reach < all_ranks:
+            held = [model.layout for model in self.models]
+            return plan is None or plan.ranks > reach or self.meshes.change_for(plan, held, new_handle=int) is not None
+        if plan is None or plan.ranks <= all_ranks:
+            return False
+        return any(machine not in self.generation.machines for machine in machines(check))
 
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""

@@ -8,7 +8,7 @@ import pytest
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool import generations
+from parallel_runtime.pool import pool as of_pool
 from parallel_runtime.pool.pool import Pool
 
 
@@ -60,8 +60,8 @@ def test_copies_that_stay_damaged_are_one_clear_error():
 @pytest.mark.full
 def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
     """After a deadline of their own, and at no cost of the three failures after which a pool wants its user."""
-    assert generations.PEER_CHECK_S == 20.0
-    monkeypatch.setattr(generations, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
+    assert of_pool.PEER_CHECK_S == 20.0
+    monkeypatch.setattr(of_pool, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
     caplog.set_level(logging.WARNING)
     with corrupting_pool("Hanging", check_peers=True) as pool:
         assert pool.deadline_s == 120.0
@@ -76,7 +76,7 @@ def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
 
 
 def test_copies_that_hang_even_so_are_one_clear_error(monkeypatch):
-    monkeypatch.setattr(generations, "PEER_CHECK_S", 1.0)
+    monkeypatch.setattr(of_pool, "PEER_CHECK_S", 1.0)
     with corrupting_pool("HangingAlways", check_peers=True) as pool:
         with pytest.raises(PoolError, match=r"^copies .* do not arrive \(.*\) even without peer access; run the doc"):
             pool.start()

@@ -25,8 +25,8 @@ from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.memory import PlannedMemory, bytes_by_rank, memory_of
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.pool.generations import first_line
 from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.weight_delta import WeightDeltas
 from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.like_host import unlike_host

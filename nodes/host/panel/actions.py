@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .... import parallel_runtime
 from ....parallel_runtime.errors import PoolError
-from ....parallel_runtime.pool.generations import first_line
+from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
 from ..model.pools import ALIVE, POOLS
 from ..model.source import this_comfyui

@@ -15,8 +15,6 @@ def rounding_of(exchange: str) -> str:
     return f"heads travel as {exchange}, which rounds: not the same picture"
 
 
-def wire_bytes(numbers: float, head_dim: float, element_bytes: int, exchange: str) -> float:
-    """Bytes of so many numbers of heads on their way, given as elements of `element_bytes`."""
-    if exchange != FP8:
-        return numbers * element_bytes
-    return numbers * (1 + SCALE_BYTES / head_dim)
+def wire_bytes(head_dim: float, element_bytes: int, exchange: str) -> float:
+    """Bytes of a number of a head on its way, given as an element of `element_bytes`."""
+    return element_bytes if exchange != FP8 else 1 + SCALE_BYTES / head_dim

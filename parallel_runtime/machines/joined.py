@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +244,7 @@ class _Member:
         address = self._connection.sock.getsockname()[0]
         launch = Launch(start, self._joining.introduction.name, address, self._joining.comfyui)
         try:
-            process = _Process(launch, LAUNCHER)
+            process = _Process(launch)
         except OSError as error:
             self._connection.send(GenerationEnded(start.generation, -1, f"ranks cannot be started: {error}"))
             return
@@ -274,14 +274,14 @@ class _Member:
 class _Process:
     """The launcher of one generation. Raises OSError when it cannot be started."""
 
-    def __init__(self, launch: Launch, command: Sequence[str]) -> None:
+    def __init__(self, launch: Launch) -> None:
         self.generation, self.code = launch.start.generation, -1
         self._tail = bytearray()
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self.output, output = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module, no shell
-                [sys.executable, "-u", *command, f"--lifeline={lifeline}", f"--parent={os.getpid()}"],
+                [sys.executable, "-u", *LAUNCHER, f"--lifeline={lifeline}", f"--parent={os.getpid()}"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

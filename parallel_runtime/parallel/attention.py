@@ -251,7 +251,7 @@ class SequenceParallelAttention:
         size, element_bytes = self.ulysses.size, qkv[0].element_size()
         of_ranks = split_lengths(groups, size, self._of_heads, least=1)
         heads_here = max(of_ranks) * (heads // groups)
-        sent = batch * wire_bytes(1, head_dim, element_bytes, exchange) * (size - 1) / size
+        sent = batch * wire_bytes(head_dim, element_bytes, exchange) * (size - 1) / size
         queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
         shared = SharedHeads(
             groups=groups,

@@ -157,7 +157,7 @@ def amounts_of(
         hops = CODED_BYTES + DECODED_BYTES * (ring - 1) if ring > 1 else 0
         heads_moved = (CODED_BYTES + DECODED_BYTES) * (queries + keys) if ulysses > 1 else 0
         moved += (hops * keys + heads_moved) / parts / work.element_bytes
-        on_wire = wire_bytes(1, model.head_dim(work), work.element_bytes, FP8) / work.element_bytes
+        on_wire = wire_bytes(model.head_dim(work), work.element_bytes, FP8) / work.element_bytes
         queries, keys = on_wire * queries, on_wire * keys
     if ring > 1:
         moved += merge_passes * (ring - 1) * outputs / parts * 4 / work.element_bytes  # outputs, in fp32

@@ -110,8 +110,8 @@ def _one_of(*values: str) -> Check:
     return lambda value: "" if value in values else f"one of {', '.join(values)}"
 
 
-def _needed(check: Check, *, many: bool = False) -> Field:
-    return Field(check, required=True, many=many)
+def _needed(check: Check) -> Field:
+    return Field(check, required=True)
 
 
 def _object(fields: Mapping[str, Field], *, required: bool = False, many: bool = False) -> Field:

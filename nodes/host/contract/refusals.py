@@ -72,9 +72,9 @@ def refuse_by(nodes: Iterable[GraphNode], what: str, instead: str = INSTEAD) -> 
     return ValueError(str(Refusal(nodes=tuple(dict.fromkeys(nodes)), what=what, instead=instead)))
 
 
-def refuse_value(value: object, what: str, instead: str = INSTEAD, written: Written | None = None) -> ValueError:
+def refuse_value(value: object, what: str, written: Written | None = None) -> ValueError:
     """The error for `what` a value in a MODEL does; it is said of the node that wrote it."""
-    return refuse_by(writers_of(value, written) or changers_of_models(), what, instead)
+    return refuse_by(writers_of(value, written) or changers_of_models(), what)
 
 
 def refuse_added(error: CannotTravelError, written: Written | None) -> ValueError:

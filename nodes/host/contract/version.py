@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 def why_no_nodes() -> str:
     """Why the nodes can only say why they do not run, a line that is logged once; "" where they are there."""
     found, reason = comfyui_version(), off("nodes")
-    if is_older(found, OLDEST):
+    if is_older(found):
         reason = f"{NEEDED}, this is {found or 'a ComfyUI without a version'}; {UPDATE_COMFYUI}"
     if not reason:
         try:

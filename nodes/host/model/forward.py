@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ....parallel_runtime.models.hosted.block_hooks import OPTION
-from ....parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
+from ....parallel_runtime.models.hosted.calls import RUN_KEY, CannotTravelError, HostedCall, forward_call
 from ....parallel_runtime.models.hosted.other_calls import method_call
 from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.specs import BETWEEN
@@ -20,7 +20,7 @@ from ....parallel_runtime.weight_delta import HOOK_WEIGHT
 from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
 from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
-from ..sampling.run_context import RUN_KEY, RunContext, place_of, run_inside
+from ..sampling.run_context import RunContext, place_of, run_inside
 from .block_hooks import records
 from .pooled_model import PooledModel
 from .source import refuse_unplanned
@@ -28,8 +28,7 @@ from .stock_functions import sent
 from .valueless import without_values
 
 AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
-# Of a call's transformer_options; and those that a class writes to, by the node that adds them.
-KEPT = STAY_HERE | {RUN_KEY}
+# What of a call's transformer_options a class writes to, by the node that adds it.
 WRITTEN = {"ar_state": "SamplerARVideo"}
 
 
@@ -108,7 +107,7 @@ class RemoteForward(_Remote):
                     raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")
             kwargs["transformer_options"] = {**kwargs["transformer_options"], OPTION: patches}
         try:
-            call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
+            call = forward_call(self.transformer, self.channels, [x, *args], kwargs)
         except CannotTravelError as error:
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x

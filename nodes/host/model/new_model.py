@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from ....parallel_runtime.devices import DeviceSelection
+from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
@@ -30,7 +31,7 @@ from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
 from ..proof.begin_tries import LastRun, Tunable, with_tries
 from ..sampling.late_previews import with_late_callback
-from ..sampling.run_context import RUN_KEY, begun
+from ..sampling.run_context import begun
 from ..sampling.stock import sizes_of
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....parallel_runtime.exchange_formats import EXACT
+from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.pool.calls import ModelCall, StepDone, WorkerLoopResult, WorkerLoopRun
@@ -34,7 +35,6 @@ if TYPE_CHECKING:  # they ask ComfyUI for the graph and for its classes, which a
     from ..proof.trying import Trier
     from .late_previews import LateCallback
 
-RUN_KEY = "parallel_dit_run"
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
 # ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
 _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run", default=None)

@@ -23,7 +23,6 @@ from ....parallel_runtime.pool.calls import ModelCall, shape_of, work_of_groups
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from ..contract.refusals import INSIDE_BLOCKS
-from ..model.forward import KEPT
 from .model_sampling import HostLoopError
 from .run_context import options_of_run, run_of
 from .workload_from_guider import asks_negative
@@ -120,7 +119,7 @@ def _applied(
     if any(part % together for part in images):
         raise HostLoopError(f"the plan would part the {together} frames of a video")
     sides = kwargs["transformer_options"]["cond_or_uncond"]
-    call = apply_call(type(transformer).__name__, x.shape, sides, kwargs, stay_here=KEPT)
+    call = apply_call(type(transformer).__name__, x.shape, sides, kwargs)
     return ModelCall(
         tensors=call.tensors,
         out_shape=call.out_shape,

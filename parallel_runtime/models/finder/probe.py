@@ -68,7 +68,7 @@ class ModuleProbe:
             views = self.moves(name, at, dim, index)
             if views is None or view not in views:
                 return "reshaped"
-            rows = moved(self.base[view], views[view], view_dim)
+            rows = moved(self.base[view], views[view], 2)
             if rows is None:
                 return "reshaped"
             if 1 < len(rows) == self.base[view].shape[view_dim] and size > 1:
@@ -82,13 +82,13 @@ class ModuleProbe:
         attended = [view for key, view in self.base.items() if key[0] in ("q", "k")]
         return sum(view.shape[0] * view.shape[2] for view in attended) if attended else sys.maxsize
 
-    def apart(self, name: str, at: Address, dim: int, view: View, view_dim: int) -> bool:
-        """Whether each index of a leaf's dim moves rows that no other moves."""
+    def apart(self, name: str, at: Address, dim: int, view: View) -> bool:
+        """Whether each index of a leaf's dim moves tokens, the dim 2 of `view`, that no other moves."""
         size = leaf_at(self.call.args[name], at).shape[dim]
         seen: set[int] = set()
         for index in sorted({0, size // 2, size - 1}):
             views = self.moves(name, at, dim, index)
-            rows = None if views is None or view not in views else moved(self.base[view], views[view], view_dim)
+            rows = None if views is None or view not in views else moved(self.base[view], views[view], 2)
             if rows is None or seen & set(rows):
                 return False
             seen |= set(rows)

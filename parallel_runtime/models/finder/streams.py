@@ -101,7 +101,7 @@ def _token_dims(probe: ModuleProbe, name: str, at: Address, out: View) -> list[i
         if not 1 < size <= probe.most or probe.pattern(name, at, dim, out, dim) != Rows(0):
             continue
         views = [view for view in probe.base if view[0] == "q"]
-        if any(probe.apart(name, at, dim, view, 2) for view in views):
+        if any(probe.apart(name, at, dim, view) for view in views):
             dims.append(dim)
     return dims
 

@@ -9,7 +9,7 @@ A constant is itself, a float that JSON has no word for and a tensor or containe
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,10 +19,12 @@ from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError
 
 Tree: TypeAlias = "None | bool | int | float | str | dict[str, object]"
 DEPTH = 32  # deeper is a mistake, or meant to exhaust us
+RUN_KEY = "parallel_dit_run"  # under which a run's context lies (nodes/host/sampling/run_context.py)
 # Entries of transformer_options that are this process's own business, or were checked to be empty.
 STAY_HERE = frozenset(
     ("wrappers", "callbacks", "patches", "patches_replace", "uuids", "prefetch_dynamic_vbars", "block")
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
+    + (RUN_KEY,)
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
 )
 # Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row;
@@ -71,14 +73,12 @@ def forward_call(
     channels: int,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    *,
-    stay_here: Collection[str] = STAY_HERE,
 ) -> HostedCall:
     """A call of the transformer itself; `channels` are those of a latent, an input may have more beside it.
 
     Raises `ValueError` for what cannot travel, naming where it stands in the call.
     """
-    x, kwargs = args[0], without(kwargs, stay_here)
+    x, kwargs = args[0], without(kwargs)
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
     shapes = tuple(tuple(each.shape) for each in xs)
     if isinstance(x, torch.Tensor):
@@ -91,11 +91,11 @@ def forward_call(
     return HostedCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
 
 
-def without(kwargs: Mapping[str, Any], stay_here: Collection[str]) -> dict[str, Any]:
+def without(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments without what stays behind, or is built anew where it is missing."""
     kept = dict(kwargs)
     options = kept.get("transformer_options") or {}
-    kept["transformer_options"] = {name: value for name, value in options.items() if name not in stay_here}
+    kept["transformer_options"] = {name: value for name, value in options.items() if name not in STAY_HERE}
     for name, parts in BUILT_AGAIN.items():
         if isinstance(kept.get(name), dict):
             kept[name] = {part: value for part, value in kept[name].items() if part not in parts}

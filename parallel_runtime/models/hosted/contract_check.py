@@ -48,7 +48,7 @@ def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
     first, about, version = missing[0], FEATURES[feature], version or "without a version"
     named = f"{first.name}.{first.attribute}" if first.attribute else first.name
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
+    remedy = UPDATE_COMFYUI if is_older(version) else UPDATE_PACK
     there: Any = find(first.name)
     option = first.attribute if isinstance(there, FunctionType) else ""
     if there is not NOTHING and (first.arguments or option):
@@ -67,10 +67,10 @@ def numbers(version: str | None) -> tuple[int, ...] | None:
     return None if found is None else tuple(int(number or 0) for number in found.groups())
 
 
-def is_older(version: str | None, than: tuple[int, ...]) -> bool:
-    """Whether it is older; a version without numbers is given the chance."""
+def is_older(version: str | None) -> bool:
+    """Whether it is older than what the pack needs; a version without numbers is given the chance."""
     found = numbers(version)
-    return found is not None and found < than
+    return found is not None and found < OLDEST
 
 
 def newer_than_tested(version: str | None, store: ProofStore) -> str:

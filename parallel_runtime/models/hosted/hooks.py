@@ -43,7 +43,8 @@ class SharedModel:
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
         self._switch = installed()
         self._call: TokenCall | None = None
-        self._control_at = _position_of(model, "control")
+        names = list(inspect.signature(type(model).forward).parameters)[1:]
+        self._control_at = names.index("control") if "control" in names else NOWHERE
         self._links: list[tuple[nn.Module, str, Around]] = []
         self._sites: list[tuple[nn.Module, str, Forward | None]] = []
         for point in find_hook_points(model, spec):
@@ -172,8 +173,3 @@ def _changed(call: TokenCall, argument: Argument, value: Any) -> Any:  # noqa: A
         changed = argument.change(call, value)
         known = call.changed[(id(value), argument.key)] = value, changed  # with `value`, whose id no other has then
     return known[1]
-
-
-def _position_of(model: nn.Module, name: str) -> int:
-    names = list(inspect.signature(type(model).forward).parameters)[1:]
-    return names.index(name) if name in names else NOWHERE

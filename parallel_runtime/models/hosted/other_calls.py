@@ -3,12 +3,12 @@
 Letters: `B` batch.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .calls import STAY_HERE, HostedCall, travelling, with_rows, without
+from .calls import HostedCall, travelling, with_rows, without
 
 # Methods of a transformer that a call may name in place of its forward: ComfyUI calls them before a run, and they need
 # its weights.
@@ -23,20 +23,13 @@ def method_call(
     return HostedCall(tensors=tensors, options=options, out_shape=(1, shape.numel()), shapes=(tuple(shape),))
 
 
-def apply_call(
-    title: str,
-    shape: torch.Size,
-    sides: Sequence[int],
-    kwargs: Mapping[str, Any],
-    *,
-    stay_here: Collection[str] = STAY_HERE,
-) -> HostedCall:
+def apply_call(title: str, shape: torch.Size, sides: Sequence[int], kwargs: Mapping[str, Any]) -> HostedCall:
     """A call of ComfyUI's `apply_model` for a latent of this `shape` (B, ...), without the latent and its sigma.
 
     `sides`: of cfg, one or both, whose rows follow each other. Raises `ValueError` for what cannot travel, naming where
     it stands in the call.
     """
-    kwargs, rows = without(kwargs, stay_here), shape[0] * len(sides)
+    kwargs, rows = without(kwargs), shape[0] * len(sides)
     tensors, sent = travelling(title, [], kwargs, batched=list(with_rows(list(kwargs.values()), rows, rows)))
     sent |= {"latent": list(shape[1:]), "sides": list(sides)}
     out_shape = (shape[0], shape[1:].numel())

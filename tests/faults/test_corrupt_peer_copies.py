@@ -72,7 +72,7 @@ def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
         assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
         status = pool.status()
         assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
-        assert pool._generations.failures.last is None
+        assert pool._failures.last is None
 
 
 def test_copies_that_hang_even_so_are_one_clear_error(monkeypatch):
@@ -92,4 +92,4 @@ def test_without_the_check_the_damage_is_there():
 @pytest.mark.parametrize(("devices", "checked"), [("cuda:0 cuda:1", True), ("cuda:0 cuda:0", False), ("cpu:0", False)])
 def test_the_check_is_for_devices_that_copy_to_each_other(devices, checked):
     parsed = tuple(Device(kind, int(index)) for kind, index in (name.split(":") for name in devices.split()))
-    assert Pool(parsed)._generations._settings.check_peers is checked
+    assert Pool(parsed)._check_peers is checked

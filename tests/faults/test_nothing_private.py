@@ -113,7 +113,7 @@ def test_what_ranks_print_and_what_the_pool_tells_holds_nothing_private(tmp_path
     with Pool((Device("cpu", 0), Device("cpu", 1)), threads_per_rank=1) as pool:
         done = pool.run(spec, ParallelPlan(ulysses=2), [call()], deltas=lora("one", seed=1, strength=0.5))
         told = [*texts(pool.status()), *texts([to_body(ran) for ran in done.ran])]
-        printed = [rank.output.text() for rank in pool._generations.workers.generation.ranks]
+        printed = [rank.output.text() for rank in pool._workers.generation.ranks]
     assert "model.safetensors" in told
     assert [text for text in told if private(text)] == []
     assert [text for text in printed if private(text)] == []

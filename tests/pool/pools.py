@@ -49,4 +49,4 @@ def running(shared):
     """Ranks that wait for a request, whatever the test before did to them."""
     shared.start()
     yield shared
-    shared._generations.failures._times.clear()  # three in a minute are too many for a pool, not for its tests
+    shared._failures._times.clear()  # three in a minute are too many for a pool, not for its tests

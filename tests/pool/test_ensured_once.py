@@ -24,7 +24,7 @@ PLAN = ParallelPlan(ulysses=2)
 def requests(pool: Any, act: Callable[[], object]) -> list[tuple[Op, dict[str, Any]]]:
     """What the ranks are asked while `act` runs, as the generation sends it."""
     found: list[tuple[Op, dict[str, Any]]] = []
-    generation = pool._generations.workers.generation
+    generation = pool._workers.generation
     ask = generation.ask
 
     def noting(request: Any, body: dict[str, Any], *rest: Any, **more: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.Mo
     step(pool, CHANGE)
     looked: list[str] = []
     for name in ("load", "apply_deltas", "mesh"):
-        monkeypatch.setattr(pool._generations.workers, name, lambda *_, name=name, **__: looked.append(name))
+        monkeypatch.setattr(pool._workers, name, lambda *_, name=name, **__: looked.append(name))
     assert asked(pool, lambda: [step(pool, CHANGE) for _ in range(3)]) == {Op.STEP.name: 3}
     assert looked == []
 

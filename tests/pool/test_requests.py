@@ -62,7 +62,7 @@ def test_results_are_copies_that_later_steps_do_not_touch(pool):
 
 def test_a_result_outlives_the_workers(pool):
     result = run_step(pool, torch.ones(MIB)).out
-    view = pool._generations.workers.generation.segments[0].words()
+    view = pool._workers.generation.segments[0].words()
     os.kill(pool.status()["pids"][1], 9)
     while pool.state != "failed":
         time.sleep(0.01)
@@ -79,7 +79,7 @@ def test_a_request_bigger_than_the_segment_goes_to_a_further_one(pool_of):
     for num_bytes in (fits, fits + 1, 8 * MIB, 10, 4 * MIB, 32 * MIB, 8 * MIB, fits):
         given = torch.randint(0, 200, (num_bytes,), dtype=torch.uint8)
         assert torch.equal(run_step(pool, given, add=1).out, given + 1)
-        segments.append(pool._generations.workers.generation.segments.indices)
+        segments.append(pool._workers.generation.segments.indices)
     # made once, used again while it is big enough, replaced when it is not
     assert segments == [[0], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 2], [0, 2]]
 
@@ -228,7 +228,7 @@ def test_a_closed_pool_ends_its_workers_gently_and_can_start_again(pool_of):
     pool = pool_of(1)
     pool.close()
     run_step(pool)
-    (rank,) = pool._generations.workers.generation.ranks
+    (rank,) = pool._workers.generation.ranks
     pool.close()
     pool.close()
     assert rank.end_text() == "exited with code 0"

@@ -142,7 +142,7 @@ def test_a_patch_of_a_file_written_over_is_refused(
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:
     spec = spec_of(file)
     step(pool, spec)
-    segments = pool._generations.workers.generation.segments
+    segments = pool._workers.generation.segments
     before = [segments.beats(rank) for rank in range(2)]
 
     def cut() -> None:

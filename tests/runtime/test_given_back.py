@@ -98,7 +98,7 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(tiny_hosted: M
         pool.give_back(pool.devices)
         assert pool.state == "stopped"
         first = pool.sample(tiny_hosted, plan, run).out
-        numbers = pool._generations._requests
+        numbers = pool._requests
         request = next(numbers)
         pool.give_back([Device("cuda", 0)])
         assert next(numbers) == request + 1, "no rank computes there, so none is asked"

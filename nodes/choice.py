@@ -7,24 +7,31 @@ Owns what the node hands on, with further machines' devices. Does not own the no
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from ..parallel_runtime.compiling import why_not
-from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.devices import (
+    STOCK_NODES,
+    Device,
+    DeviceSelection,
+    missing_system,
+    parse_devices,
+    ranks_by_machine,
+)
 from ..parallel_runtime.exchange_formats import EXACT, EXCHANGES, rounding_of
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan
-from ..parallel_runtime.planner.automatic import Decision, on_cpu
+from ..parallel_runtime.planner.automatic import Decision, automatic_plan, on_cpu, plan_of_run
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
-from ..parallel_runtime.planner.machine import whole_bytes
+from ..parallel_runtime.planner.hardware import Calibration
+from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
 from ..parallel_runtime.planner.work import Work
 from ..parallel_runtime.shares import MEASURED, parse_shares
-from .automatic import are_known, decide, decide_again
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText, prompt_id
 from .roles import roles
@@ -180,7 +187,7 @@ class ParallelChoice:
 
     def _can_weigh(self) -> bool:
         """Whether the speed of these devices is known."""
-        return are_known(self.selection.devices)
+        return _constants(self.selection.devices) is not None
 
     def _automatic(
         self,
@@ -192,20 +199,31 @@ class ParallelChoice:
     ) -> Decision:
         """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
 
-        `everything` as the planner takes it.
+        Free memory is counted as all of a device's: ComfyUI gives up its own models for ours, our weights of an earlier
+        prompt must not count against themselves, and asking a device for what is free would take a CUDA context's worth
+        of it. What other programs hold is therefore not seen. `everything` as the planner takes it.
         """
-        work = replace(work, exchange=self.exchange)
+        work, devices = replace(work, exchange=self.exchange), self.selection.devices
+        free, known = whole_bytes(devices), _constants(devices)
         if held is not None:
-            return decide_again(model, work, self.selection.devices, held)
+            return Decision(plan=held) if known is None else plan_of_run(model, work, free, known, held=held)
         weights = self.weights
-        if len(self.selection.devices) == 1 and weights == "sharded" and self._may_shrink():
+        if len(devices) == 1 and weights == "sharded" and self._may_shrink():
             log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
             weights = WEIGHTS[0]
-        return decide(model, work, self.selection.devices, weights, everything)
+        return automatic_plan(model, work, devices, free, known, weights=weights, everything=everything)
 
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""
         return self.devices_text.strip().lower() == "all" or bool(self.selection.warnings)
+
+
+def _constants(devices: Sequence[Device]) -> Calibration | None:
+    """What is known of the speed of these devices."""
+    try:
+        return measured(devices) if devices[0].kind == "cpu" else constants(devices)
+    except ValueError:  # neither calibrated nor in the table
+        return None
 
 
 def choice_of(

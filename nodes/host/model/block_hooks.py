@@ -15,7 +15,6 @@ import torch
 
 from ....parallel_runtime.models.hosted.block_hooks import EXTRAS, PICTURES, REBUILT
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDelta
-from .meta import META
 
 FILE = EXTRAS.rpartition(".")[2] + ".py"
 LEFT_OUT = (*PICTURES, "temp_data", "model_patch", "vae")
@@ -67,7 +66,7 @@ def _record(patch: Any, kinds: list[str], transformer: torch.nn.Module, shape: S
             f"{type(transformer).__name__}; remove the node that adds it, or use the model that it is made for"
         )
     height, width = ((side + side % 2) if meant.pads else side for side in shape[-2:])
-    _encode_for(patch, torch.empty((1, 1, height, width), device=META))
+    _encode_for(patch, torch.empty((1, 1, height, width), device="meta"))
     pictures = patch.encoded_image.shape[0]
     if pictures > 1:
         raise ValueError(f"the control image of {name} has {pictures} pictures; use one")

@@ -27,11 +27,21 @@ from ....parallel_runtime.weights.block_shards import blocks_of
 from ....parallel_runtime.weights.mapped_file import MappedFile
 from ..contract.comfyui import comfy, is_absent
 from ..contract.like_host import options_for_ranks
-from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8.
 ROUNDING = ("sage", "attention3", "int8")
+META = torch.device("meta")
+
+
+class MetaOperations(comfy.ops.disable_weight_init):
+    """ComfyUI's layers, but a plain Linear: under dynamic VRAM ComfyUI's own has no weight for a LoRA to name."""
+
+    class Linear(torch.nn.Linear):
+        """A Linear that initialises nothing."""
+
+        def reset_parameters(self) -> None:
+            """Weights on the meta device have no values."""
 
 
 @dataclass(frozen=True, kw_only=True)

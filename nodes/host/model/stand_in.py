@@ -25,7 +25,6 @@ from ..sampling.corrected_shares import CorrectedShares
 from ..sampling.run_context import RunContext, run_inside
 from .changed_modules import note_as_made
 from .forward import RemoteForward, RemoteMethod
-from .meta import META
 from .pooled_model import PooledModel
 from .source import HostedSource
 
@@ -133,7 +132,7 @@ class MetaShapes:
         for delta in deltas.deltas:
             if delta.new_shape is not None:
                 self._stock.setdefault(delta.key, self._transformer.get_parameter(delta.key))
-                wider = torch.empty(delta.new_shape, dtype=self._stock[delta.key].dtype, device=META)
+                wider = torch.empty(delta.new_shape, dtype=self._stock[delta.key].dtype, device="meta")
                 self._put(delta.key, torch.nn.Parameter(wider, requires_grad=False))
 
     def _put(self, name: str, weight: torch.nn.Parameter) -> None:

@@ -11,8 +11,6 @@ import torch
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from .meta import META
-
 
 class Valueless(torch.Tensor):
     """A tensor without values that says it is on the CPU. What is made of it is one, too; what is not has values."""
@@ -71,8 +69,8 @@ def _on_meta(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Valueless):
         return value.meta
     if isinstance(value, torch.device):
-        return META
-    return value.to(META) if isinstance(value, torch.Tensor) else value
+        return torch.device("meta")
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _without(value: Any) -> Any:  # noqa: ANN401

@@ -44,7 +44,6 @@ from ....parallel_runtime.proof import (
 from ..contract.version import comfyui_version
 from ..model.forward import alive
 from ..model.found_plans import LOOKING
-from ..model.meta import META
 from ..model.pooled_model import PooledModel
 from ..panel.progress import NodeText
 from ..sampling.run_context import RunContext
@@ -231,7 +230,7 @@ class Prover:
 
     def _possible(self, call: ModelCall) -> bool:
         """Whether the class takes such a call and makes as many numbers as expected of it: tried without values."""
-        given: Any = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
+        given: Any = from_tree(call.options["call"], [tensor.to("meta") for tensor in call.tensors.values()])
         if OPTION in given["kwargs"]["transformer_options"]:  # pictures are encoded for the latent's size
             return False
         plan = find_spec(self.transformer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..models.hosted.first_block import Residuals
+from ..parallel.kept_keys import HeldRows
 from ..plan import BatchSlice
 from ..wire.requests import CallSlot
 
@@ -19,17 +20,31 @@ class HeldState:
     epoch: int = 0
     slots: dict[tuple[int, BatchSlice], Any] = field(default_factory=dict)
 
-    def enter(self, epoch: int) -> None:
-        """Drop what is of another epoch."""
-        if epoch != self.epoch:
-            self.epoch = epoch
+    def _place(self, told: CallSlot, piece: BatchSlice) -> tuple[int, BatchSlice] | None:
+        """Where what the call before left of a piece lies; None for a call that no other will follow.
+
+        What is of another epoch is dropped.
+        """
+        if told.epoch != self.epoch:
+            self.epoch = told.epoch
             self.drop()
+        return None if told.slot is None else (told.slot, piece)
 
     def residuals_of(self, told: Sequence[CallSlot], piece: BatchSlice) -> Residuals | None:
         """What a step cache keeps of a piece; None for one of a call that no other will follow."""
-        self.enter(told[piece.call].epoch)
-        slot = told[piece.call].slot
-        return None if slot is None else self.slots.setdefault((slot, piece), Residuals())
+        place = self._place(told[piece.call], piece)
+        return None if place is None else self.slots.setdefault(place, Residuals())
+
+    def keys_of(self, told: CallSlot, piece: BatchSlice) -> HeldRows:
+        """The keys of a piece in a pipeline, of the call before it or new."""
+        place = self._place(told, piece)
+        if place is None:
+            return HeldRows()
+        if told.warm:
+            return self.slots.setdefault(place, HeldRows())
+        if place not in self.slots:
+            raise RuntimeError(f"there are no keys in slot {told.slot} of epoch {told.epoch}")
+        return self.slots[place]
 
     def drop(self) -> None:
         """Free all of them. The parent has calls that used them be of another epoch."""

@@ -117,7 +117,7 @@ class HostedPipeline(HostedForward):
             super().run(piece, whole, options, source=source, write=write and self._passes.last, over=over)
             return
         told = self._told[piece.call]
-        held = self._kept(told.epoch, told.slot, piece, warm=told.warm)
+        held = self._held.keys_of(told, piece)
         neighbours, group = self._links.of_piece(held, warm=told.warm), self.sequence_of(options)
         out: Any = None
         for patch in [None] if told.warm else range(self._passes.patches):
@@ -128,18 +128,6 @@ class HostedPipeline(HostedForward):
                 self.beat()
         if self._passes.last and write:
             self.write(piece, whole["out"], out, source or piece)
-
-    def _kept(self, epoch: int, slot: int | None, piece: BatchSlice, *, warm: bool) -> HeldRows:
-        """The keys of a piece, of the call before it or new."""
-        self._held.enter(epoch)
-        if slot is None:
-            return HeldRows()
-        place = (slot, piece)
-        if warm:
-            return self._held.slots.setdefault(place, HeldRows())
-        if place not in self._held.slots:
-            raise RuntimeError(f"there are no keys in slot {slot} of epoch {epoch}")
-        return self._held.slots[place]
 
 
 class Links:

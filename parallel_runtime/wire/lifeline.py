@@ -1,6 +1,6 @@
 """A rank must not outlive the process that started it, however that ends.
 
-Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP message, worker.py).
+Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP message, worker/entry.py).
 
 1. A pipe whose write end only the parent holds, close-on-exec. When the parent exits, is killed or replaces itself with
    `execv`, the kernel hangs the pipe up and, asked by `O_ASYNC` and `F_SETSIG`, kills this process and what it started.

@@ -66,7 +66,7 @@ class HostedWeights:
         self._group, self._offloaded = group, offloaded
         self._spec = spec
         self._file = MappedFile(spec)
-        self.viewed_file = self._file if device.type == "cpu" else None  # as `ModelWeights.viewed_file`
+        self.viewed_file = self._file if device.type == "cpu" else None  # whose pages weights are
         self._whole: Any = None  # comfy.model_base.BaseModel
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}

@@ -23,6 +23,7 @@ from ..errors import in_one_line, note_module
 from ..models.finder import LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
+from ..models.hosted.kept_state import forget_keys
 from ..models.hosted.random_calls import Size, asks_for, call_of, find_widths, flat, latent_shapes
 from ..models.hosted.reference import QUESTIONS, Reference, serve
 from ..models.specs.found import key_of
@@ -231,9 +232,7 @@ def calls_of(whole: Any, size: Size, *other_texts: int) -> Calls:  # noqa: ANN40
 
 
 def _flat(call: Callable[..., Any], whole: Any, rows: int) -> torch.Tensor:  # noqa: ANN401
-    forget: Callable[[], None] | None = getattr(whole.diffusion_model, "clear_kv_cache", None)
-    if forget is not None:
-        forget()
+    forget_keys(whole.diffusion_model)
     return flat(call(), rows)
 
 

@@ -24,7 +24,7 @@ from ..models.hosted.cuda_graphs import GraphRecorder
 from ..models.hosted.first_block import CachedBlocks, Residuals, total_over
 from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
-from ..models.hosted.kept_state import KeptState, alike_over, kept_state
+from ..models.hosted.kept_state import KeptState, alike_over, forget_keys, kept_state
 from ..models.hosted.other_calls import METHODS
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
@@ -385,13 +385,8 @@ class HostedForward:
         over: Axis | None,
         counts: bool = True,
     ) -> Iterator[None]:
-        """Around a call: its blocks have their weights, what the module kept, what a step cache kept, and graphs.
-
-        First the module forgets keys that it finds by the address of a tensor, which may be another's by now.
-        """
-        forget: Callable[[], None] | None = getattr(self.model.module, "clear_kv_cache", None)
-        if forget is not None:
-            forget()
+        """Around a call: its blocks have their weights, what the module kept, what a step cache kept, and graphs."""
+        forget_keys(self.model.module)
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = self._skipping(sequence, options, residuals, over=over, counts=counts)

@@ -25,8 +25,7 @@ from .source import read_hosted
 
 NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
-# By name: the last is what ComfyUI before 0.24 reads a checkpoint's model again with.
-LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpoint_guess_config_model_only")
+LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config")
 
 
 def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:

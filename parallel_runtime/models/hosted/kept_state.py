@@ -82,6 +82,13 @@ def host_memory_for(ranks: int) -> Iterator[None]:
         module.ensure_pin_budget = stock
 
 
+def forget_keys(module: nn.Module) -> None:
+    """Have a module forget keys that it finds by the address of a tensor, which may be another's by now."""
+    forget: Callable[[], None] | None = getattr(module, "clear_kv_cache", None)
+    if forget is not None:
+        forget()
+
+
 class KeptState:
     """What `model`, an instance of the spec's class, keeps between calls. Until `begin` it keeps nothing."""
 

@@ -34,6 +34,7 @@ from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
+from .kept_state import forget_keys
 from .random_calls import (
     USUAL_FRAMES,
     Recorded,
@@ -263,9 +264,7 @@ class Reference:
         call = recorded.call
         tensors = [self._here(call.tensors[f"t{number}"]) for number in range(len(call.tensors))]
         given: Any = from_tree(call.options["call"], tensors)
-        forget: Callable[[], None] | None = getattr(self._opened.module, "clear_kv_cache", None)
-        if forget is not None:
-            forget()
+        forget_keys(self._opened.module)
         return flat(self._opened.module(*given["args"], **given["kwargs"]), call.out_shape[0])
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:

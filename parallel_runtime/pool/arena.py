@@ -152,6 +152,11 @@ class Arena:
         """Count nothing as known: what was placed last was not asked for, and no other machine has it."""
         self._contents = {}
 
+    def close(self) -> None:
+        """Place nothing more. What is announced to holds this; without it, both go with their last user."""
+        self.forget()
+        self._announce = _nothing
+
     def _fill(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Copy what is not there yet; the numbers of what is."""
         # Inputs and results of one request do not overlap, so what the last one's inputs left is whole wherever this
@@ -219,6 +224,10 @@ class Arena:
             self._announce(Attach(segment=index, num_bytes=num_bytes, drop=dropped), fd)
         finally:
             os.close(fd)
+
+
+def _nothing(segment: Attach, fd: int) -> None:
+    """What a further segment means to ranks that have ended."""
 
 
 def on_device(source: torch.Tensor) -> bool:

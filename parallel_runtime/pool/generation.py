@@ -9,7 +9,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,9 @@ from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
-from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Memory, MemoryReply, Progress, RankError, Ready
+from ..wire.requests import Request
+from .arena import Arena
 from .failures import (
     FRESH,
     Failure,
@@ -71,6 +73,7 @@ HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen c
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
 STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
+GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.SAMPLE, Op.DECODE)
 
 _log = logging.getLogger(__name__)
 
@@ -107,13 +110,15 @@ class Generation:
     A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, `ended`
     is true, and `on_failure` has been told. Making one raises PoolError when the system does not let a rank start.
     `on_death` is called from another thread when a rank ends; it is to call `bury`, once no other method runs.
-    `deadline_s()`: how long a rank that owes an answer may show no pulse; a few seconds at least.
+    `requests` gives their numbers, which rise over all generations. `deadline_s()`: how long a rank that owes an answer
+    may show no pulse, a few seconds at least, and a request without a deadline of its own no sign of life.
     """
 
     def __init__(
         self,
         number: int,
         settings: RankSettings,
+        requests: Iterator[int],
         *,
         segment_bytes: int,
         start_deadline_s: float,
@@ -131,12 +136,15 @@ class Generation:
         self._epoll: select.epoll
         self._held = ExitStack()
         self.in_flight: InFlight[Any] | None = InFlight(Op.READY, 0, start_deadline_s, Ready)
+        self.arena: Arena
+        self.told_ranks = 0  # how many were asked with the tensors that lie in the arena
+        self.memory: list[Memory] = []  # as each rank said last
         self.mapped: dict[int, ModelSpec] = {}  # files that ranks may have mapped, by model handle
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._asked = self.ranks  # ranks that owe answers to the request in flight, or answered the last one
-        self._on_failure, self._deadline_s = on_failure, deadline_s
+        self._requests, self._on_failure, self._deadline_s = requests, on_failure, deadline_s
         try:
             self._start(
                 settings,
@@ -175,14 +183,48 @@ class Generation:
         self._send(self._packets(self.ranks[: self.reach()], Op.ATTACH, 0, to_body(segment)), fds=(fd,))
 
     def ask(
-        self, request: InFlight[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = (), *, num_ranks: int
-    ) -> None:
-        """Send `request` to the first ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
-        asked = self.ranks[:num_ranks]
-        packets = self._packets(asked, request.op, request.number, body, tensors)
-        self.in_flight, self._asked = request, asked
-        listen_anew(asked)
-        self._send(packets)
+        self,
+        request: Request[Answer],
+        check: Callable[[], None],
+        tensors: tuple[TensorSpec, ...] = (),
+        *,
+        num_ranks: int = MAX_RANKS,
+        deadline_s: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
+        on_progress: Callable[[InFlight[Answer]], None] = lambda _: None,
+        on_done: Callable[[InFlight[Answer]], None] = lambda _: None,
+    ) -> InFlight[Answer]:
+        """The request with the replies of the first `num_ranks`, and of all that are on a machine with one of them.
+
+        `tensors` lie in the arena. `deadline_s`: how long it may show no sign of life; by default what the generation
+        has. `on_sent` is called once the ranks have it. Whatever `check`, which is called every 50 ms, or a callback
+        raises passes through: the request is given up, stays in flight until the ranks have answered, and `on_done` is
+        called then. Raises ProtocolError, before anything is sent, for what cannot travel.
+        """
+        limit_s = self._deadline_s() if deadline_s is None else deadline_s
+        number = next(self._requests)
+        in_flight = InFlight(request.op, number, limit_s, request.reply, on_progress=on_progress, on_done=on_done)
+        try:
+            check()
+            reach = self.reach(num_ranks)
+            asked = self.ranks[:reach]
+            packets = self._packets(asked, request.op, number, to_body(request), tensors)
+            self.in_flight, self._asked = in_flight, asked
+            listen_anew(asked)
+            self._send(packets)
+            self.told_ranks = reach if tensors else self.told_ranks
+        except BaseException:
+            self.arena.forget()
+            raise
+        try:
+            on_sent()
+            self.wait(check)
+        finally:
+            if self.in_flight is in_flight:  # the caller does not want it any more, nor to hear of it
+                in_flight.on_progress = lambda _: None
+                if request.op in GIVEN_UP_EARLY:
+                    self.segments.cancelled_request = number
+        return in_flight
 
     def wait(self, tick: Callable[[], None]) -> None:
         """Wait for all answers to the request in flight; without one, only look whether all ranks are well.
@@ -209,6 +251,9 @@ class Generation:
                 self._refuse_silence(request)
                 tick()
         self.in_flight = None
+        memory = [reply.memory for reply in request.ranked() if isinstance(reply, MemoryReply)]
+        if len(memory) == len(request.replies):
+            self.memory = [*memory, *self.memory[len(memory) :]]
         request.on_done(request)
 
     def bury(self) -> None:
@@ -277,6 +322,8 @@ class Generation:
             segment, segment_fd = Segment.create(segment_bytes)
             used.callback(os.close, segment_fd)
             self.segments = SegmentTable(segment)
+            self.arena = Arena(self.segments, announce=self.attach)
+            self._held.callback(self.arena.close)
             self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
             for rank in range(len(settings.devices)):
                 self.ranks.append(spawn(rank, settings, generation=self.number, store_fd=store))

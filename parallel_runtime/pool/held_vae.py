@@ -14,9 +14,9 @@ import torch
 from ..checkpoint import ComfyUI
 from ..wire.replies import DecodeReply, MemoryReply
 from ..wire.requests import DecodeTiles, HoldVae, Unload
-from .arena import Arena, Extent, dtype_name
-from .generation import InFlight
-from .held_weights import Ask, Check
+from .arena import Extent, dtype_name
+from .generation import Generation, InFlight
+from .held_weights import Check
 
 ENOUGH_BYTES = 64 << 20  # of weights in one message
 MAX_NAMES = 500  # of weights in one message, whose text is limited
@@ -62,16 +62,13 @@ class Held(NamedTuple):
 
 
 class HeldVae:
-    """At most one VAE on all ranks, of which there are `num_ranks()`.
+    """At most one VAE on all ranks of `generation`.
 
     `handles` gives new numbers; `load_deadline_s`: of taking its weights.
     """
 
-    def __init__(
-        self, ask: Ask, arena: Arena, handles: Iterator[int], num_ranks: Callable[[], int], load_deadline_s: float
-    ) -> None:
-        self._ask, self._arena, self._handles = ask, arena, handles
-        self._num_ranks, self._load_deadline_s = num_ranks, load_deadline_s
+    def __init__(self, generation: Generation, handles: Iterator[int], load_deadline_s: float) -> None:
+        self._generation, self._handles, self._load_deadline_s = generation, handles, load_deadline_s
         self._held: tuple[str, int] | None = None
         self.partly_held = 0  # the handle of one whose weights did not all come, and ranks may keep; 0: none
 
@@ -92,9 +89,9 @@ class HeldVae:
                 last=number == len(batches) - 1,
                 flags=dict(vae.flags),
             )
-            placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
+            placed = self._generation.arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self._held, self.partly_held = None, handle  # from here on, as ranks let go of what they had
-            self._ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
+            self._generation.ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
         self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)
 
@@ -107,7 +104,7 @@ class HeldVae:
             def freed(_: InFlight[MemoryReply]) -> None:
                 self.partly_held = 0
 
-            self._ask(Unload(model=self.partly_held), check, on_done=freed)
+            self._generation.ask(Unload(model=self.partly_held), check, on_done=freed)
 
     def decode(
         self,
@@ -127,17 +124,17 @@ class HeldVae:
         handle = self.hold(vae, check).handle
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
         rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
-        placed = self._arena.place(latents, rooms)
+        placed = self._generation.arena.place(latents, rooms)
         request = DecodeTiles(
-            vae=handle, method=method, tiles=assign_tiles(tiles, num_ranks=self._num_ranks()), last=last
+            vae=handle, method=method, tiles=assign_tiles(tiles, num_ranks=self._generation.reach()), last=last
         )
-        answered = self._ask(
+        answered = self._generation.ask(
             request,
             check,
             placed.specs,
             on_progress=lambda asked: on_tiles(sum(said.done for said in asked.progress.values())),
         )
-        pixels = [self._arena.take(spec) for spec in placed.specs[len(tiles) :]]
+        pixels = [self._generation.arena.take(spec) for spec in placed.specs[len(tiles) :]]
         return Decoded(pixels=pixels, ranks=answered.ranked())
 
 

@@ -7,16 +7,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
-from ..plan import MAX_RANKS, Layout
+from ..plan import Layout
 from ..weight_delta import PRISTINE, DeltaBatch, WeightDeltas, pack
-from ..wire.protocol import TensorSpec
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
-from ..wire.requests import ChangeWeights, Load, Request, SetStrengths, Unload
-from .arena import Arena
-from .generation import Answer, InFlight
+from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
+from .generation import Generation, InFlight
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
@@ -111,29 +109,8 @@ Check = Callable[[], None]
 OnProgress = Callable[[int, int], None]
 
 
-class Ask(Protocol):
-    """Asks ranks one thing and waits for their answers; raises PoolError when one fails.
-
-    The first `num_ranks`, with all that are on a machine with one of them.
-    """
-
-    def __call__(
-        self,
-        request: Request[Answer],
-        check: Check,
-        tensors: tuple[TensorSpec, ...] = (),
-        *,
-        num_ranks: int = MAX_RANKS,
-        deadline_s: float | None = None,
-        on_progress: Callable[[InFlight[Answer]], None] = ...,
-        on_done: Callable[[InFlight[Answer]], None] = ...,
-    ) -> InFlight[Answer]:
-        """The request with all replies. Given up, it stays in flight, and `on_done` is called when it has ended."""
-        ...
-
-
 class HeldWeights:
-    """Models in layouts on the ranks. `mapped` gets the files whose pages ranks may have, `handles` gives new numbers.
+    """Models in layouts on the ranks of `generation`. `handles` gives new numbers.
 
     `budget_bytes`: weights that a rank may hold; None: as much as its device has free. `version` rises with every
     request that may change which weights the ranks hold, or how they are patched: while it stays, so does what was
@@ -142,17 +119,15 @@ class HeldWeights:
 
     def __init__(
         self,
-        ask: Ask,
-        arena: Arena,
-        *,
-        mapped: dict[int, ModelSpec],
+        generation: Generation,
         handles: Iterator[int],
+        *,
         load_deadline_s: float,
         budget_bytes: int | None,
     ) -> None:
         self.models = HeldModels()
         self.version = 0
-        self._ask, self._arena, self._mapped, self._handles = ask, arena, mapped, handles
+        self._generation, self._handles = generation, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
         # Models that some of so many ranks may hold and others not: cancelled or evicted.
         self.partly_held: dict[int, int] = {}
@@ -178,7 +153,7 @@ class HeldWeights:
         handle = next(self._handles) if held is None else held.handle
         first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
         layouts = {model.handle: model.layout for model in self.models}
-        self._mapped[handle] = spec
+        self._generation.mapped[handle] = spec
 
         def report(request: InFlight[LoadReply]) -> None:
             if progress is not None:
@@ -204,7 +179,7 @@ class HeldWeights:
             eviction_order=tuple(model.handle for model in self.models if model is not held),
         )
         self.version += 1
-        self._ask(
+        self._generation.ask(
             load, check, num_ranks=layout.ranks, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep
         )
         self.free_partly_held(check)  # a rank may have had to evict what its peers could keep
@@ -232,7 +207,7 @@ class HeldWeights:
         self.version += 1
         if held is not None and deltas.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
-            request = self._ask(strengths, check, num_ranks=model.layout.ranks)
+            request = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
             if all(reply.changed for reply in request.ranked()):
                 model.deltas = deltas
                 return
@@ -245,7 +220,9 @@ class HeldWeights:
                 first=number == 0,
                 last=number == len(batches) - 1,
             )
-            self._ask(change, check, self._arena.place(batch.tensors).specs, num_ranks=model.layout.ranks)
+            self._generation.ask(
+                change, check, self._generation.arena.place(batch.tensors).specs, num_ranks=model.layout.ranks
+            )
         model.deltas = deltas
 
     def free_partly_held(self, check: Check) -> None:
@@ -261,11 +238,11 @@ class HeldWeights:
 
     def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:
         def forget(_: InFlight[MemoryReply]) -> None:
-            del self._mapped[handle]
+            del self._generation.mapped[handle]
             self.partly_held.pop(handle, None)
 
         self.version += 1
-        self._ask(Unload(model=handle), check, num_ranks=num_ranks, on_done=forget)
+        self._generation.ask(Unload(model=handle), check, num_ranks=num_ranks, on_done=forget)
 
 
 def _sum_of(progress: Mapping[int, Progress], *, num_ranks: int) -> tuple[int, int]:

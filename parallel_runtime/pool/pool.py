@@ -395,6 +395,7 @@ class Pool:
         generation = Generation(
             self.generation,
             self._ranks,
+            self._requests,
             segment_bytes=self._segment_bytes,
             start_deadline_s=self._start_deadline_s,
             deadline_s=lambda: self.deadline_s,
@@ -404,8 +405,6 @@ class Pool:
         )
         workers = self._workers = WorkerGroup(
             generation,
-            self._requests,
-            deadline_s=lambda: self.deadline_s,
             load_deadline_s=self._load_deadline_s,
             budget_bytes=self._budget_bytes,
             check_copies=self._check_peers,

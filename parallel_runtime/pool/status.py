@@ -41,7 +41,7 @@ def describe(
         "meshes": [plan.name for plan in plans],
         "plans": [plan.to_dict() for plan in plans],
         "spent": _spent(workers),
-        "memory": [] if workers is None else [memory.known() for memory in workers.memory],
+        "memory": [] if workers is None else [memory.known() for memory in workers.generation.memory],
         "peer_access": peer_access,
         "last_failure": None if failure is None else first_line(failure),
         "failed_rank": None if failure is None else failure.rank,

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
@@ -16,11 +15,9 @@ from ..machines.machine import Machine
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
-from ..wire.protocol import Op, TensorSpec
-from ..wire.records import to_body
-from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
-from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Request, Step, Trim
-from .arena import OUT, Arena
+from ..wire.replies import EmptyReply, MeasureReply, ProbeReply
+from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
+from .arena import OUT
 from .calls import (
     ModelCall,
     RunResult,
@@ -35,7 +32,7 @@ from .calls import (
     whole_trace,
     writers,
 )
-from .generation import Answer, Generation, InFlight
+from .generation import Generation, InFlight
 from .held_vae import HeldVae
 from .held_weights import Check, HeldModel, HeldWeights, OnProgress
 
@@ -171,9 +168,6 @@ def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
     return asked
 
 
-GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.SAMPLE, Op.DECODE)
-
-
 @dataclass(frozen=True)
 class Ensured:
     """A model with its weight deltas and a plan's mesh, as found while the weights were of this version."""
@@ -186,17 +180,14 @@ class Ensured:
 class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
-    `numbers` gives the requests' numbers, which rise over all generations. `deadline_s()`: of a request that has none
-    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
+    `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
     ranks send each other is not believed to arrive until it has been seen to. `overlap` as the argument of `Pool`.
     """
 
     def __init__(
         self,
         generation: Generation,
-        numbers: Iterator[int],
         *,
-        deadline_s: Callable[[], float],
         load_deadline_s: float,
         budget_bytes: int | None,
         check_copies: bool,
@@ -204,26 +195,18 @@ class WorkerGroup:
     ) -> None:
         self.generation = generation
         self.meshes = Meshes(len(generation.ranks))
-        self.memory: list[Memory] = []  # as each rank said last
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
-        self._numbers, self._deadline_s, self._overlap = numbers, deadline_s, overlap
+        self._overlap = overlap
         self._handles = itertools.count(1)  # of models and meshes; none is used again
-        self._told_ranks = 0  # how many were asked with the tensors that lie in the arena
         self._tracker = CallTracker()
-        self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
         self._newest: Ensured | None = None  # of these, what was used last; None once another model or mesh was
         self._weights = HeldWeights(
-            self._ask,
-            self._arena,
-            mapped=generation.mapped,
-            handles=self._handles,
-            load_deadline_s=load_deadline_s,
-            budget_bytes=budget_bytes,
+            generation, self._handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes
         )
         self.models = self._weights.models
-        self.vae = HeldVae(self._ask, self._arena, self._handles, generation.reach, load_deadline_s)
+        self.vae = HeldVae(generation, self._handles, load_deadline_s)
 
     @property
     def busy(self) -> bool:
@@ -284,7 +267,7 @@ class WorkerGroup:
     def trim(self, ranks: Sequence[int], check: Check) -> None:
         """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
         self._tracker.forget()
-        self._ask(Trim(ranks=tuple(ranks)), check, num_ranks=self._told_ranks)
+        self.generation.ask(Trim(ranks=tuple(ranks)), check, num_ranks=self.generation.told_ranks)
 
     def owe_trim(self, ranks: Sequence[int]) -> bool:
         """Have `settle` trim, once the ranks owe nothing; whether it was not to before."""
@@ -307,7 +290,7 @@ class WorkerGroup:
             made = MakeMesh(
                 mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed, overlap=self._overlap(plan)
             )
-            self._ask(made, check, on_done=note)
+            self.generation.ask(made, check, on_done=note)
         handle = self.meshes.use(plan)
         if handle is None:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
@@ -350,9 +333,9 @@ class WorkerGroup:
         """Calls of a model, each batch group running its pieces. `on_sent` is called once the ranks have them."""
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
-        if self.generation.reach(plan.ranks) > self._told_ranks:
-            self._arena.forget()  # further machines do not have what lies there
-        placed = self._arena.place(inputs_of(calls), results)
+        if self.generation.reach(plan.ranks) > self.generation.told_ranks:
+            self.generation.arena.forget()  # further machines do not have what lies there
+        placed = self.generation.arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
         keeps = plan.pipefusion > 1 or any(call.options.get("place") for call in calls)
         step = Step(
@@ -371,18 +354,18 @@ class WorkerGroup:
             on_sent()
             meanwhile_s = time.perf_counter() - from_s
 
-        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
+        request = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
         if keeps:
             self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
         traces = {
-            rank: whole_trace(self._arena.take(room), reply.ran.trace_bytes)
+            rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)
             for rank, (reply, room) in enumerate(zip(ranks, rooms, strict=False))
             if reply.ran is not None and reply.ran.trace_bytes is not None
         }
         computed_s = max((reply.ran.step_s for reply in ranks if reply.ran is not None), default=0.0)
-        taken = [self._arena.take(spec) for spec in outs]
+        taken = [self.generation.arena.take(spec) for spec in outs]
         wall_s = time.perf_counter() - began - max(0.0, meanwhile_s - computed_s)
         return RunResult(taken, ranks, wall_s, traces)
 
@@ -392,7 +375,7 @@ class WorkerGroup:
         """A whole sampling run."""
         began = time.perf_counter()
         self._tracker.forget()
-        specs = self._arena.place(run.tensors(), run.results()).specs
+        specs = self.generation.arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments
 
@@ -401,11 +384,11 @@ class WorkerGroup:
 
         steps = Steps(
             writers=writers(plan, run),
-            preview=lambda slot: self._arena.take(places[f"preview.{slot}"]),
+            preview=lambda slot: self.generation.arena.take(places[f"preview.{slot}"]),
             grant=grant,
             on_step=on_step,
         )
-        request = self._ask(
+        request = self.generation.ask(
             run.request(plan, model=ensured.model.handle, mesh=ensured.mesh),
             check,
             specs,
@@ -413,20 +396,20 @@ class WorkerGroup:
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
-        return WorkerLoopResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
+        return WorkerLoopResult(self.generation.arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
     def measure(self, check: Check) -> list[MeasureReply]:
         """What each rank says of its device."""
-        return self._ask(MeasureDevice(), check).ranked()
+        return self.generation.ask(MeasureDevice(), check).ranked()
 
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float | None = None) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""
-        request = self._ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
+        request = self.generation.ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
         return [reply.wrong_bytes for reply in request.ranked()]
 
     def probe(self, mesh: int, check: Check) -> list[ProbeReply]:
         """What each rank measured, in rank order; see `worker/probe.py`."""
-        return self._ask(Probe(mesh=mesh), check).ranked()
+        return self.generation.ask(Probe(mesh=mesh), check).ranked()
 
     def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
@@ -435,46 +418,3 @@ class WorkerGroup:
         self.copies_are_sound = not any(wrong)
         counts = [f"{count} wrong bytes at rank {rank}" for rank, count in enumerate(wrong) if count]
         return f"copies between devices arrive damaged ({', '.join(counts)})" if counts else ""
-
-    def _ask(
-        self,
-        request: Request[Answer],
-        check: Check,
-        tensors: tuple[TensorSpec, ...] = (),
-        *,
-        num_ranks: int = MAX_RANKS,
-        deadline_s: float | None = None,
-        on_sent: Callable[[], None] = lambda: None,
-        on_progress: Callable[[InFlight[Answer]], None] = lambda _: None,
-        on_done: Callable[[InFlight[Answer]], None] = lambda _: None,
-    ) -> InFlight[Answer]:
-        def done(asked: InFlight[Answer]) -> None:
-            memory = [reply.memory for reply in asked.ranked() if isinstance(reply, MemoryReply)]
-            if len(memory) == len(asked.replies):
-                self.memory = [*memory, *self.memory[len(memory) :]]
-            on_done(asked)
-
-        limit_s = self._deadline_s() if deadline_s is None else deadline_s
-        number = next(self._numbers)
-        in_flight = InFlight(request.op, number, limit_s, request.reply, on_progress=on_progress, on_done=done)
-        try:
-            check()
-            reach = self.generation.reach(num_ranks)
-            self.generation.ask(in_flight, to_body(request), tensors, num_ranks=reach)
-            self._told_ranks = reach if tensors else self._told_ranks
-        except BaseException:
-            self._arena.forget()
-            raise
-        try:
-            on_sent()
-            self.generation.wait(check)
-        finally:
-            if self.generation.in_flight is in_flight:
-                self._give_up(in_flight)
-        return in_flight
-
-    def _give_up(self, request: InFlight[Any]) -> None:
-        """The caller does not want the request any more, nor to hear of it."""
-        request.on_progress = lambda _: None
-        if request.op in GIVEN_UP_EARLY:
-            self.generation.segments.cancelled_request = request.number

@@ -27,9 +27,9 @@ def requests(pool: Any, act: Callable[[], object]) -> list[tuple[Op, dict[str, A
     generation = pool._workers.generation
     ask = generation.ask
 
-    def noting(request: Any, body: dict[str, Any], *rest: Any, **more: Any) -> None:
-        found.append((request.op, body))
-        ask(request, body, *rest, **more)
+    def noting(request: Any, *rest: Any, **more: Any) -> Any:
+        found.append((request.op, to_body(request)))
+        return ask(request, *rest, **more)
 
     generation.ask = noting
     try:

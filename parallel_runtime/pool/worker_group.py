@@ -15,7 +15,7 @@ from ..machines.machine import Machine
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
-from ..wire.replies import EmptyReply, MeasureReply, ProbeReply
+from ..wire.replies import MeasureReply, ProbeReply
 from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT
 from .calls import (
@@ -32,7 +32,7 @@ from .calls import (
     whole_trace,
     writers,
 )
-from .generation import Generation, InFlight
+from .generation import Generation
 from .held_vae import HeldVae
 from .held_weights import Check, HeldModel, HeldWeights, OnProgress
 
@@ -170,8 +170,9 @@ def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
 
 @dataclass(frozen=True)
 class Ensured:
-    """A model with its weight deltas and a plan's mesh, as found while the weights were of this version."""
+    """A model with its weight deltas and a plan's mesh, as found for a use while the weights had a version."""
 
+    use: Hashable
     version: int
     model: HeldModel
     mesh: int
@@ -199,9 +200,8 @@ class WorkerGroup:
         self._overlap = overlap
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._tracker = CallTracker()
-        self._ensured: dict[Hashable, Ensured] = {}
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
-        self._newest: Ensured | None = None  # of these, what was used last; None once another model or mesh was
+        self._newest: Ensured | None = None  # what was used last; None once another model or mesh was
         self._weights = HeldWeights(
             generation, self._handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes
         )
@@ -281,43 +281,31 @@ class WorkerGroup:
         layouts = [model.layout for model in self.models]
         change = self.meshes.change_for(plan, layouts, new_handle=lambda: next(self._handles))
         if change is not None:
-            dropped = tuple(change.dropped.values())
-
-            def note(_: InFlight[EmptyReply]) -> None:
-                self.meshes.apply(change)
-                self._ensured = {use: each for use, each in self._ensured.items() if each.mesh not in dropped}
-
             made = MakeMesh(
-                mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed, overlap=self._overlap(plan)
+                mesh=change.handle,
+                plan=plan,
+                dropped=tuple(change.dropped.values()),
+                freed=change.freed,
+                overlap=self._overlap(plan),
             )
-            self.generation.ask(made, check, on_done=note)
+            self.generation.ask(made, check, on_done=lambda _: self.meshes.apply(change))
         handle = self.meshes.use(plan)
         if handle is None:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
         return handle
 
     def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> Ensured:
-        """Weights, deltas and mesh, looked for once, and again only when the weights' version has changed since.
-
-        Those used last are as they were, and nothing is asked of the books of models and meshes.
-        """
+        """Weights, deltas and mesh. Those used last are as they were unless the weights' version has changed since, and
+        nothing is asked of the books of models and meshes."""
         use = (spec, plan, deltas.name, deltas.side_branch)
-        ensured = self._ensured.get(use)
-        if ensured is not None and ensured is self._newest and ensured.version == self._weights.version:
-            return ensured
-        if ensured is None or ensured.version != self._weights.version:
-            model = self.load(spec, plan.layout, check, plan=plan)
-            self.apply_deltas(model, deltas, check)
-            mesh = self.mesh(plan, check)
-            version = self._weights.version
-            current = {other: each for other, each in self._ensured.items() if each.version == version}
-            ensured = Ensured(version, model, mesh)
-            self._ensured = current | {use: ensured}
-        elif self.meshes.newest != plan:
-            self.mesh(plan, check)  # under this plan the groups of others may be too many
-        self.models.use(ensured.model)
-        self._newest = ensured
-        return ensured
+        newest = self._newest
+        if newest is not None and newest.use == use and newest.version == self._weights.version:
+            return newest
+        model = self.load(spec, plan.layout, check, plan=plan)
+        self.apply_deltas(model, deltas, check)
+        mesh = self.mesh(plan, check)
+        self._newest = Ensured(use, self._weights.version, model, mesh)
+        return self._newest
 
     def run(
         self,

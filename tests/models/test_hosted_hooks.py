@@ -118,7 +118,7 @@ def test_a_forward_that_raises_leaves_nothing(group: GlooGroup) -> None:
     with pytest.raises(RuntimeError, match="in the middle"):
         model(**inputs)
     handle.remove()
-    assert installed().call is None and shared._call is None
+    assert installed().call is None and shared.call is None
     shared.active = False
     assert torch.equal(model(**inputs), want)
     shared.active = True

@@ -42,7 +42,7 @@ class SharedModel:
         self.active = True
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
         self._switch = installed()
-        self._call: TokenCall | None = None
+        self.call: TokenCall | None = None  # that is under way
         names = list(inspect.signature(type(model).forward).parameters)[1:]
         self._control_at = names.index("control") if "control" in names else NOWHERE
         self._links: list[tuple[nn.Module, str, Around]] = []
@@ -54,11 +54,6 @@ class SharedModel:
                     self._sites.append((module, method, before))
             self._wrap(point.module, partial(self._placed, point), point.method)
         self._wrap(model.get_submodule(spec.each_call), self._shared)
-
-    @property
-    def call(self) -> TokenCall | None:
-        """The call that is under way."""
-        return self._call
 
     def remove(self) -> None:
         """Take every hook off."""
@@ -83,11 +78,11 @@ class SharedModel:
                 return inner(*args, **kwargs)
             call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
             args = self._with_control(call, args, kwargs)
-            self._call = self._switch.call = call
+            self.call = self._switch.call = call
             try:
                 return inner(*args, **kwargs)
             finally:
-                self._call = self._switch.call = None
+                self.call = self._switch.call = None
 
         return forward
 
@@ -116,7 +111,7 @@ class SharedModel:
         title, arguments, results = type(point.module).__name__, tuple(point.arguments), tuple(point.results)
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            call = self._call
+            call = self.call
             if call is None:
                 return inner(*args, **kwargs)
             if attention is not None:

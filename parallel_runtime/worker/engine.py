@@ -301,8 +301,9 @@ class Engine:
             )
         else:
             forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
-        forward.compiled = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
-        if graphs and not compiled:
+        if compiled:
+            forward.by_graphs = model.blocks.run(self.graphs, watch, model.weights.branches.form)
+        elif graphs:
             forward.by_graphs = model.by_graphs(mesh.plan, request.calls[0], watch, self.new_recorder)
         return forward
 
@@ -314,7 +315,7 @@ class Engine:
             "sent_bytes": mesh.traffic.num_bytes,
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
-            "compiled": forward.report(),
+            "compiled": None if forward.by_graphs is None else forward.by_graphs.report(),
             "cached": forward.cached,
             "kept": forward.take_kept(),
             "attention": tuple(sorted(ATTENDED)),

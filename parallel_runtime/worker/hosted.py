@@ -35,7 +35,6 @@ from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
-from ..wire.replies import CompiledReport as Report
 from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh
@@ -192,8 +191,7 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
         sequence.most_keys, sequence.rounded = 0, False
-        self.compiled: CompiledRun | None = None  # with which blocks run as graphs of torch's compiler
-        self.by_graphs: GraphRun | None = None  # or as graphs of CUDA
+        self.by_graphs: CompiledRun | GraphRun | None = None  # with which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
         # what a step cache keeps of a piece
@@ -203,16 +201,6 @@ class HostedForward:
     def weights(self) -> HostedWeights:
         """Those of the model."""
         return self.model.weights
-
-    def _graphs(self, sequence: SequenceParallelAttention) -> AbstractContextManager[None]:
-        if self.by_graphs is not None:
-            return self.by_graphs.calling(sequence)
-        return nullcontext() if self.compiled is None else self.compiled.calling()
-
-    def report(self) -> Report | None:
-        """What ran as graphs; None where nothing was to."""
-        ran = self.compiled or self.by_graphs
-        return None if ran is None else ran.report()
 
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""
@@ -390,7 +378,8 @@ class HostedForward:
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = self._skipping(sequence, options, residuals, over=over, counts=counts)
-        with self.model.calling(), self._keeping(sequence), skipping, self._graphs(sequence):
+        graphs = nullcontext() if self.by_graphs is None else self.by_graphs.calling(sequence)
+        with self.model.calling(), self._keeping(sequence), skipping, graphs:
             yield
 
     @contextmanager

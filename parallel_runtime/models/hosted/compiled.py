@@ -104,8 +104,8 @@ class CompiledRun:
         self._uncompiled, self._reasons = 0, dict.fromkeys(filter(None, known))
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Around a call of the model. Outside of it the blocks run as they are."""
+    def calling(self, *sharing: object) -> Iterator[None]:
+        """Around a call of the model, however it is shared. Outside of it the blocks run as they are."""
         attention = graph_attention(installed())
         for entrance, kind, block in self._blocks.entrances:
             entrance.instead = partial(self.block, kind, block, entrance.inner, attention)

@@ -7,8 +7,6 @@ Owns what both skipped and how far they are apart. Does not own the calls (trial
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..proof import relative_error
@@ -25,23 +23,21 @@ if TYPE_CHECKING:
 class Cached:
     """The calls once more as one sampling run with a cache: by the plan of `runner`, and by one rank."""
 
-    def __init__(self, runner: "PlanRunner", trial: Trial, dtype: torch.dtype, threshold: float) -> None:
+    def __init__(self, runner: "PlanRunner", trial: Trial, threshold: float) -> None:
         """Raises PoolError when a rank fails."""
-        self._trial, self._dtype, self._threshold = trial, dtype, threshold
+        self._trial, self._threshold = trial, threshold
         self._mine, self._seen = self._run(runner, runner.plan, runner.options)
         if runner.plan.layout.kind != ParallelPlan().layout.kind:
             runner.pool.unload(runner.spec)
         self._one_rank, self._seen_alone = self._run(runner, ParallelPlan(), {})
 
     @classmethod
-    def of(
-        cls, runner: "PlanRunner", trial: Trial, dtype: torch.dtype, threshold: float | None, progress: PhaseLine
-    ) -> "Cached | None":
+    def of(cls, runner: "PlanRunner", trial: Trial, threshold: float | None, progress: PhaseLine) -> "Cached | None":
         """None without a threshold. Raises PoolError when a rank fails."""
         if threshold is None:
             return None
         progress.phase(f"computing {runner.plan.name} and one rank with a step cache")
-        return cls(runner, trial, dtype, threshold)
+        return cls(runner, trial, threshold)
 
     def _run(
         self, runner: "PlanRunner", plan: ParallelPlan, options: Mapping[str, object]
@@ -58,7 +54,7 @@ class Cached:
             seen.append(cached_calls(cached.replies))
             return outs
 
-        return self._trial.results(run, self._dtype), seen
+        return self._trial.results(run), seen
 
     @property
     def _error(self) -> float:

@@ -47,12 +47,5 @@ def _is_flux(header: CheckpointHeader) -> bool:
     return any(all(prefix + each in names for each in wanted) for prefix in prefixes)
 
 
-def reference_version() -> str:
-    """Which diffusers it is. Only after `load_reference_model`, which says what to do where there is none."""
-    import diffusers
-
-    return str(diffusers.__version__)
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]

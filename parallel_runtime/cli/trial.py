@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from ..checkpoint import ModelSpec, read_header
 from ..devices import Device
-from ..plan import BatchSlice, ParallelPlan
-from ..planner.comfyui_process import ComfyUIProcess, find_comfyui, version_of
+from ..plan import ParallelPlan
+from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..pool.calls import ModelCall
-from .reference_model import load_reference_model, reference_version
+from .reference_model import load_reference_model
 from .workload import Workload
 
 COMFYUI, DIFFUSERS = "comfyui", "diffusers"
@@ -50,11 +50,9 @@ class Trial:
         self._diffusers = load_reference_model(header) if against == DIFFUSERS else None
         self.reference_model = "ComfyUI" if against == COMFYUI else DIFFUSERS
         self._workload, self._steps = workload, steps
-        self._texts = [workload.text_tokens, *([workload.shorter_text] * (max(plan.cfg for plan in plans) - 1))]
+        # of each call
+        self.text_tokens = [workload.text_tokens, *([workload.shorter_text] * (max(plan.cfg for plan in plans) - 1))]
         found = find_comfyui(comfyui)
-        self.versions = {"comfyui": version_of(found)}
-        if self._diffusers is not None:
-            self.versions[DIFFUSERS] = reference_version()
         self._on_cpu = device.kind == "cpu"
         self._process = ComfyUIProcess(found, "cpu" if self._on_cpu else str(device))
         try:
@@ -76,7 +74,7 @@ class Trial:
     def _take_calls(self) -> None:
         file = str(self._process.folder / "calls.safetensors")
         size = asdict(self._workload)
-        made = self._process.ask("calls", size=size, texts=self._texts, steps=self._steps, file=file)
+        made = self._process.ask("calls", size=size, texts=self.text_tokens, steps=self._steps, file=file)
         tensors = load_file(file)
         self.shapes: list[list[int]] = made["shapes"]
         self._outs = {torch.float32: [], getattr(torch, self.spec.dtype): self._joined(tensors)}
@@ -93,18 +91,13 @@ class Trial:
         """The outputs of each call over all steps side by side, (B, steps * numbers)."""
         return [
             torch.cat([tensors[f"{step}.{number}.out"] for step in range(self._steps)], 1)
-            for number in range(len(self._texts))
+            for number in range(len(self.text_tokens))
         ]
 
     @property
     def calls(self) -> list[ModelCall]:
         """Those of the first step."""
         return self._by_step[0]
-
-    @property
-    def text_tokens(self) -> list[int]:
-        """Of each call."""
-        return self._texts
 
     @property
     def sizes(self) -> dict[str, object]:
@@ -114,7 +107,7 @@ class Trial:
         (first, *_) = self.shapes
         return found | ({"frames": first[2]} if len(first) == 5 and first[2] > 1 else {})
 
-    def results(self, run: RunCalls, dtype: torch.dtype) -> Results:
+    def results(self, run: RunCalls) -> Results:
         """Each call's results in all steps, side by side."""
         by_step = [run(calls) for calls in self._by_step]
         return [torch.cat(outs, 1) for outs in zip(*by_step, strict=True)]
@@ -127,16 +120,12 @@ class Trial:
         if self._diffusers is not None:
             scale_dtype = rounded_to if self._on_cpu else torch.float32
             reference = self._diffusers(self.spec.path, dtype=dtype, scale_dtype=scale_dtype)
-            return self.results(lambda calls: [reference(call) for call in calls], dtype)
+            return self.results(lambda calls: [reference(call) for call in calls])
         if not self._outs.get(dtype):
             file = str(self._process.folder / "outputs.safetensors")
             self._process.ask("outputs", dtype=str(dtype).removeprefix("torch."), file=file)
             self._outs[dtype] = self._joined(load_file(file))
         return self._outs[dtype]
-
-    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
-        """Its rows: of ranks that share tokens each has the whole result in the end, and one writes it."""
-        return result[piece.start : piece.stop]
 
     def one_process(self, dtype: torch.dtype, threads: int | None) -> Callable[[], torch.Tensor]:
         """ComfyUI's bare module, which keeps what it computes: the result is that of the calls as they were made."""

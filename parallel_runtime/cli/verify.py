@@ -105,11 +105,11 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
             loaded = pool.load(trial.spec, plan, progress=progress.count)
             progress.phase(f"computing {plan.name}")
             runner = PlanRunner(pool, trial.spec, plan, options=options)
-            results = trial.results(runner.run, dtype := getattr(torch, loaded.dtype))
-            stale = _stale(runner, trial, dtype) if plan.pipefusion > 1 else None
-            cached = Cached.of(runner, trial, dtype, arguments.step_cache, progress)
+            results = trial.results(runner.run)
+            stale = _stale(runner, trial) if plan.pipefusion > 1 else None
+            cached = Cached.of(runner, trial, arguments.step_cache, progress)
         progress.phase(f"computing the same by {trial.reference_model} in one process")
-        references = trial.references(torch.float32, dtype)
+        references = trial.references(torch.float32, dtype := getattr(torch, loaded.dtype))
         tolerance, one_process = _tolerance(trial, dtype, references)
     report = {
         "dtype": loaded.dtype,
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         "parameter_bytes_per_rank": loaded.parameter_bytes[: plan.ranks],
         "warnings": [*selection.warnings, *idle_groups(plan, runner.ranks)],
     }
-    report |= _plan_report(plan, runner.ranks) | _errors(trial, plan, results, references, runner.ranks)
+    report |= _plan_report(plan, runner.ranks) | _errors(trial, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
     if cached is not None:
         report["step_cache"] = cached.report(references)
@@ -158,10 +158,10 @@ def _refuse_steps(arguments: argparse.Namespace, plan: ParallelPlan) -> None:
         raise ValueError(f"--step-cache: replicas of data={plan.data} decide apart, one rank for all; leave data out")
 
 
-def _stale(runner: PlanRunner, trial: Trial, dtype: torch.dtype) -> Results:
+def _stale(runner: PlanRunner, trial: Trial) -> Results:
     """The calls once more as one sampling run, of whose steps only the first are warm-up."""
     runner.sampling_run = "verify"
-    return trial.results(runner.run, dtype)
+    return trial.results(runner.run)
 
 
 def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
@@ -178,13 +178,13 @@ def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
     }
 
 
-def _errors(trial: Trial, plan: ParallelPlan, results: Results, references: Results, ranks: Sequence[RankStep]) -> dict:
+def _errors(trial: Trial, results: Results, references: Results, ranks: Sequence[RankStep]) -> dict:
     """The largest error of all, of each rank (None for one without work), and of each piece of each rank."""
     found: list[list[dict]] = []
-    for number, rank in enumerate(ranks):
+    for rank in ranks:
         found.append([])
         for piece in rank.pieces:
-            pair = (trial.written(tensors[piece.call], plan, number, piece) for tensors in (results, references))
+            pair = (tensors[piece.call][piece.start : piece.stop] for tensors in (results, references))
             found[-1].append({**piece._asdict(), "rel_err": relative_error(*pair)})
     per_rank = [worst([piece["rel_err"] for piece in ran]) if ran else None for ran in found]
     whole = [relative_error(*pair) for pair in zip(results, references, strict=True)]

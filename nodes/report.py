@@ -51,7 +51,6 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object], appli
     return _report(
         "denoise",
         record.pooled,
-        record.requests,
         applied=applied,
         decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
@@ -84,7 +83,6 @@ def list_report(
     return _report(
         "denoise",
         record.pooled,
-        record.requests,
         applied=applied,
         decision=record.runs[-1].decision,
         warnings=[
@@ -132,7 +130,6 @@ def decode_report(record: DecodeRecord) -> dict:
     return _report(
         "vae",
         None,
-        (),
         devices=record.devices or [_device(record.device)],
         warnings=[record.note] if record.note else (),
         vae=vae,
@@ -158,7 +155,6 @@ def benchmark_report(
     return _report(
         "benchmark",
         pooled,
-        requests,
         applied=applied,
         warnings=[*warnings, *_rounded(requests)],
         exchange=_exchange_of(requests),
@@ -231,7 +227,6 @@ def steps_of(record: SamplingRecord) -> list[Span]:
 def _report(
     kind: str,
     pooled: PooledModel | None,
-    requests: Sequence[MeasuredRequest],
     *,
     applied: Mapping[str, object] | None = None,
     decision: Decision | None = None,
@@ -239,7 +234,7 @@ def _report(
     warnings: Sequence[str] = (),
     **parts: object,
 ) -> dict:
-    """A report of `kind` with what a parallel MODEL adds to it, where it had requests; `decision`: what it ran."""
+    """A report of `kind` with what a parallel MODEL adds to it; `decision`: what it ran."""
     if pooled is not None:
         devices = pooled.devices
         plan = pooled.plan if decision is None else decision.plan

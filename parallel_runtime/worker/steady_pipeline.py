@@ -102,11 +102,11 @@ class SteadyCalls(Calls):
         parts, warm = range(len(self._places)), self._warm(call)
         steady = len(parts) > 1 and not warm
         if not steady:
-            self._take(call, parts)
+            self._take(parts)
         outputs: list[torch.Tensor] = []
         for patch in [None] if warm else range(self._patches):
             part = range(0) if patch is None or not steady else range(patch, patch + 1)
-            self._take(call, part)
+            self._take(part)
             outputs = [
                 out for cond in self._share.conds for out in self._passed(cond, call, patch, only_last=not steady)
             ]
@@ -130,7 +130,7 @@ class SteadyCalls(Calls):
     def close(self) -> None:
         """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
         if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
-            self._take(self._ran, range(len(self._places)))
+            self._take(range(len(self._places)))
         self._links.drain()
         self._passes.end()
 
@@ -138,8 +138,8 @@ class SteadyCalls(Calls):
         """Whether a call is one of a step that goes through whole."""
         return sum(end < call for end in self._recurrence.step_ends) < self._warmup_steps
 
-    def _take(self, call: int, parts: range) -> None:
-        """Have these parts of a call's latent, where this stage needs it."""
+    def _take(self, parts: range) -> None:
+        """Have these parts of the next call's latent, where this stage needs it."""
         if self._passes.last:
             if len(self._places) == 1:
                 self._x = self._latent.parts[0].entered

@@ -91,7 +91,7 @@ def conds_of_run(
     if stages and not all(share.conds for share in groups):
         raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")
     images = [share.stop - share.start for share in groups if share.conds]
-    _refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
+    _refuse_parted(guider, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
     found = [
         (_applied(guider, each, x, images, run.engine_options()), call) for each, call in zip(seen, inner, strict=True)
     ]
@@ -100,8 +100,8 @@ def conds_of_run(
     return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
 
 
-def _refuse_parted(guider: comfy.samplers.CFGGuider, images: Sequence[int], *, rows: int, whole: bool) -> None:
-    """`images` of each batch group at work; `rows` of a step, and whether they are one call."""
+def _refuse_parted(guider: comfy.samplers.CFGGuider, *, rows: int, whole: bool) -> None:
+    """`rows` of a step, and whether they are one call."""
     recognised = guider.inner_model.prover.recognised
     if rows > 1 and not whole and coarse_inputs(recognised.config, recognised.weights):
         raise HostLoopError("layers of the file's format round all rows of a step by one scale")

@@ -148,7 +148,7 @@ def benchmark_report(
     sizes: Mapping[str, int],
     **parts: object,
 ) -> dict:
-    """The report of a benchmark of sampling runs with these settings; `requests` are of any run of ours."""
+    """The report of a benchmark of sampling runs with these settings; `requests` are of any run in the workers."""
     if decodes:
         seconds = [each.decode_s for each in decodes]
         parts["vae"] = {"decode_s": median(seconds), "run_s": seconds, "device": str(decodes[0].device)}

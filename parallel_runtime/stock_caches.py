@@ -47,10 +47,6 @@ class StockCache:
         if set(self.calls) - {COMPUTE, NOTE, MAY_SKIP}:
             raise ValueError(f"calls {self.calls!r} of a step cache; use {COMPUTE!r}, {NOTE!r} and {MAY_SKIP!r}")
 
-    def asks(self, call: int) -> bool:
-        """Whether it depends on numbers if a call is computed."""
-        return self.calls[call] == MAY_SKIP and bool(self.calls[:call].strip(COMPUTE))
-
 
 def kept_bytes(numbers: int) -> int:
     """What `CachedRows` keeps of latents of so many numbers, sides included, in fp32: what was added to each, and each

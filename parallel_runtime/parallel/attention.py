@@ -76,7 +76,7 @@ class SequenceParallelAttention:
         self.most_keys = 0  # of one attention call; a proof of the plan asks for it
         self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
         self.exchange = EXACT  # as what heads and keys travel (exchange_formats.py)
-        self.rounded = False  # whether any did in another format since somebody set this
+        self.rounded = False  # whether any did in another format since this was set
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The tensors of all parts as one along `dim`, in part order; `lengths` has how long each part's is there.

@@ -71,10 +71,6 @@ class HeldModel:
         deltas = self.deltas if self.deltas == more.deltas else None
         return HeldModel(self.spec, self.handle, more.layout, result, deltas)
 
-    def serves(self, layout: Layout) -> bool:
-        """Whether every rank that `layout` needs holds what it needs."""
-        return self.layout.serves(layout)
-
 
 class HeldModels:
     """The models held, least recently used first. Reading is safe from any thread."""
@@ -147,7 +143,7 @@ class HeldWeights:
         of the model.
         """
         held = self.models.find(spec, layout)
-        if held is not None and held.serves(layout):
+        if held is not None and held.layout.serves(layout):
             self.models.use(held)
             return held
         handle = next(self._handles) if held is None else held.handle

@@ -39,7 +39,7 @@ class OwnedProcess:
         """How the process ended: "killed by SIGKILL", "exited with code 1"; "still running" before."""
         code = self._process.returncode
         if code is None:
-            # Looked at, not reaped: while it is a corpse, its process group is surely ours to kill.
+            # Peek with WNOWAIT: until the zombie is reaped its PID cannot be reused, so killing its group is safe.
             try:
                 found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             except ChildProcessError:

@@ -1,8 +1,8 @@
 """What keeps state that depends on the order of the model's calls, and so must see them as stock ComfyUI makes them.
 
-Owns which functions that others put around the model are known to bear another order. Each was read in ComfyUI's
-source; any other is taken not to bear it, unless it says so: a function with an attribute
-`parallel_dit_any_order` keeps nothing from one call to the next. Knows no batch groups.
+Owns the list of wrappers of others that are known not to depend on the order of calls. Each was read in ComfyUI's
+source; any other is taken to depend on it, unless it says so: a function with an attribute `parallel_dit_any_order`
+keeps nothing from one call to the next. Knows no batch groups.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -191,3 +191,31 @@ for sampler, given, named in (
 
 def test_comfyuis_own_callback_with_a_stock_sampler_is_the_one_that_may_come_late(in_comfyui) -> None:
     assert in_comfyui(LATE) == ["True", "True", "False", "False", "False"]
+
+
+def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced_file_is_not_looked_at(
+    module_of_pack, tmp_path, monkeypatch
+) -> None:
+    """What they told and predicted was of the first plan."""
+    module = module_of_pack("nodes.host.model.found_plans")
+    found, specs = (
+        module_of_pack("parallel_runtime.models.specs.found"),
+        module_of_pack("parallel_runtime.models.specs"),
+    )
+    first, second, _ = (specs.SPECS[each] for each in sorted(specs.SPECS)[:3])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = found.FoundKey(model_class="New", source="1f", comfyui="0.30.0", kind="5b")
+    monkeypatch.setattr(module, "key_of", lambda *_: key)
+    monkeypatch.setattr(module, "why_unshared", lambda _: "")
+    assert found.found_specs().save(key, second, cuts="cut once", errors={"error": 0.0, "control": 1.0})
+    search, transformer = module.SpecSearch(), torch.nn.Identity()
+
+    def refused(spec: Any) -> Any:
+        return search.instead_of(transformer, "5b", spec, lambda: None)
+
+    (file := tmp_path / "new.safetensors").write_bytes(b"1")
+    spec = replace(module_of_pack("parallel_runtime.checkpoint").ModelSpec.of(str(file)), found=found.to_text(first))
+    assert (search.news(), refused(spec).spec, refused(spec).spec, search.news()) == (0, second, second, 1)
+    assert refused(replace(spec, found=found.to_text(second))) == found.Found() and search.news() == 1
+    file.write_bytes(b"another")
+    assert "was changed after it was chosen" in refused(spec).why

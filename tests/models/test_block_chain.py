@@ -160,6 +160,7 @@ def test_a_path_with_a_colon_names_a_method() -> None:
             {"cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"pe": "x"}}},
             "Model: blocks.0:forward_gen of this ComfyUI takes no argument 'pe'",
         ),
+        ({"cut": {"blocks.0:forward_pose": {"x": "x"}, "0": {"pe": "x"}}}, "Model: blocks of this ComfyUI takes no"),
         ({"attention": {"blocks": {"layer:forward_pose": "x"}}}, "no method 'blocks.*.layer:forward_pose'"),
     ],
 )

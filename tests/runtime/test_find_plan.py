@@ -78,6 +78,9 @@ def test_a_kept_plan_is_of_one_source_and_damage_is_not_believed(
     kept.path.write_text(json.dumps(content))
     assert kept.load(KEY) is None
     assert "is not used" in caplog.text
+    content["plans"][KEY.digest]["plan"] = {**to_data(spec), "gather": []}  # no rank could read it
+    kept.path.write_text(json.dumps(content))
+    assert kept.load(KEY) is None
     kept.path.write_text("{")
     assert kept.load(KEY) is None
 
@@ -156,6 +159,8 @@ def test_plans_come_in_their_order_and_without_those_that_a_proof_refused_for_su
     assert known() == shipped.spec
     assert not kept.pass_over(replace(KEY, kind="5b"), shipped)  # it has none of its own yet
     assert kept.save(replace(KEY, kind="5b"), own.spec, cuts="cut once", errors=errors)
+    unkept = replace(own, instead_of=(shipped.digest,))  # a folder that can be read alone
+    assert found_spec_of(type(None), "5b", known=unkept).spec == own.spec
     assert known() == shipped.spec and kept.pass_over(replace(KEY, kind="5b"), shipped)
     assert (known(), known("14b")) == (own.spec, shipped.spec)
     shipped = None

@@ -43,14 +43,17 @@ UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file 
 @dataclass(frozen=True)
 class SpecSearch:
     """`unkept`: what is known of kinds of files that this process looked at and no file says: of those that it did not
-    look at to the end, which it does not begin again, and of all where no file can be written."""
+    look at to the end, which it does not begin again, and of all where no file can be written. `replaced`: the kinds
+    whose plan took the place of another in a run, and the hash of the other."""
 
     unkept: dict[FoundKey, Found] = field(default_factory=dict)
+    replaced: set[tuple[FoundKey, str]] = field(default_factory=set)
 
     def news(self) -> int:
-        """Of how many of them another process has kept something since."""
+        """Another one where a MODEL's plan, and what was predicted by it, may not be what a load would find now:
+        another process has kept what no file said, or a proof refused a plan."""
         kept = found_specs()
-        return sum(kept.load(key) is not None for key in self.unkept)
+        return sum(kept.load(key) is not None for key in self.unkept) + len(self.replaced)
 
     def state(self) -> object:
         """Another one whenever something more is known."""
@@ -94,11 +97,15 @@ class SpecSearch:
         """The plan for files of this kind where a proof refused the one in `spec`, which the transformer has from now
         on; none and why, or no reason where the refused one was found with such a file.
 
-        Looks once for a kind of file. Raises what `check` raises.
+        Looks once for a kind of file, and not for one that was changed since. Raises what `check` raises.
         """
         refused, key = of_text(spec.found), key_of(type(transformer), file_kind)
         if key is None:
             return Found()
+        try:
+            spec.refuse_changed()
+        except ValueError as error:
+            return none_found(redact_paths(str(error)))
         own = found_specs().load(key) or self.unkept.get(key) or self._looked(spec, key, check)
         if own.spec is None or own.spec == refused.spec:
             return Found(why=own.why)
@@ -108,6 +115,7 @@ class SpecSearch:
         if misfit:
             give_found(transformer, refused)
             return none_found(misfit)
+        self.replaced.add((key, refused.digest))
         return own
 
     def _looked(self, spec: ModelSpec, key: FoundKey, check: Callable[[], None]) -> Found:
@@ -138,11 +146,20 @@ class SpecSearch:
         else:
             found, same = of_report(report), key == key_in(report)
             if not same:
-                found = none_found(f"a process of its own takes the file for {report['class']}")
+                found = none_found(_otherwise(key, key_in(report)))
             if not same or not report["kept"]:
                 self.unkept[key] = found
         log.info("%s: %s", name, found.why or f"found, proven: {found.told}")
         return found
+
+
+def _otherwise(key: FoundKey, seen: FoundKey) -> str:
+    """Why what a process of its own saw is not of the class and file that were asked about."""
+    if seen.model_class != key.model_class:
+        return f"a process of its own takes the file for {seen.model_class}"
+    if seen.kind != key.kind:
+        return "a process of its own takes the file for another kind of its class; load it again"
+    return "ComfyUI's files were changed meanwhile; restart ComfyUI"
 
 
 def _given(transformer: torch.nn.Module, found: Found) -> str:

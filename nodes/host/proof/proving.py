@@ -246,10 +246,11 @@ class Prover:
         return sum(each.numel() for each in outs) == torch.Size(call.out_shape).numel()
 
     def _refusal(self, plan: ParallelPlan, proof: Proof) -> str:
+        whose = "the plan that was found" if self.pooled.found_by else "the pack's plan"
         return (
             f"{plan.describe()} is refused for {self._name} of ComfyUI {comfyui_version()}: "
             f"{proof.reason}; in SP Config, mode manual with ulysses=1 and ring=1 (cfg and data cut no tokens), and "
-            "report this line: the pack's plan does not fit this ComfyUI"
+            f"report this line: {whose} does not fit this ComfyUI"
         )
 
     @property

@@ -197,7 +197,7 @@ class _Places:
         parent, _, last = pattern.rpartition(".")
         if last in ("0", "-1") and parent in self.modules:
             children = [name for name, _ in self.modules[parent].named_children()]
-            return [f"{parent}.{children[int(last)]}"] if children else []
+            return [f"{parent}.{children[int(last)]}".removeprefix(".")] if children else []
         depth = pattern.count(".")
         return [path for path in self.modules if path.count(".") == depth and fnmatch.fnmatchcase(path, pattern)]
 

@@ -243,7 +243,7 @@ def found_spec_of(
         return None
     own = found_specs().load(key) or known
     plans = (shipped_spec_of(model_class), own, found_specs().of_others(key))
-    passed = () if own is None else own.instead_of
+    passed = {digest for each in (own, known) if each is not None for digest in each.instead_of}
     usable = (each for each in plans if each is not None and each.spec is not None and each.digest not in passed)
     return next(filter(fits, usable), None if own is None or own.spec is not None else own)
 

@@ -23,7 +23,7 @@ def to_data(spec: ShardingSpec) -> dict[str, Any]:
 
 def from_data(data: object) -> ShardingSpec:
     """The spec that was written. Raises `ValueError` for anything else, with what is wrong."""
-    if not isinstance(data, dict) or not {"attention", "cut", "gather"} <= data.keys():
+    if not isinstance(data, dict) or not all(data.get(name) for name in ("attention", "cut", "gather")):
         raise ValueError("it is no plan: it lacks attention, cut or gather; find it again")
     if unknown := sorted(data.keys() - {*TABLES, *TEXTS}):
         raise ValueError(f"it is no plan of this version: it has {unknown[0]!r}; find it again")

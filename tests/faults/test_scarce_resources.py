@@ -1,7 +1,5 @@
 """Little of everything: it works, or there is one clear error before anything is asked of a rank."""
 
-import os
-
 import pytest
 
 from faults.namespaces import namespaces
@@ -155,8 +153,3 @@ def test_memory_that_runs_out_in_a_step_is_named_and_the_next_prompt_is_right():
         "use a smaller image, more ranks, or free that device's memory; the next prompt starts fresh workers"
     )
     assert rest == "True"
-
-
-def test_a_folder_in_which_nobody_can_write_is_what_it_says():
-    with pytest.raises(OSError, match="No such file|Read-only|denied"):
-        os.mkdir(f"{READ_ONLY}/folder")

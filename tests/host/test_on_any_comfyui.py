@@ -1,23 +1,19 @@
-"""What `make test-host` counts as what, its table and exit status; and the environment that it makes.
-
-Does not own: the tests that it runs.
-"""
+"""What `make test-host` counts as what, its exit status, and which packages it asks for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from tools.layered import make, name_of, required, resolved, unconstrained
+from tools.layered import name_of, required, unconstrained
 
 from .client import PromptRefusedError
 from .outcomes import RefusedError, StockFailsError
-from .tally import EQUAL, REFUSED, STOCK_FAILS, TESTS, WRONG, outcome, table
+from .tally import EQUAL, REFUSED, STOCK_FAILS, TESTS, WRONG, outcome
 
 OF_STOCK = {"error": {"message": "Node 'NewerNode' not found", "details": ""}}
 OF_OURS = {"error": {"message": "Node 'SPConfig' not found", "details": ""}}
@@ -58,19 +54,6 @@ def test_each_end_of_a_test_is_counted_as_what_it_is(error: Exception | None, pa
     assert outcome(error, part) == found
 
 
-def test_the_table_has_a_row_for_each_kind_and_family_and_their_sum() -> None:
-    pairs = [("modules: Wan", EQUAL), ("modules: Wan", WRONG), ("browser", EQUAL), ("families: Lens", STOCK_FAILS)]
-    head, *rows = (line.split("  ") for line in table(pairs).splitlines())
-    cells = [[each.strip() for each in row if each.strip()] for row in (head, *rows)]
-    assert cells == [
-        [EQUAL, WRONG, REFUSED, STOCK_FAILS],
-        ["modules: Wan", "1", "1", "0", "0"],
-        ["families: Lens", "0", "0", "0", "1"],
-        ["browser", "1", "0", "0", "0"],
-        ["all", "2", "1", "0", "1"],
-    ]
-
-
 FILES = {
     "test_equal": "def test_equal():\n    pass\n",
     "test_stock": "from host.outcomes import StockFailsError\ndef test_it():\n    raise StockFailsError('none')\n",
@@ -101,32 +84,3 @@ def test_a_package_that_is_asked_for_replaces_what_the_tree_and_the_constraints_
     assert unconstrained(constraints, ["torch"]) == "# of tests\ndiffusers==0.42.*; python_version >= '3.11'\n"
     assert unconstrained(constraints, ["comfy-kitchen"]) == constraints
     assert name_of("Comfy_Kitchen>=0.2") == name_of("comfy-kitchen") == "comfy-kitchen"
-
-
-@pytest.mark.full
-def test_a_newer_release_of_a_package_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    for version in ("1.0", "1.1"):
-        with zipfile.ZipFile(tmp_path / f"front_end-{version}-py3-none-any.whl", "w") as wheel:
-            about = f"Metadata-Version: 2.1\nName: front-end\nVersion: {version}\n"
-            wheel.writestr(f"front_end-{version}.dist-info/METADATA", about)
-            wheel.writestr(f"front_end-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
-    assert resolved(["front-end"], "") == ["front-end==1.1"]
-    assert resolved(["front-end"], "front-end<1.1\n") == ["front-end==1.0"]
-    assert resolved([], "") == []
-    with pytest.raises(RuntimeError, match="pip could not"):
-        resolved(["front-end>2"], "")
-
-
-@pytest.mark.full
-def test_an_environment_has_its_own_packages_before_those_below_it(tmp_path: Path) -> None:
-    python = make(tmp_path / "host", [], "", [])
-    own = next((tmp_path / "host").glob("lib/python*/site-packages"))
-    asked = "import einops, torch, sys; print(einops.__file__, torch.__file__, sys.prefix, sep='\\n')"
-    before, below, prefix = subprocess.check_output([python, "-c", asked], text=True).split()
-    assert Path(prefix) == tmp_path / "host"
-    assert not any(Path(each).is_relative_to(prefix) for each in (before, below))
-    (own / "einops.py").write_text("")
-    after, unchanged, _ = subprocess.check_output([python, "-c", asked], text=True).split()
-    assert (Path(after), unchanged) == (own / "einops.py", below)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import pytest
 
 from host.client import ComfyClient
-from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from tools.graphs import BY_NAME, KINDS, SAMPLERS, SCHEDULERS
 
-from .edits import from_picture, on_model, set_inputs
+from .edits import from_picture
 from .graphs import of
 from .runner import PLANS, VISIBLE, Bench, compared, effect, prepare
 
@@ -77,13 +76,6 @@ def test_every_sampler_and_scheduler_of_the_host_is_in_the_matrix(bench: Bench) 
         assert set(listed) <= set(known)
 
 
-def test_another_seed_is_seen(bench: Bench) -> None:
-    ours, other = of("", "seed 8", seed=8), of("", "seed 9", seed=9)
-    row = compared(ours, "ring 2", bench.stock(ours), bench.stock(other))
-    assert row.error > 1000 * TOLERANCE
-    assert "relative error" in row.problems[0]
-
-
 def test_a_missing_step_is_seen(bench: Bench) -> None:
     ours, other = of("", "2 steps", steps=2), of("", "3 steps", steps=3)
     row = compared(ours, "ring 2", bench.ours(ours, "ring 2"), bench.stock(other))
@@ -93,10 +85,3 @@ def test_a_missing_step_is_seen(bench: Bench) -> None:
 def test_a_prompt_without_a_step_is_no_parity(bench: Bench) -> None:
     row = bench.compare(of("", "no step", from_picture("picture_a.png"), denoise=0.0), "ring 2")
     assert row.problems == ("no progress or no preview to compare",)
-
-
-def test_a_prompt_that_is_refused_or_fails_is_no_parity(bench: Bench) -> None:
-    refused = bench.compare(of("", "no file", set_inputs("model", unet_name="nowhere.safetensors")), "ring 2")
-    failing = bench.compare(of("", "no plan", on_model("FluxKVCache")), "ring 2")
-    assert "nowhere.safetensors" in refused.problems[0]
-    assert "FluxKVCache" in failing.problems[0]

@@ -22,11 +22,6 @@ def turns(module_of_pack) -> ModuleType:
     return module_of_pack("nodes.host.tasks.cooperative_tasks")
 
 
-@pytest.fixture(scope="module")
-def thread_state(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.tasks.cooperative_tasks")
-
-
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
@@ -155,11 +150,11 @@ def noisy(requests: Requests, seed: int, calls: int = 3) -> Callable[[], torch.T
     return task
 
 
-def test_random_numbers_of_a_task_do_not_depend_on_those_beside_it(turns, thread_state, requests) -> None:
+def test_random_numbers_of_a_task_do_not_depend_on_those_beside_it(turns, requests) -> None:
     alone = [noisy(requests, seed)() for seed in range(4)]
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    kept = (thread_state.RandomNumbers(),)
+    kept = (turns.RandomNumbers(),)
     beside = turns.run_in_turns([noisy(requests, seed) for seed in range(4)], at_once=3, kept=kept)
     assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
     assert torch.equal(torch.get_rng_state(), before)

@@ -45,15 +45,6 @@ FILES = {
     "format.safetensors": ("format", "0.ffn.0 is in the format 'nvfp3', and this ComfyUI has", "update ComfyUI"),
     "broken.safetensors": ("broken", "0.ffn.0.comfy_quant is not the JSON text of a format", "download the file again"),
 }
-# What is done to the MODEL, and what its first line must name.
-PATCHES = {
-    "patch attention": ("ReachIntoModel", "attn1_patch"),
-    "patch block": ("ReachIntoModel", "double_block"),
-    "replace block": ("ReachIntoModel", "single_block 1"),
-    "override attention": ("KSampler", "optimized_attention_override"),
-    "wrap weight": ("ReachIntoModel", "wraps weights"),
-    "inject": ("ReachIntoModel", "injects modules"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -243,18 +234,4 @@ def test_a_controlnet_of_the_models_own_weights_is_refused_by_its_node(
     file.unlink()
     parts = ("ControlLora", "computes with the model's own weights", "Apply ControlNet")
     assert [part for part in parts if part not in said] == [], said
-    assert generations(hosted_client) == before != []
-
-
-def test_a_patch_of_what_the_workers_compute_is_refused_by_the_nodes_name(
-    hosted_client: ComfyClient, right: torch.Tensor
-) -> None:
-    assert_the_next_prompt_is_right(hosted_client, right)
-    before = generations(hosted_client)
-    for way, (node_type, what) in PATCHES.items():
-        graph = ours(WAN.graph(), **ULYSSES)
-        graph["patch"] = node("ReachIntoModel", model=["model", 0], way=way)
-        graph["sampler"]["inputs"]["model"] = ["patch", 0]
-        said = first_line(hosted_client, graph, node_type)
-        assert "ReachIntoModel (node patch)" in said and what in said and "use Load Diffusion Model" in said, said
     assert generations(hosted_client) == before != []

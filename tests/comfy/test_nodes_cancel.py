@@ -27,21 +27,21 @@ def cancelled(client: ComfyClient, graph: Workflow, *, at_step: int) -> PromptRe
     return client.queue(to_latent(graph), on_event=on_event)
 
 
-@pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
+@pytest.mark.parametrize(("sampler", "loop"), [("KSampler", "host"), ("ParallelFluxSampler", "auto")])
 def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_right(
-    sampler: str, client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+    sampler: str, loop: str, client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
     graph = workflows.text_to_image(tiny_models, seed=51)
     right = latent_of(client, graph)
-    latent_of(client, parallel(graph, sampler=sampler))
+    latent_of(client, parallel(graph, sampler=sampler, loop=loop))
     pids = worker_pids(comfy_server)
-    long = parallel(workflows.text_to_image(tiny_models, steps=LONG, seed=52), sampler=sampler)
+    long = parallel(workflows.text_to_image(tiny_models, steps=LONG, seed=52), sampler=sampler, loop=loop)
     result = cancelled(client, long, at_step=3)
     assert result.status == "interrupted"
     assert 3 <= result.progress[-1].value < LONG
     again = workflows.text_to_image(tiny_models, seed=51)
     again["positive"]["inputs"]["text"] += " "  # another text, same tokens: nothing comes from a cache
-    assert relative_error(latent_of(client, parallel(again, sampler=sampler)), right) <= TOLERANCE
+    assert relative_error(latent_of(client, parallel(again, sampler=sampler, loop=loop)), right) <= TOLERANCE
     assert worker_pids(comfy_server) == pids
 
 

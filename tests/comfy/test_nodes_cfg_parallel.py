@@ -16,7 +16,7 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parity.edits import HERE, LONG, Edit, add, guided, on, on_model, on_positive, prompt
-from parity.graphs import CACHE, Graph, of
+from parity.graphs import Graph, of
 from parity.runner import parallelized, prepare
 
 CFG_2 = {"devices": "cpu:2", "cfg": 2}
@@ -37,12 +37,10 @@ def masked(text: str) -> tuple[Edit, ...]:
     )
 
 
-# A graph, and how many calls of the model each of its requests carries under cfg=2; None where steps are skipped.
-TOGETHER: dict[str, tuple[Graph, list[int] | None]] = {
-    "equal prompts": (of("", "equal", guided(3.0)), [1, 1]),
-    "unequal prompts": (of("", "unequal", guided(3.0, negative=LONG)), [2, 2]),
-    "unequal prompts, batch 2": (of("", "batch", guided(3.0, negative=LONG), batch=2), [2, 2]),
-    "EasyCache": (of("", "easy", guided(3.0, negative=LONG), on_model("EasyCache", **CACHE), steps=6), None),
+# A graph, how many calls of the model each of its requests carries under cfg=2, and the pieces of each batch group.
+TOGETHER: dict[str, tuple[Graph, list[int], list[Any]]] = {
+    "equal prompts": (of("", "equal", guided(3.0)), [1, 1], [[[0, 0, 1]], [[0, 1, 2]]]),  # one call of two rows
+    "unequal prompts": (of("", "unequal", guided(3.0, negative=LONG)), [2, 2], [[[0, 0, 1]], [[1, 0, 1]]]),
 }
 # What keeps state between calls, or is not known: one call a request, in stock's order.
 IN_ORDER: dict[str, Graph] = {
@@ -80,33 +78,19 @@ def both(client: ComfyClient, graph: Graph, plan: dict[str, Any]) -> tuple[float
     return relative_error(saved_latent(client, result), stock), report
 
 
-def groups_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
-    """By batch group, the pieces [call, first row, row after the last] of one request."""
-    pieces = {rank["lane"]: rank["pieces"][request] for rank in report["ranks"] if "lane" in rank}
+def groups_of(report: dict[str, Any]) -> list[list[list[int]]]:
+    """By batch group, the pieces [call, first row, row after the last] of the first request."""
+    pieces = {rank["lane"]: rank["pieces"][0] for rank in report["ranks"] if "lane" in rank}
     return [pieces[batch_group] for batch_group in sorted(pieces)]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "unequal prompts" else [pytest.mark.full]) for name in TOGETHER]
-)
-def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
-    graph, calls = TOGETHER[name]
+@pytest.mark.parametrize("name", TOGETHER)
+def test_conditionings_go_together_on_two_batch_groups_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
+    graph, calls, groups = TOGETHER[name]
     error, report = both(client, graph, CFG_2)
     assert error <= TOLERANCE
     assert report["plan"]["name"] == "cfg2-ring1-uly1"
-    if calls is None:
-        assert 1 <= len(report["timings"]["calls"]) < graph.workflow()["sampler"]["inputs"]["steps"]
-        assert set(report["timings"]["calls"]) == {2}
-    else:
-        assert report["timings"]["calls"] == calls
-    assert all(pieces for pieces in groups_of(report)), "a batch group had nothing to do"
-
-
-def test_the_two_calls_of_an_unequal_pair_run_on_two_batch_groups(client: ComfyClient) -> None:
-    _, report = both(client, TOGETHER["unequal prompts"][0], CFG_2)
-    assert sorted(groups_of(report)) == [[[0, 0, 1]], [[1, 0, 1]]]
-    _, report = both(client, TOGETHER["equal prompts"][0], CFG_2)
-    assert groups_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
+    assert (report["timings"]["calls"], sorted(groups_of(report))) == (calls, groups)
 
 
 @pytest.mark.parametrize("name", IN_ORDER)

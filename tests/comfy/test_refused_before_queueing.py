@@ -12,7 +12,7 @@ from host.client import ComfyClient, PromptRefusedError, Workflow
 from host.pack_workflows import parallel, to_latent
 from host.tiny_models import TinyModels
 
-# SP Config's inputs, and what its sentence names: the value, the limit, the remedy.
+# SP Config's inputs, and what its sentence names. Of every other value: runtime/test_plan.py and test_devices.py.
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "degrees against devices": (
         {"devices": "cpu:2", "mode": "manual", "ulysses": 2, "cfg": 2},
@@ -22,15 +22,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"devices": "cpu:2", "mode": "manual", "data": 2, "weights": "sharded"},
         ("weights=sharded", "one rank", "use weights=replicated"),
     ),
-    "shards on one device": ({"devices": "cpu:1", "weights": "sharded"}, ("weights=sharded", "one rank")),
-    "fewer patches than stages": (
-        {"devices": "cpu:4", "mode": "manual", "pipefusion": 4, "patches": 2},
-        ("patches=2 is below the 4 stages", "use patches=4 or more"),
-    ),
     "no such device": ({"devices": "cuda:63"}, ("cuda:63", "does not exist", "this machine has")),
-    "no such kind of device": ({"devices": "tpu:0"}, ("tpu:0", "unknown", "cuda:N or cpu:N")),
-    "no devices": ({"devices": " "}, ("empty", "use all")),
-    "too many ranks": ({"mode": "manual", "ulysses": 8, "ring": 8}, ("64 ranks", "more than 8", "lower")),
     "a number that is none": ({"mode": "manual", "ulysses": "many"}, ("ulysses='many' is not a whole number",)),
 }
 

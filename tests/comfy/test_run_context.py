@@ -119,6 +119,28 @@ def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_an
     assert sorted(sent) == [("first", "another"), ("refused", "another")]
 
 
+def test_runs_in_turn_whose_calls_are_computed_otherwise_go_in_requests_of_their_own(new_run, module_of_pack) -> None:
+    turns, sent = module_of_pack("nodes.host.tasks.cooperative_tasks"), []
+
+    class Workers:
+        def run(self, spec: Any, plan: Any, calls: Any, *, deltas: Any, **_: object) -> SimpleNamespace:
+            sent.append((plan.name, deltas.name, len(calls)))
+            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4) for _ in calls])
+
+    run = replace(new_run("/a.safetensors"), recorder=None)
+    vars(run.model)["pool"] = Workers()
+    two = replace(run.decision, plan=module_of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2))
+    others = [{"decision": two}, {"deltas": replace(run.deltas, name="b")}, {"compiled": True}, {"step_cache": 0.1}]
+    others += [{"deltas": replace(run.deltas, side_branch=True)}, {"attention": "sage"}, {"exchange": "fp8"}]
+    runs = [run, replace(run), *(replace(run, **changes) for changes in others)]
+
+    def call(run: Any) -> None:
+        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+
+    turns.run_in_turns([lambda each=each: call(each) for each in runs], at_once=len(runs))
+    assert sent == [("single", "a", 2), ("uly2", "a", 1), ("single", "b", 1), *[("single", "a", 1)] * 5]
+
+
 def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_run, module_of_pack) -> None:
     told: list[str] = []
     compiled = module_of_pack("parallel_runtime.wire.replies").CompiledReport

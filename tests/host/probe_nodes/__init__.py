@@ -30,7 +30,6 @@ from . import (  # noqa: F401  each adds its nodes
     rounding,
     sounds,
     starting,
-    taking_turns,
     template_parts,
     vaes,
 )

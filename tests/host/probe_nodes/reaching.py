@@ -34,8 +34,6 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "replace layer": lambda model: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
     "override attention": override_attention,
     "patch block": lambda model: model.set_model_patch(lambda args: args, "double_block"),
-    # What attention is given, as attention guidance and IP-Adapters change it.
-    "patch attention": lambda model: model.set_model_attn1_patch(lambda q, k, v, extra_options: (q, k, v)),
     "replace block": lambda model: model.set_model_patch_replace(
         lambda args, extra: extra["original_block"](args), "dit", "single_block", 1
     ),

@@ -10,7 +10,7 @@ import torch
 from host.client import Workflow
 
 from .files import ModelFile
-from .graphs import HEIGHT, WIDTH, prompts, second_text, through
+from .graphs import HEIGHT, WIDTH, picture_of, prompts, second_text, through
 from .variant import Variant
 
 PIXART, HUNYUAN_DIT = "PixArt", "HunyuanDiT"
@@ -41,13 +41,9 @@ FILES = (
 )
 
 
-def pixart(graph: Workflow) -> None:
-    """A picture of 15 x 19 tokens; of fewer than 32 latent pixels a side, stock divides by zero.
-
-    Prompts are of unequal length: stock lets the pictures of one batch attend to each other's texts.
-    """
-    prompts(graph, width=4096, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptyLatentImage", "latent_image", width=304, height=240, batch_size=1)
+# 15 x 19 tokens: of fewer than 32 latent pixels a side, stock divides by zero. Prompts are of unequal length, as stock
+# lets the pictures of one batch attend to each other's texts.
+pixart = picture_of(4096, "EmptyLatentImage", width=304, height=240)
 
 
 def hunyuan_dit(graph: Workflow) -> None:

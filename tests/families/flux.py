@@ -11,7 +11,7 @@ from host import layouts
 from host.client import Workflow
 
 from .files import ModelFile, Rule
-from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .graphs import encoder, picture_of, through, with_references
 from .variant import Variant
 
 FAMILY, FAMILY_2, CHROMA = "Flux.1", "Flux.2", "Chroma"
@@ -61,46 +61,28 @@ FILES = (
 
 def text_to_image(graph: Workflow) -> None:
     """35 tokens of picture; prompts of unequal length, with guidance."""
-    prompts(graph, width=SHAPE.ctx, tokens=11, negative_tokens=7, pooled=SHAPE.vec)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+    picture_of(SHAPE.ctx, pooled=SHAPE.vec)(graph)
     through(graph, "guidance", "FluxGuidance", "positive", conditioning=["positive", 0], guidance=3.5)
 
 
 def kontext(graph: Workflow) -> None:
     """A picture of 6 tokens as a reference of both prompts."""
     text_to_image(graph)
-    reference = picture(graph, "picture", width=48, height=32)
-    graph["reference"] = node("VAEEncode", pixels=reference, vae=encoder(graph, temporal=0))
-    refer(graph, positive="guidance")
-
-
-def refer(graph: Workflow, *, positive: str) -> None:
-    """The latent of "reference" in both prompts."""
-    for name, source in (("positive", positive), ("negative", "negative")):
-        inputs = {"conditioning": [source, 0], "latent": ["reference", 0]}
-        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
+    encoder(graph, temporal=0)
+    with_references(graph, (48, 32))
 
 
 def flux_2(graph: Workflow) -> None:
     """5 x 7 latent pixels of 16 pixels a side, a token each."""
-    prompts(graph, width=FLUX_2["context_in_dim"], tokens=11, negative_tokens=7)
-    size = {"width": 2 * 56, "height": 2 * 40}
-    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, **size)
+    picture_of(FLUX_2["context_in_dim"], "EmptyFlux2LatentImage")(graph)
     through(graph, "guidance", "FluxGuidance", "positive", conditioning=["positive", 0], guidance=3.5)
 
 
 def flux_2_edit(graph: Workflow) -> None:
     """A picture of 6 tokens as a reference of both prompts."""
     flux_2(graph)
-    reference = picture(graph, "picture", width=48, height=32)
-    graph["reference"] = node("VAEEncode", pixels=reference, vae=encoder(graph, channels=128, spatial=16, temporal=0))
-    refer(graph, positive="guidance")
-
-
-def chroma(graph: Workflow) -> None:
-    """35 tokens of picture; prompts of unequal length, no pooled text and no guidance."""
-    prompts(graph, width=48, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+    encoder(graph, channels=128, spatial=16, temporal=0)
+    with_references(graph, (48, 32))
 
 
 VARIANTS = tuple(
@@ -111,6 +93,6 @@ VARIANTS = tuple(
         ("flux.2 t2i", FAMILY_2, "tiny_flux_2.safetensors", flux_2),
         ("flux.2 edit", FAMILY_2, "tiny_flux_2.safetensors", flux_2_edit),
         ("flux.2 klein", FAMILY_2, "tiny_flux_2_klein.safetensors", flux_2_edit),
-        ("chroma", CHROMA, "tiny_chroma.safetensors", chroma),
+        ("chroma", CHROMA, "tiny_chroma.safetensors", picture_of(48)),
     )
 )

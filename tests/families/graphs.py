@@ -6,12 +6,14 @@ and "latent", and puts nodes of its own between them and the sampler.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from host.client import Workflow
 from host.workflows import node
 
 WIDTH, HEIGHT = 112, 80  # 14 x 10 latent pixels, 7 x 5 tokens: 35, which neither 2 nor 3 divides
+Add = Callable[[Workflow], None]
 LENGTH = 17  # pictures: 5 latent frames, 175 tokens
 PROMPT_SEED, NEGATIVE_SEED, PICTURE_SEED = 11, 12, 13
 
@@ -66,6 +68,35 @@ def encoder(graph: Workflow, *, channels: int = 16, spatial: int = 8, temporal: 
     """Adds a VAE that encodes and returns the link to it."""
     graph["vae"] = node("RandomVAE", channels=channels, spatial=spatial, temporal=temporal)
     return ["vae", 0]
+
+
+def picture_of(
+    text: int, latent: str = "EmptySD3LatentImage", *, width: int = WIDTH, height: int = HEIGHT, **more: int
+) -> Add:
+    """Adds prompts of unequal length and an empty latent, 35 tokens of 2 x 2; `more` as RandomConditioning's."""
+
+    def add(graph: Workflow) -> None:
+        prompts(graph, width=text, tokens=11, negative_tokens=7, **more)
+        through(graph, "latent", latent, "latent_image", width=width, height=height, batch_size=1)
+
+    return add
+
+
+def with_references(graph: Workflow, *sizes: tuple[int, int]) -> None:
+    """Pictures of such sizes as references of both prompts; the graph has a VAE (`encoder`)."""
+    for number, (width, height) in enumerate(sizes):
+        pixels = picture(graph, f"picture {number}", width=width, height=height)
+        graph[f"reference {number}"] = node("VAEEncode", pixels=pixels, vae=["vae", 0])
+        for name in ("positive", "negative"):
+            inputs = {"conditioning": graph["sampler"]["inputs"][name], "latent": [f"reference {number}", 0]}
+            through(graph, f"edit {name} {number}", "ReferenceLatent", name, **inputs)
+
+
+def at_timestep_zero(graph: Workflow) -> None:
+    """References are modulated by a timestep of 0, as Qwen-Image-Edit 2511's."""
+    for name in ("positive", "negative"):
+        inputs = {"conditioning": graph["sampler"]["inputs"][name], "reference_latents_method": "index_timestep_zero"}
+        through(graph, f"method {name}", "FluxKontextMultiReferenceLatentMethod", name, **inputs)
 
 
 def separate(graph: Workflow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from host.client import Workflow
 
 from .files import ModelFile, Rule
-from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .graphs import at_timestep_zero, encoder, picture_of, with_references
 from .variant import Variant
 
 FAMILY, FILE = "Krea 2", "tiny_krea_2.safetensors"
@@ -22,21 +22,15 @@ FILES = (
 )
 
 
-def text_to_image(graph: Workflow) -> None:
-    """35 tokens of picture; prompts of unequal length."""
-    prompts(graph, width=LAYERS * TEXT, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+text_to_image = picture_of(LAYERS * TEXT)
 
 
 def edit(graph: Workflow) -> None:
     """A picture of 6 tokens as a reference of both prompts, at a timestep of zero."""
     text_to_image(graph)
-    graph["reference"] = node("VAEEncode", pixels=picture(graph, "picture", width=48, height=32), vae=encoder(graph))
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [name, 0], "latent": ["reference", 0]}
-        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
-        inputs = {"conditioning": [f"edit {name}", 0], "reference_latents_method": "index_timestep_zero"}
-        through(graph, f"method {name}", "FluxKontextMultiReferenceLatentMethod", name, **inputs)
+    encoder(graph)
+    with_references(graph, (48, 32))
+    at_timestep_zero(graph)
 
 
 VARIANTS = (

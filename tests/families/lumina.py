@@ -11,7 +11,7 @@ import torch
 from host.client import Workflow
 
 from .files import ModelFile
-from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, second_text, through
+from .graphs import encoder, picture_of, second_text, with_references
 from .variant import Variant
 
 LUMINA, Z_IMAGE = "Lumina 2", "Z-Image"
@@ -35,21 +35,15 @@ FILES = tuple(
 )
 
 
-def text_to_image(graph: Workflow) -> None:
-    """35 tokens of picture, which Z-Image fills up to 64; prompts of unequal length."""
-    prompts(graph, width=TEXT, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+text_to_image = picture_of(TEXT)  # Z-Image fills its tokens up to 64
 
 
 def omni(graph: Workflow) -> None:
     """A picture of 6 tokens as a reference of both prompts, with a text before it and one behind it."""
     text_to_image(graph)
-    reference = picture(graph, "picture", width=48, height=32)
-    graph["reference"] = node("VAEEncode", pixels=reference, vae=encoder(graph, temporal=0))
+    encoder(graph, temporal=0)
     second_text(graph, "reference_latents_text_embeds", tokens=5, width=TEXT, count=2)
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [f"{name} second", 0], "latent": ["reference", 0]}
-        through(graph, f"{name} edit", "ReferenceLatent", name, **inputs)
+    with_references(graph, (48, 32))
 
 
 VARIANTS = tuple(

@@ -11,7 +11,7 @@ import torch
 from host.client import Workflow
 
 from .files import ModelFile, Rule
-from .graphs import HEIGHT, LENGTH, WIDTH, encoder, node, picture, prompts, through
+from .graphs import HEIGHT, LENGTH, WIDTH, encoder, picture, picture_of, prompts, through, with_references
 from .variant import Variant
 
 LENS, JOY, KANDINSKY, IDEOGRAM = "Lens", "JoyImage", "Kandinsky 5", "Ideogram 4"
@@ -53,17 +53,8 @@ FILES = (
 )
 
 
-def lens(graph: Workflow) -> None:
-    """35 tokens of picture, 11 of text, of which two are padding that attention leaves out."""
-    prompts(graph, width=LAYERS * LENS_TEXT, tokens=11, negative_tokens=7, masked=2)
-    size = {"width": WIDTH, "height": HEIGHT}
-    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, **size)
-
-
-def ideogram(graph: Workflow) -> None:
-    """35 tokens of picture, 11 of text, of which two are padding that sees itself alone."""
-    prompts(graph, width=LLM, tokens=11, negative_tokens=7, masked=2)
-    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, width=WIDTH, height=HEIGHT)
+lens = picture_of(LAYERS * LENS_TEXT, "EmptyFlux2LatentImage", masked=2)  # attention leaves the padding out
+ideogram = picture_of(LLM, "EmptyFlux2LatentImage", masked=2)  # the padding sees itself alone
 
 
 def joy_image(graph: Workflow) -> None:
@@ -76,13 +67,8 @@ def joy_image(graph: Workflow) -> None:
 def joy_image_edit(graph: Workflow) -> None:
     """Pictures of 6 and 4 tokens as references of both prompts."""
     joy_image(graph)
-    vae = encoder(graph)
-    for number, (width, height) in enumerate(((48, 32), (32, 32))):
-        pixels = picture(graph, f"picture {number}", width=width, height=height)
-        graph[f"reference {number}"] = node("VAEEncode", pixels=pixels, vae=vae)
-        for name in ("positive", "negative"):
-            inputs = {"conditioning": graph["sampler"]["inputs"][name], "latent": [f"reference {number}", 0]}
-            through(graph, f"edit {name} {number}", "ReferenceLatent", name, **inputs)
+    encoder(graph)
+    with_references(graph, (48, 32), (32, 32))
 
 
 def kandinsky(graph: Workflow) -> None:

@@ -11,7 +11,7 @@ import torch
 from host.client import Workflow
 
 from .files import ModelFile
-from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .graphs import at_timestep_zero, encoder, picture_of, with_references
 from .variant import Variant
 
 FAMILY = "Qwen-Image"
@@ -28,27 +28,19 @@ FILES = (
 )
 
 
-def text_to_image(graph: Workflow) -> None:
-    """An empty latent and two prompts of unequal length."""
-    prompts(graph, width=3584, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+text_to_image = picture_of(3584)
 
 
 def edit(graph: Workflow) -> None:
     """One picture to edit, of another size, as a reference latent of both prompts."""
     text_to_image(graph)
-    graph["reference"] = node("VAEEncode", pixels=picture(graph, "picture", width=48, height=32), vae=encoder(graph))
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [name, 0], "latent": ["reference", 0]}
-        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
+    encoder(graph)
+    with_references(graph, (48, 32))
 
 
 def edit_at_timestep_zero(graph: Workflow) -> None:
-    """The method of Qwen-Image-Edit 2511: references are modulated by a timestep of 0."""
     edit(graph)
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [f"edit {name}", 0], "reference_latents_method": "index_timestep_zero"}
-        through(graph, f"method {name}", "FluxKontextMultiReferenceLatentMethod", name, **inputs)
+    at_timestep_zero(graph)
 
 
 VARIANTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from host.client import Workflow
 
 from .files import ModelFile, Rule
-from .graphs import encoder, node, picture, prompts, through
+from .graphs import encoder, picture, prompts, through, with_references
 from .variant import Variant
 
 FAMILY, FILE = "Qwen-Image 2.1", "tiny_qwen_image_2.1.safetensors"
@@ -26,23 +26,15 @@ FILES = (
 def text_to_image(graph: Workflow) -> None:
     """35 tokens of picture; prompts of unequal length."""
     prompts(graph, width=TEXT, tokens=11, negative_tokens=7)
-    graph["latent"] = node("VAEEncode", **drawn(graph, "start"))
-    graph["sampler"]["inputs"]["latent_image"] = ["latent", 0]
-
-
-def drawn(graph: Workflow, name: str) -> dict[str, list]:
-    """The inputs of an encoder that makes a latent of the family."""
     vae = encoder(graph, channels=CHANNELS, spatial=PIXELS, temporal=0)
-    return {"pixels": picture(graph, name, width=WIDTH, height=HEIGHT), "vae": vae}
+    pixels = picture(graph, "start", width=WIDTH, height=HEIGHT)
+    through(graph, "latent", "VAEEncode", "latent_image", pixels=pixels, vae=vae)
 
 
 def edit(graph: Workflow) -> None:
     """A reference of 35 tokens behind both prompts."""
     text_to_image(graph)
-    graph["reference"] = node("VAEEncode", **drawn(graph, "picture"))
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [name, 0], "latent": ["reference", 0]}
-        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
+    with_references(graph, (WIDTH, HEIGHT))
 
 
 VARIANTS = (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from host.client import Workflow
-
 from .files import ModelFile, Rule
-from .graphs import HEIGHT, WIDTH, prompts, through
+from .graphs import picture_of
 from .variant import Variant
 
 FAMILY = "SD3.5"
@@ -48,13 +46,10 @@ def controlnet_of_sd35(name: str, *, double: bool) -> ModelFile:
     return ModelFile(name=name, class_path=kind, arguments=sizes | {"double_y_emb": double}, seed=123)
 
 
-def text_to_image(graph: Workflow) -> None:
-    """35 tokens of picture; prompts of unequal length."""
-    prompts(graph, width=TEXT, tokens=11, negative_tokens=7, pooled=POOLED)
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
-
-
+text_to_image = picture_of(TEXT, pooled=POOLED)
 VARIANTS = tuple(
-    Variant(name=f"sd3.5 {size}", family=FAMILY, file=f"tiny_sd35_{size}.safetensors", add=text_to_image)
+    Variant(
+        name=f"sd3.5 {size}", family=FAMILY, file=f"tiny_sd35_{size}.safetensors", add=picture_of(TEXT, pooled=POOLED)
+    )
     for size in ("medium", "large")
 )

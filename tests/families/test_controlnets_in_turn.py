@@ -22,7 +22,7 @@ from host.quantised import FORMATS
 
 from .conftest import Stock
 from .files import write_model_files
-from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .graphs import Add, encoder, node, picture, picture_of, through
 from .hosted import VISIBLE, between, ours, parallelized, small, with_loras
 from .sd3 import CONTROLLED as SD3
 from .sd3 import CONTROLLED_POOLED as SD3_POOLED
@@ -34,7 +34,6 @@ from .variant import Variant
 FILES = (QWEN, Z_IMAGE, SD3)
 EMBEDDERS = {"sd35_y.safetensors": True, "sd35_x.safetensors": False}  # by file: copies y_embedder, or x_embedder
 LORA = "sd35_embedders_lora.safetensors"
-Add = Callable[[Workflow], None]
 
 
 def write_files(models: Path) -> list[Path]:
@@ -65,16 +64,6 @@ def files(family_models: Path) -> Iterator[None]:
         path.unlink()
 
 
-def simple(text: int, **more: int) -> Add:
-    """Prompts and an empty latent of 35 tokens."""
-
-    def add(graph: Workflow) -> None:
-        prompts(graph, width=text, tokens=11, negative_tokens=7, **more)
-        through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
-
-    return add
-
-
 def plain(file: str, add: Add, *, seed: int = 7) -> Workflow:
     """The stock graph of a file."""
     return Variant(name=file, family=file, file=file, add=add).graph(cfg=3.0, seed=seed, steps=2)
@@ -91,7 +80,7 @@ def with_controlnet(graph: Workflow, class_type: str, **inputs: Any) -> Workflow
 
 def latent(name: str = "sd35_y.safetensors") -> Workflow:
     """A latent ControlNet: SD3.5's."""
-    graph = plain(SD3.name, simple(SD3_TEXT, pooled=SD3_POOLED))
+    graph = plain(SD3.name, picture_of(SD3_TEXT, pooled=SD3_POOLED))
     graph["controlnet"] = node("ControlNetLoader", control_net_name=name)
     vae = encoder(graph, temporal=0)
     return with_controlnet(graph, "ControlNetApplyAdvanced", control_net=["controlnet", 0], vae=vae)
@@ -99,7 +88,7 @@ def latent(name: str = "sd35_y.safetensors") -> Workflow:
 
 def inpainting() -> Workflow:
     """InstantX's inpainting ControlNet."""
-    graph = plain(FILES[0].name, simple(TEXT))
+    graph = plain(FILES[0].name, picture_of(TEXT))
     graph["controlnet"] = node("RandomInpaintingControlNet")
     hole = picture(graph, "hole", width=96, height=64)
     graph["mask"] = node("ImageToMask", image=hole, channel="red")
@@ -109,7 +98,7 @@ def inpainting() -> Workflow:
 
 def patched(file: str, family: str, class_type: str, temporal: int) -> Workflow:
     """A ControlNet between the blocks, its picture of another size than the latent."""
-    graph = plain(file, simple(TEXT))
+    graph = plain(file, picture_of(TEXT))
     graph["patch"] = node("RandomModelPatch", family=f"small {family}")
     inputs = {"model_patch": ["patch", 0], "image": picture(graph, "hint", width=96, height=64)}
     inputs |= {"vae": encoder(graph, temporal=temporal), "strength": 0.9}

@@ -14,7 +14,19 @@ import torch
 from host.client import Workflow
 
 from .files import ModelFile, Rule
-from .graphs import HEIGHT, VIDEO_AND_AUDIO, WIDTH, encoder, node, picture, prompts, separate, through
+from .graphs import (
+    HEIGHT,
+    VIDEO_AND_AUDIO,
+    WIDTH,
+    encoder,
+    node,
+    picture,
+    picture_of,
+    prompts,
+    separate,
+    through,
+    with_references,
+)
 from .variant import Variant
 
 HEADS = {"num_attention_heads": 5}  # of 16, which 2 and 3 ranks share unevenly
@@ -113,33 +125,13 @@ FILES = (
 )
 
 
-def picture_of(node_type: str, *, text: int, width: int = WIDTH, height: int = HEIGHT, **more: Any) -> Any:
-    """Adds prompts of unequal length and an empty latent of a picture; `more` as RandomConditioning's."""
-
-    def add(graph: Workflow) -> None:
-        prompts(graph, width=text, tokens=11, negative_tokens=7, **more)
-        through(graph, "latent", node_type, "latent_image", width=width, height=height, batch_size=1)
-
-    return add
-
-
 RADIANCE_LATENT = "EmptyChromaRadianceLatentImage"  # pixels
-ernie = picture_of("EmptyFlux2LatentImage", text=TEXT)
-boogu = picture_of("EmptySD3LatentImage", text=TEXT, masked=0)  # stock stands no padding here
-mage_flow = picture_of("EmptyFlux2LatentImage", text=MAGE_TEXT, masked=2)
-pixeldit = picture_of(RADIANCE_LATENT, text=TEXT, width=27, height=19)  # which patches of 4 do not divide
-z_pixel = picture_of(RADIANCE_LATENT, text=TEXT, width=26, height=22, masked=2)
-radiance = picture_of(RADIANCE_LATENT, text=TEXT, width=28, height=20)
-
-
-def with_references(graph: Workflow, *sizes: tuple[int, int]) -> None:
-    """Pictures of such sizes as references of both prompts; the graph has a VAE."""
-    for number, (width, height) in enumerate(sizes):
-        pixels = picture(graph, f"picture {number}", width=width, height=height)
-        graph[f"reference {number}"] = node("VAEEncode", pixels=pixels, vae=["vae", 0])
-        for name in ("positive", "negative"):
-            inputs = {"conditioning": graph["sampler"]["inputs"][name], "latent": [f"reference {number}", 0]}
-            through(graph, f"edit {name} {number}", "ReferenceLatent", name, **inputs)
+ernie = picture_of(TEXT, "EmptyFlux2LatentImage")
+boogu = picture_of(TEXT, masked=0)  # stock stands no padding here
+mage_flow = picture_of(MAGE_TEXT, "EmptyFlux2LatentImage", masked=2)
+pixeldit = picture_of(TEXT, RADIANCE_LATENT, width=27, height=19)  # which patches of 4 do not divide
+z_pixel = picture_of(TEXT, RADIANCE_LATENT, width=26, height=22, masked=2)
+radiance = picture_of(TEXT, RADIANCE_LATENT, width=28, height=20)
 
 
 def boogu_edit(graph: Workflow) -> None:
@@ -201,10 +193,9 @@ def triposplat(graph: Workflow) -> None:
 
 def anima(graph: Workflow) -> None:
     """35 tokens of picture; a text of 11 tokens that the model's adapter reads with 9 tokens of T5's, and 7 with 6."""
-    prompts(graph, width=1024, tokens=11, negative_tokens=7)
+    picture_of(1024)(graph)
     for name, tokens in (("positive", 9), ("negative", 6)):
         through(graph, f"{name} t5", "TextOfTokens", name, conditioning=[name, 0], tokens=tokens, seed=len(name))
-    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
 
 
 def shape(text: int) -> Any:

@@ -156,7 +156,7 @@ def test_the_archive_alone_makes_an_image_and_says_what_ranks_do_without(
         assert client.get("/parallel_dit/state")["pools"][0]["ranks"][1]["device"] == "cpu:1"
         assert client.get_bytes("/extensions/parallel-dit/parallel_dit.js")
         log = server.log
-    (report,) = result.outputs["sampler"]["parallel_dit"]
+    report = result.report()
     validate(report)
     assert f"ComfyUI imported {told}/comfy_kitchen" in log
     assert set(report["options"]["workers"]) == {"--use-pytorch-cross-attention", "--deterministic", "--of-a-pack"}

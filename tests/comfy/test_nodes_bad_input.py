@@ -21,8 +21,7 @@ def test_other_text_encoders_are_one_error_that_says_so(client: ComfyClient, tin
     graph["model"]["inputs"]["unet_name"] = wide.name
     result = client.queue(to_latent(parallel(graph)))
     wide.unlink()
-    assert (result.status, result.error_node) == ("error", "KSampler")
-    first_line = result.error_message.splitlines()[0]
+    first_line = result.error_line("KSampler")
     assert "shapes cannot be multiplied" in first_line and "text encoders that belong to this one" in first_line, (
         first_line
     )

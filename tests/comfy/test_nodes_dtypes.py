@@ -58,7 +58,7 @@ def test_a_picture_in_half_precision_is_stocks_in_either_loop(client: ComfyClien
     assert allowed < 2e-2, "stock moves so far that a wrong plan would pass"
     for plan, loop in (("ulysses 2", "host"), ("ring 3", "auto")):
         result = client.queue(ours_of(graph, plan, loop)).require_success()
-        assert result.outputs["sampler"]["parallel_dit"][0]["loop"]["kind"] == LOOPS[loop]
+        assert result.report()["loop"]["kind"] == LOOPS[loop]
         assert relative_error(saved_latent(client, result), stock) <= allowed, f"{plan}, {loop} loop"
     wrong = switched_off(ours_of(graph, "ring 3", "host"))
     assert relative_error(latent_of(client, wrong), stock) > 2 * allowed

@@ -88,11 +88,6 @@ def singles(client: ComfyClient, graphs: list[Workflow]) -> list[torch.Tensor]:
     return latents(client, result, [f"{number} save" for number in range(len(graphs))])
 
 
-def report_of(result: PromptResult) -> dict[str, Any]:
-    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
-    return report
-
-
 def differences(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> list[float]:
     return [relative_error(one, other) for one, other in zip(ours, stock, strict=True)]
 
@@ -131,7 +126,7 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
     values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
     assert values == [(value, 15) for value in range(1, 16)]
     assert len(result.previews) == 15
-    report = report_of(result)
+    report = result.report()
     assert (report["kind"], report["sampling"]["at_once"], len(report["images"])) == ("denoise", 2, 5)
     assert report["timings"]["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
     assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]

@@ -103,6 +103,5 @@ def test_a_compute_dtype_that_the_workers_lack_is_refused(client: ComfyClient, t
     }
     graph["parallel"]["inputs"]["model"] = ["reach", 0]
     result = client.queue(graph)
-    assert (result.status, result.error_node) == ("error", "ParallelizeModel")
-    first = result.error_message.splitlines()[0]
+    first = result.error_line("ParallelizeModel")
     assert "computes in float64, the workers in float32, bfloat16, float16; put ModelComputeDtype" in first

@@ -16,7 +16,6 @@ from host.outcomes import StockFailsError
 from host.pack_workflows import TOLERANCE, parallel
 from host.server import ComfyServer
 from host.workers import worker_pids
-from parallel_runtime.report.schema import validate
 
 WAN = BY_NAME["wan 2.1 t2v"]
 VISIBLE = 1e-3  # how far VAE Decode is off at least: else tiles could not be told from none
@@ -73,13 +72,6 @@ def differences(result: PromptResult) -> tuple[float, float, list[int]]:
     return tiled["error"], plain["error"], tiled["shape"]
 
 
-def report_of(result: PromptResult) -> dict[str, Any]:
-    """The decode's report, as the schema says."""
-    (report,) = result.outputs["decode"]["parallel_dit"]
-    validate(report)
-    return report
-
-
 @pytest.mark.parametrize(("kind", "shape", "pictures"), CASES)
 def test_ranks_decode_what_tiled_decode_makes(
     kind: str, shape: str, pictures: list[int], hosted_client: ComfyClient
@@ -89,7 +81,7 @@ def test_ranks_decode_what_tiled_decode_makes(
     assert found == pictures
     assert tiled <= TOLERANCE
     assert plain > VISIBLE
-    report = report_of(result)
+    report = result.report("decode")
     assert report["vae"]["device"] == "cpu:0, cpu:1"
     assert sum(report["vae"]["rank_tiles"]) == report["vae"]["tiles"] > 1
     assert min(report["vae"]["rank_tiles"]) > 0
@@ -100,7 +92,8 @@ def test_ranks_decode_what_tiled_decode_makes(
 
 def test_the_weights_travel_once_and_apart_from_the_decode(hosted_client: ComfyClient) -> None:
     first, again, other = (
-        report_of(hosted_client.queue(alone(decoded("wan 2.1", "1 16 1 8 66", seed=seed))))["vae"] for seed in (4, 5, 6)
+        hosted_client.queue(alone(decoded("wan 2.1", "1 16 1 8 66", seed=seed))).report("decode")["vae"]
+        for seed in (4, 5, 6)
     )
     assert again["load_s"] == other["load_s"] == 0.0
     assert first["load_s"] >= 0.0
@@ -113,10 +106,10 @@ def test_the_vae_leaves_the_workers_with_their_models(hosted_client: ComfyClient
     ).require_success()
     hosted_client.queue(graph)
     graph["latent"]["inputs"]["seed"] = 14
-    assert report_of(hosted_client.queue(graph))["vae"]["load_s"] == 0.0
+    assert hosted_client.queue(graph).report("decode")["vae"]["load_s"] == 0.0
     hosted_client.free()
     graph["latent"]["inputs"]["seed"] = 15
-    assert report_of(hosted_client.queue(graph))["vae"]["load_s"] > 0.0
+    assert hosted_client.queue(graph).report("decode")["vae"]["load_s"] > 0.0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +128,7 @@ def test_what_ranks_cannot_decode_comfyui_decodes_and_says_why(
     result = hosted_client.queue(decoded(kind, shape, devices=devices))
     _, plain, _ = differences(result)
     assert plain <= TOLERANCE or kind == "ltx, noise"  # which is another picture each time
-    report = report_of(result)
+    report = result.report("decode")
     assert report["warnings"] == [f"VAE Decode ran in ComfyUI, untiled: {reason}"]
     assert "tiles" not in report["vae"]
     assert any(reason in text for _, text in result.texts)
@@ -164,8 +157,7 @@ def test_a_rank_killed_in_the_middle_of_a_decode_is_named_and_the_next_decode_is
     result = with_event(
         hosted_client, alone(decoded(*LONG, seed=11)), lambda: os.kill(worker_pids(hosted_server)[-1], signal.SIGKILL)
     )
-    assert (result.status, result.error_node) == ("error", "TimedVAEDecode")
-    assert "killed by SIGKILL; the next prompt starts fresh workers" in result.error_message
+    assert "killed by SIGKILL; the next prompt starts fresh workers" in result.error_line("TimedVAEDecode")
     short["latent"]["inputs"]["seed"] = 12
     assert differences(hosted_client.queue(short))[0] <= TOLERANCE
     assert not set(worker_pids(hosted_server)) & set(pids[-2:])

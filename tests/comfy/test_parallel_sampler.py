@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from families.variants import BY_NAME
-from host.client import ComfyClient, PromptResult, Workflow
+from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
 from host.server import PACK_ROOT
 from parallel_runtime.report.schema import validate
@@ -30,12 +30,6 @@ def ours(graph: Workflow, **settings: Any) -> Workflow:
     return parallel(graph, **nodes | settings)
 
 
-def report_of(result: PromptResult) -> dict[str, Any]:
-    """The report that the sampler put out."""
-    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
-    return dict(report)
-
-
 @pytest.fixture(scope="module")
 def stock(hosted_server: Any) -> torch.Tensor:
     """What stock ComfyUI makes of the graph."""
@@ -45,7 +39,7 @@ def stock(hosted_server: Any) -> torch.Tensor:
 
 def test_the_sampler_equals_stock_and_reports_what_it_can_know(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
     result = hosted_client.queue(ours(WAN.graph(cfg=3.0, steps=STEPS)))
-    report = report_of(result)
+    report = result.report()
     assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
     validate(report)
     assert report["model"] == {"file": WAN.file, "dtype": "float32"}
@@ -70,7 +64,7 @@ def test_the_earlier_names_are_deprecated_and_do_the_same(hosted_client: ComfyCl
         assert info[old]["input"]["required"] == info[new]["input"]["required"]
     alias = ours(WAN.graph(cfg=3.0, steps=STEPS), loader="ParallelFluxLoader", sampler="ParallelFluxSampler")
     result = hosted_client.queue(alias)
-    assert report_of(result)["model"]["file"] == WAN.file
+    assert result.report()["model"]["file"] == WAN.file
     assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
 
 
@@ -96,7 +90,7 @@ def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: t
     graph = WAN.graph(cfg=3.0, steps=STEPS)
     graph["sampler"]["class_type"] = "ParallelSampler"
     result = hosted_client.queue(graph)
-    report = report_of(result)
+    report = result.report()
     assert torch.equal(saved_latent(hosted_client, result), stock)
     assert report["sizes"]["frames"] == 5
     assert "model" not in report and "plan" not in report

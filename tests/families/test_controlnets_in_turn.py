@@ -116,8 +116,7 @@ KINDS: dict[str, Callable[[], Workflow]] = {
 def test_a_controlnet_for_another_model_is_refused_before_a_step(hosted_client: ComfyClient) -> None:
     graph = KINDS["diffsynth"]() | {name: node for name, node in small().items() if name not in ("sampler", "save")}
     result = hosted_client.queue(ours(graph))
-    assert (result.status, result.error_node) == ("error", "KSampler")
-    first_line = result.error_message.splitlines()[0]
+    first_line = result.error_line("KSampler")
     assert "DiffSynthCnetPatch is made for QwenImageTransformer2DModel, and this MODEL is a WanModel" in first_line
     assert "remove the node that adds it" in first_line
 
@@ -169,8 +168,7 @@ def test_a_controlnet_that_copies_what_a_file_has_quantised_is_refused(
     graph["model"]["inputs"]["unet_name"] = path.name
     result = hosted_client.queue(graph)
     path.unlink()
-    assert (result.status, result.error_node) == ("error", "KSampler")
-    first_line = result.error_message.splitlines()[0]
+    first_line = result.error_line("KSampler")
     assert "copies a weight of the model, y_embedder.mlp.0.weight, that is quantised" in first_line
     assert first_line.startswith("Apply ControlNet (node control): its ControlNet")
     assert "remove that node, or use a file of the model in bf16 or fp16" in first_line

@@ -62,15 +62,10 @@ def wrong(graph: Workflow, way: str) -> Workflow:
     return between(graph, "wrong", "SwitchLoopWrong", way=way)
 
 
-def loop_of(result: PromptResult) -> dict[str, str]:
-    """Where the loop was, says the report."""
-    return result.require_success().outputs["sampler"]["parallel_dit"][0]["loop"]
-
-
 def check(client: ComfyClient, stock: Stock, graph: Workflow, plan: str | dict[str, Any] = PLAN) -> PromptResult:
     """Our run, which equals stock's and had its loop in the workers."""
     result = client.queue(ours(graph, plan))
-    assert loop_of(result) == {"kind": "resident"}
+    assert result.report()["loop"] == {"kind": "resident"}
     assert relative_error(saved_latent(client, result), stock(graph)) <= TOLERANCE
     return result
 
@@ -86,7 +81,7 @@ def test_a_model_samples_in_the_workers_as_stock_does_and_wrong_runs_are_seen(
     way = "local_attention" if "ulysses" in plan else "one_side"
     for kind, run in (("ours", mine), ("wrong", wrong(mine, way))):
         result = client.queue(run)
-        assert loop_of(result) == {"kind": "resident"}
+        assert result.report()["loop"] == {"kind": "resident"}
         latents = [[saved_latent(client, each, node=saves) for each in (result, stock)] for saves in variant.latents]
         errors = [relative_error(*pair) for pair in latents]
         assert max(errors) <= TOLERANCE if kind == "ours" else min(errors) > VISIBLE, (kind, errors)
@@ -180,7 +175,7 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
     edit, reason = STAYS[name]
     graph = edit(small(WAN.name, steps=2))
     result = hosted_client.queue(ours(graph))
-    loop = loop_of(result)
+    loop = result.report()["loop"]
     assert loop["kind"] == "host" and reason in loop["reason"], loop
     assert ("sampler", f"The loop stays in ComfyUI: {loop['reason']}") in result.texts
     assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
@@ -209,7 +204,7 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
     right, allowed = same_picture(hosted_client, graph, least=ROUNDED)
     for plan, reason in ((PLAN, None), ("cfg 2", together)):
         result = hosted_client.queue(ours(graph, plan))
-        assert loop_of(result).get("reason") == reason
+        assert result.report()["loop"].get("reason") == reason
         assert relative_error(saved_latent(hosted_client, result), right) <= allowed
     wrong_on_purpose = latent_of(hosted_client, switched_off(ours(graph)))
     assert relative_error(wrong_on_purpose, right) > 2 * allowed, "a wrong plan would pass"
@@ -221,6 +216,6 @@ def test_a_pipeline_whose_patches_share_numbers_says_so(hosted_client: ComfyClie
     graph["latent"]["inputs"] |= {"width": 120, "height": 72, "length": 1}
     result = hosted_client.queue(ours(graph, PIPELINE))
     why = "the pipeline is empty between steps: WanModel mixes the tokens of patches outside of its blocks"
-    assert loop_of(result) == {"kind": "resident", "reason": why}
+    assert result.report()["loop"] == {"kind": "resident", "reason": why}
     assert ("sampler", why) in result.texts
     assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE

@@ -107,8 +107,7 @@ def test_two_models_of_one_file_with_other_loras_are_refused_in_one_guider(
     graph["config b"]["inputs"]["lora"] = "side branch"
     graph["model b"]["inputs"]["sp_config"] = ["config b", 0]
     result = hosted_client.queue(graph)
-    assert (result.status, result.error_node) == ("error", "SamplerCustomAdvanced")
-    first_line = result.error_message.splitlines()[0]
+    first_line = result.error_line("SamplerCustomAdvanced")
     assert f"two MODELs of {file} on the same workers" in first_line
     assert "use Load Diffusion Model for one of them" in first_line
     graph["model b"] = node("UNETLoader", unet_name=file, weight_dtype="default")

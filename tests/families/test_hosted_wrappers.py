@@ -58,8 +58,7 @@ def test_what_cannot_be_in_stages_is_refused_in_one_line_before_workers_are_aske
 ) -> None:
     before = [pool["generation"] for pool in hosted_client.get("/parallel_dit/state")["pools"]]
     result = hosted_client.queue(piped(BY_NAME[model].graph(), **plan))
-    assert (result.status, result.error_node) == ("error", LOADER), result.error_message
-    said = result.error_message.splitlines()[0]
+    said = result.error_line(LOADER)
     assert [part for part in parts if part not in said] == [], said
     assert [pool["generation"] for pool in hosted_client.get("/parallel_dit/state")["pools"]] == before
 

@@ -49,7 +49,7 @@ if qwen21 in NEWER:
         """The latent of the graph with our nodes, and its report."""
         ours = parallel(graph, mode="manual", loader="ParallelModelLoader", sampler="ParallelSampler", **plan)
         result = client.queue(ours).require_success()
-        (report,) = result.outputs["sampler"]["parallel_dit"]
+        report = result.report()
         return saved_latent(client, result), report
 
     def stock(client: ComfyClient, graph: Workflow) -> torch.Tensor:
@@ -95,7 +95,7 @@ if qwen21 in NEWER:
         graph = between(edit(seed=10), "cache", "QwenImage21Cache", device="cpu", dtype="int8")
         ours = parallel(graph, mode="auto", loader="ParallelModelLoader", sampler="ParallelSampler")
         result = client.queue(ours).require_success()
-        (report,) = result.outputs["sampler"]["parallel_dit"]
+        report = result.report()
         said = f"35 image tokens, {max(PROMPTS)} of text and references, prompt and negative, one image, {STEPS} steps"
         assert report["plan"]["chosen_for"] == said
         assert report["kept"]["found"] == 2 * (STEPS - 1)

@@ -25,7 +25,7 @@ def ours(plan: str, attention: str) -> Workflow:
 def ran(client: ComfyClient, plan: str, attention: str) -> tuple[Any, list[str]]:
     """The latent, and what the ranks say that they attended with."""
     result = client.queue(ours(plan, attention)).require_success()
-    (report,) = result.outputs["sampler"]["parallel_dit"]
+    report = result.report()
     return saved_latent(client, result), [rank.get("attention", "") for rank in report["ranks"]]
 
 

@@ -27,7 +27,7 @@ from tools.found_graphs import server
 
 from .conftest import MIXING, NEW, NEW_FILE, Drifted
 from .graphs import node
-from .test_self_proof import ours, report_of
+from .test_self_proof import ours
 from .variant import Variant
 from .variants import BY_NAME
 
@@ -82,7 +82,7 @@ def test_auto_shares_a_class_by_the_plan_that_is_found_and_proven(found: PromptR
     first, *_, last = told_by_loader(found)
     assert first == f"{LOOKS} {NEW}: 0 s of at most 300 s"
     assert last.startswith("uly2\n") and "found, proven: cut once, relative error" in last
-    report = report_of(found)
+    report = found.report()
     assert report["plan"]["name"] == "uly2" and report["proof"]["verdict"] == "proven"
     assert report["proof"]["error"] <= TOLERANCE < report["proof"]["control"] / 10
     assert report["proof"]["found"].startswith("cut once, relative error")
@@ -92,7 +92,7 @@ def test_auto_shares_a_class_by_the_plan_that_is_found_and_proven(found: PromptR
     assert any("found, proven with this ComfyUI: error" in line for line in found.outputs["show"]["text"])
     assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
     again = client.queue(ours(FOUND.graph(cfg=1.0, seed=2, steps=1), ulysses=1, ring=2))
-    assert report_of(again)["plan"]["name"] == "ring2"
+    assert again.report()["plan"]["name"] == "ring2"
     assert not any(LOOKS in text for text in told_by_loader(again))  # it was loaded again, and the plan was kept
 
 
@@ -102,7 +102,7 @@ def test_calls_with_references_are_proven_anew_and_shared_by_the_plan_that_holds
     """Where a plan is looked for, calls with references are made up too."""
     client, stock = drifted.client, EDIT.graph(cfg=3.0, seed=1, steps=2)
     known = len(drifted.proofs)
-    report = report_of(client.queue(automatic(stock)))
+    report = client.queue(automatic(stock)).report()
     assert len(drifted.proofs) == known + 2
     assert report["proof"]["verdict"] == "proven" and report["plan"]["name"] == "uly2", report["warnings"]
     assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
@@ -121,7 +121,7 @@ def test_a_kept_plan_that_computes_something_else_is_refused_by_its_proof(
     by_hand = client.queue(ours(stock, weights="sharded"))
     assert by_hand.error_node == "ParallelSampler"
     assert f"ulysses=2,weights=sharded is refused for {NEW} of ComfyUI" in by_hand.error_message
-    report = report_of(client.queue(automatic(stock, weights="sharded")))
+    report = client.queue(automatic(stock, weights="sharded")).report()
     assert report["plan"]["name"] == "cfg2-ring1-uly1-sharded"
     assert f"the proof of uly2-sharded failed for {NEW}" in report["warnings"][0]
     right = latent_of(client, stock)
@@ -143,15 +143,15 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
     shared = client.queue(ours(stock, weights="sharded"))
     (told,) = told_by_loader(shared)
     assert "found, proven: cut once, relative error" in told and not drifted.plans_file.exists()
-    assert report_of(shared)["proof"]["verdict"] == "proven"
-    assert report_of(shared)["proof"]["found"].startswith("cut once, relative error")
+    assert shared.report()["proof"]["verdict"] == "proven"
+    assert shared.report()["proof"]["found"].startswith("cut once, relative error")
     right = latent_of(client, stock)
     assert relative_error(saved_latent(client, shared), right) <= TOLERANCE
     entry["plan"]["cut"]["double_blocks.*"] = {}  # ranks raise, and start again
     ship_plans.ship(drifted.shipped, path, source, entry)
     looked = client.queue(automatic(stock, weights="sharded"))
     assert {name for name, text in looked.texts if LOOKS in text} == {"sampler"}
-    assert (report_of(looked)["plan"]["name"], report_of(looked)["proof"]["verdict"]) == ("uly2-sharded", "proven")
+    assert (looked.report()["plan"]["name"], looked.report()["proof"]["verdict"]) == ("uly2-sharded", "proven")
     assert relative_error(saved_latent(client, looked), right) <= TOLERANCE
     key = FoundKey(**kept_of(drifted, NEW)["key"])
     assert FoundSpecs(drifted.plans_file).save_refusal(key, "blocks.0 mixes tokens")
@@ -159,7 +159,7 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
         stock = FOUND.graph(cfg=3.0, seed=seed, steps=2)
         refused = client.queue(automatic(stock))
         assert not any(LOOKS in text for _, text in refused.texts)
-        (line,) = report_of(refused)["warnings"]
+        (line,) = refused.report()["warnings"]
         assert f"the proof of uly2 failed for {NEW}" in line and "RuntimeError: The size" in line
         assert "; with this file no plan was found: blocks.0 mixes tokens" in line
         assert relative_error(saved_latent(client, refused), latent_of(client, stock)) <= TOLERANCE
@@ -198,7 +198,7 @@ def test_files_of_one_class_that_need_different_plans_have_one_each(unwritten: U
         """The nodes on which a plan was looked for, once the latent is stock's."""
         stock = variant.graph(cfg=3.0, seed=1, steps=2)
         result = client.queue(ours(stock, weights=weights))
-        proof = report_of(result)["proof"]
+        proof = result.report()["proof"]
         assert proof["verdict"] == "proven" and proof["found"].startswith("cut once"), variant.name
         assert relative_error(saved_latent(client, result), latent_of(client, stock)) <= TOLERANCE < proof["control"]
         return {name for name, text in result.texts if LOOKS in text}
@@ -219,7 +219,7 @@ def test_where_none_is_found_auto_goes_on_without_and_a_plan_by_hand_is_refused(
     told = told_by_loader(result)
     assert LOOKS in told[0] and told[-1].startswith("cfg2-ring1-uly1\n")
     assert f"ranks cannot share an image of {MIXING}: {NONE}" in told[-1]
-    assert report_of(result)["proof"]["verdict"] == "not needed"
+    assert result.report()["proof"]["verdict"] == "not needed"
     assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
     by_hand = client.queue(ours(stock))
     assert by_hand.error_node == "ParallelModelLoader" and not any(LOOKS in text for text in told_by_loader(by_hand))

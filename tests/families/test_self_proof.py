@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from host.client import PromptResult, Workflow
+from host.client import Workflow
 from host.outcomes import StockFailsError
 from host.pack_workflows import TOLERANCE, latent_of, parallel
 from host.quantised import quantised
@@ -37,25 +37,19 @@ def ours(graph: Workflow, plan: str = "ulysses 2", **config: Any) -> Workflow:
     return graph
 
 
-def report_of(result: PromptResult) -> dict[str, Any]:
-    """The sampler's report."""
-    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
-    return report
-
-
 def test_a_plan_is_proven_once_for_each_kind_of_call(drifted: Drifted) -> None:
     client, server = drifted.client, drifted.server
     first = client.queue(ours(PLAIN.graph(seed=1, steps=2)))
-    proof = report_of(first)["proof"]
+    proof = first.report()["proof"]
     assert (proof["verdict"], proof["calls"]) == ("proven", 3)
     assert proof["error"] <= proof["tolerance"] == TOLERANCE < proof["control"] / 10
     assert "proven with this ComfyUI: error" in first.outputs["show"]["text"][0]
     entry = drifted.proofs[-1]
     assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].startswith("comfy.ldm.minimax")
     said = server.log.count("under uly2 is proven")
-    again = report_of(client.queue(ours(PLAIN.graph(seed=2, steps=2))))
+    again = client.queue(ours(PLAIN.graph(seed=2, steps=2))).report()
     assert again["proof"] == proof and server.log.count("under uly2 is proven") == said
-    report_of(client.queue(ours(REFERENCES.graph(seed=1, steps=2))))  # references beside the same latent
+    client.queue(ours(REFERENCES.graph(seed=1, steps=2))).report()  # references beside the same latent
     assert server.log.count("under uly2 is proven") == said + 1
     assert set(drifted.proofs[-1]["key"]["arguments"]) > set(entry["key"]["arguments"])
 
@@ -70,7 +64,7 @@ def test_a_quantised_file_has_a_proof_of_its_own(drifted: Drifted) -> None:
         save_file(tensors, folder / "quantised.safetensors", metadata=(file.metadata() or {}) | said)
     graph = PLAIN.graph(seed=8, steps=1)
     graph["model"]["inputs"]["unet_name"] = "quantised.safetensors"
-    proof = report_of(drifted.client.queue(ours(graph)))["proof"]
+    proof = drifted.client.queue(ours(graph)).report()["proof"]
     (folder / "quantised.safetensors").unlink()
     assert (proof["verdict"], proof["tolerance"]) == ("proven", 2e-2), proof
     assert proof["error"] <= proof["tolerance"] < proof["control"] / 3
@@ -89,7 +83,7 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name_and_cau
 ) -> None:
     """Twice: found by ranks, which count as no failure of the workers, and known."""
     (variant, more), client = REFUSED[drift], drifted.client
-    report_of(client.queue(ours(PLAIN.graph(seed=3, steps=1), weights="sharded")))
+    client.queue(ours(PLAIN.graph(seed=3, steps=1), weights="sharded")).report()
     generations = [pool["generation"] for pool in client.get("/parallel_dit/state")["pools"]]
     known = [entry["proof"]["verdict"] for entry in drifted.proofs].count("refused")
     graph = variant.graph(cfg=3.0, seed=1, steps=2)
@@ -103,7 +97,7 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name_and_cau
     assert drift == "ranks that raise" or [pool["generation"] for pool in pools] == generations
     assert [pool["last_failure"] for pool in pools] == [None] * len(pools)
     assert [entry["proof"]["verdict"] for entry in drifted.proofs].count("refused") == known + 1
-    report = report_of(client.queue(ours(graph, "cfg 2")))
+    report = client.queue(ours(graph, "cfg 2")).report()
     assert report["proof"]["verdict"] == "not needed" and "cuts no tokens" in report["proof"]["reason"]
 
 
@@ -115,7 +109,7 @@ def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_stock(
     stock = variant.graph(cfg=cfg, seed=1, steps=2)
     graph = ours(stock) | {"config": node("SPConfig", mode="auto", devices="cpu:2", ulysses=1, ring=1)}
     result = drifted.client.queue(graph)
-    report = report_of(result)
+    report = result.report()
     assert relative_error(latent_of(drifted.client, graph), latent_of(drifted.client, stock)) <= TOLERANCE
     assert report["plan"]["name"] == plan and report["proof"]["verdict"] == "not needed"
     assert report["loop"] == {"kind": "resident"}
@@ -128,14 +122,14 @@ def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_stock(
 
 def test_a_plan_that_could_not_be_proven_runs_and_says_so(drifted: Drifted) -> None:
     client = drifted.client
-    report_of(client.queue(ours(REFERENCES.graph(seed=5, steps=1), weights="sharded")))
+    client.queue(ours(REFERENCES.graph(seed=5, steps=1), weights="sharded")).report()
     of_class = [entry["key"] for entry in drifted.proofs if "minimax" in entry["key"]["model_class"]]
     known = max(of_class, key=lambda key: len(key["arguments"]))
     key = ProofKey(**{**known, "plan": "ring=2", "arguments": tuple(known["arguments"])})
     ProofStore(drifted.proofs_file).save(key, Proof(verdict=NOT_PROVEN, reason="it cannot be judged", calls=3))
     graph = ours(REFERENCES.graph(seed=6, steps=2), ulysses=1, ring=2)
     result = client.queue(graph)
-    report = report_of(result)
+    report = result.report()
     assert report["proof"]["verdict"] == "not proven"
     assert report["warnings"] == ["with this ComfyUI the plan is not proven: it cannot be judged"]
     assert "warning: with this ComfyUI the plan is not proven" in result.outputs["show"]["text"][0]
@@ -146,6 +140,6 @@ def test_a_broken_file_of_proofs_costs_a_warning_and_another_proof(drifted: Drif
     drifted.proofs_file.parent.mkdir(parents=True, exist_ok=True)
     drifted.proofs_file.write_text("{")
     graph = ours(PLAIN.graph(seed=4, steps=1), ulysses=1, ring=2)
-    assert report_of(drifted.client.queue(graph))["proof"]["verdict"] == "proven"
+    assert drifted.client.queue(graph).report()["proof"]["verdict"] == "proven"
     assert "proofs.json is damaged or of another version and is not believed" in drifted.server.log
     assert [entry["key"]["plan"] for entry in drifted.proofs] == ["ring=2"]

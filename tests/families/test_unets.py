@@ -87,7 +87,7 @@ def test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock(
     result = hosted_client.queue(mine)
     assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
     size = file.stat().st_size
-    for rank in result.outputs["sampler"]["parallel_dit"][0]["ranks"]:
+    for rank in result.report()["ranks"]:
         sent = rank["weight_bytes"][-1]  # its half of the blocks, once: it runs its own row and not the other's too
         assert 0.4 * size < sent < 0.6 * size, sent / size
     assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
@@ -151,8 +151,7 @@ def test_auto_runs_prompt_and_negative_at_once_and_says_why(hosted_client: Comfy
 def test_ranks_that_are_to_share_an_image_are_refused_with_what_works(hosted_client: ComfyClient) -> None:
     plan = {"cfg": 2, "ulysses": 2, "devices": "cpu:4"}
     result = hosted_client.queue(parallel(small(), mode="manual", loader="ParallelModelLoader", **plan))
-    assert (result.status, result.error_node) == ("error", "ParallelModelLoader")
-    said = result.error_message.splitlines()[0]
+    said = result.error_line("ParallelModelLoader")
     for part in ("=2", "cannot share an image of UNetModel", "ulysses=1 and ring=1", "cfg=2", "data=2"):
         assert part in said, said
 

@@ -21,6 +21,8 @@ from typing import Any
 import aiohttp
 from PIL import Image
 
+from parallel_runtime.report.schema import validate
+
 Workflow = dict[str, dict[str, Any]]
 PREVIEW, TEXT, PREVIEW_WITH_METADATA = 1, 3, 4  # ComfyUI's BinaryEventTypes
 ENDS = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
@@ -100,6 +102,18 @@ class PromptResult:
     def images(self) -> list[dict[str, str]]:
         """The saved images, each as `view` takes it."""
         return [item for output in self.outputs.values() for item in output.get("images", [])]
+
+    def report(self, node: str = "sampler") -> dict[str, Any]:
+        """The one report that a node of this id put out, as the schema says; the prompt must have succeeded."""
+        (report,) = self.require_success().outputs[node]["parallel_dit"]
+        validate(report)
+        return dict(report)
+
+    def error_line(self, node: str) -> str:
+        """The first line of the error that a node of this class must have raised."""
+        if (self.status, self.error_node) != ("error", node):
+            raise AssertionError(f"prompt {self.status} {self.error_node}: {self.error_message}")
+        return self.error_message.splitlines()[0]
 
     def require_success(self) -> PromptResult:
         """Returns itself; raises RuntimeError with the node, the message and the traceback when it did not succeed."""

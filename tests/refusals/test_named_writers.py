@@ -15,12 +15,6 @@ from host.workflows import node
 from .cases import LATER, REACH, between, ours, patched_by
 
 
-def first_line(client: ComfyClient, graph: Workflow, node: str) -> str:
-    result = client.queue(graph)
-    assert (result.status, result.error_node) == ("error", node), result.error_message
-    return result.error_message.splitlines()[0]
-
-
 def test_a_node_that_hides_the_cause_shows_it_as_its_text(client: ComfyClient, tiny_models: TinyModels) -> None:
     result = client.queue(between(LATER, way="compile or say little")(tiny_models))
     assert "Failed to compile model" in result.error_message
@@ -33,7 +27,7 @@ def test_a_refusal_that_a_node_caught_goes_with_the_node(client: ComfyClient, ti
     """The MODEL that it asked is the loader's, which ComfyUI keeps."""
     graph = between(LATER, way="read and go on")(tiny_models)
     for _ in range(2):  # the second time ComfyUI has the node's result
-        assert "RefusedLater (node between): it reads" in first_line(client, graph, "KSampler")
+        assert "RefusedLater (node between): it reads" in client.queue(graph).error_line("KSampler")
     client.queue(ours(tiny_models)).require_success()
 
 
@@ -55,7 +49,7 @@ def two_samplers(tiny: TinyModels, *, refused: str) -> Workflow:
 def test_of_two_nodes_of_a_class_the_one_that_wrote_is_named(
     refused: str, client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    said = first_line(client, two_samplers(tiny_models, refused=refused), "KSampler")
+    said = client.queue(two_samplers(tiny_models, refused=refused)).error_line("KSampler")
     assert said.startswith(f"ReachIntoModel (node {refused}): it patches"), said
 
 
@@ -67,7 +61,7 @@ def test_of_two_nodes_of_a_class_behind_each_other_the_one_that_wrote_is_named(
     graph["other"] = node(REACH, model=["between", 0], way=ways[1])
     graph["sampler"]["inputs"]["model"] = ["other", 0]
     wrote = "other" if ways[0] == "none" else "between"
-    assert first_line(client, graph, "KSampler").startswith(f"ReachIntoModel (node {wrote}): it patches")
+    assert client.queue(graph).error_line("KSampler").startswith(f"ReachIntoModel (node {wrote}): it patches")
 
 
 def test_two_nodes_that_patch_blocks_have_a_line_each(client: ComfyClient, tiny_models: TinyModels) -> None:
@@ -82,7 +76,7 @@ def test_two_nodes_that_patch_blocks_have_a_line_each(client: ComfyClient, tiny_
 def test_an_object_in_the_options_is_told_by_the_node_that_put_it_there(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    said = first_line(client, patched_by(LATER, way="keep object")(tiny_models), "KSampler")
+    said = client.queue(patched_by(LATER, way="keep object")(tiny_models)).error_line("KSampler")
     assert said.startswith("RefusedLater (node between): it adds "), said
     assert "transformer_options.frames_kept, a Projector" in said
 
@@ -95,5 +89,5 @@ def test_what_a_node_changed_for_good_is_taken_back_once_the_node_is_gone(
     for way in ("method for good", "hook", "class"):
         graph = between("ChangeModules", way=way)(tiny_models)
         for _ in range(2):  # the second time ComfyUI has the node's result
-            assert "ChangeModules (node between): it " in first_line(client, graph, "KSampler")
+            assert "ChangeModules (node between): it " in client.queue(graph).error_line("KSampler")
         assert torch.equal(latent_of(client, ours(tiny_models)), right), way

@@ -14,55 +14,29 @@ from pathlib import Path
 from parallel_runtime.models.hosted.contract import FEATURES
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (
-    *("nodes/choice.py", "nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py"),
-    *("nodes/host/panel/actions.py", "nodes/host/model/readable_weights.py"),
-    *(
-        "nodes/host/proof/benchmark_cases.py",
-        "nodes/host/model/block_hooks.py",
-        "nodes/host/model/convert_stock_model.py",
-    ),
-    *("nodes/host/model/pooled_model.py", "nodes/host/model/files.py", "nodes/host/model/source.py"),
-    *("nodes/host/model/found_plans.py", "parallel_runtime/models/specs/found.py"),
-    *("nodes/report.py", "nodes/host/vae/decoding.py", "nodes/host/model/forward.py"),
-    *(
-        "nodes/host/sampling/worker_loop_calls.py",
-        "nodes/host/sampling/worker_loop.py",
-        "nodes/host/tasks/list_sampling.py",
-    ),
-    *(
-        "nodes/host/panel/machines.py",
-        "nodes/host/vae/parallel_decode.py",
-        "nodes/host/panel/progress.py",
-        "nodes/host/proof/proving.py",
-    ),
-    *("nodes/host/sampling/stock.py", "nodes/host/proof/tuning.py", "nodes/host/proof/begin_tries.py"),
-    "nodes/host/sampling/corrected_shares.py",
-    *("nodes/host/panel/tuning.py", "nodes/host/proof/trying.py", "parallel_runtime/planner/tries.py"),
-    "parallel_runtime/models/hosted/contract_check.py",
-    *("parallel_runtime/models/hosted/build.py", "parallel_runtime/models/hosted/stage.py"),
-    *("parallel_runtime/models/hosted/owners.py", "parallel_runtime/worker/steady_pipeline.py"),
-    "nodes/host/sampling/run_context.py",
-    "parallel_runtime/models/hosted/compiled.py",
-    "parallel_runtime/pool/pool.py",
-    *(
-        "nodes/host/model/measures.py",
-        "nodes/host/model/new_model.py",
-        "nodes/host/model/patcher.py",
-        "nodes/host/contract/refusals.py",
-        "nodes/host/contract/known_nodes.py",
-        "nodes/host/model/changed_modules.py",
-        "parallel_runtime/models/hosted/stock_functions.py",
-    ),
-    *("nodes/host/model/weight_deltas.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
-    *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
-    *("parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
-    *("parallel_runtime/models/specs/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
-    "parallel_runtime/exchange_formats.py",
-    "parallel_runtime/packages.py",
-    *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/generation.py"),
-    *("parallel_runtime/pool/failures.py", "parallel_runtime/pool/known_errors.py"),
-    *("parallel_runtime/pool/nccl_files.py", "parallel_runtime/pool/generation.py", "parallel_runtime/proof.py"),
+FILES = tuple(
+    f"{folder}/{name}.py"
+    for folder, names in {
+        "nodes": "benchmark choice config list_sampler report roles",
+        "nodes/host/contract": "known_nodes refusals",
+        "nodes/host/model": (
+            "block_hooks changed_modules convert_stock_model files forward found_plans measures "
+            "new_model patcher pooled_model readable_weights source weight_deltas"
+        ),
+        "nodes/host/panel": "actions machines progress tuning",
+        "nodes/host/proof": "begin_tries benchmark_cases proving trying tuning",
+        "nodes/host/sampling": "corrected_shares run_context stock worker_loop worker_loop_calls",
+        "nodes/host/tasks": "list_sampling",
+        "nodes/host/vae": "decoding parallel_decode",
+        "parallel_runtime": "checkpoint compiling devices exchange_formats packages plan proof",
+        "parallel_runtime/cli": "check doctor gpu_checks machine_checks",
+        "parallel_runtime/models/hosted": "build compiled contract_check owners stage stock_functions",
+        "parallel_runtime/models/specs": "found without",
+        "parallel_runtime/planner": "automatic choose known tries",
+        "parallel_runtime/pool": "failures generation known_errors nccl_files pool",
+        "parallel_runtime/worker": "steady_pipeline",
+    }.items()
+    for name in names.split()
 )
 # Arguments that are not said here: words of the schema have files of their own (locales), patterns are searched for.
 OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category", "then"}

@@ -21,18 +21,11 @@ from host import workflows
 from host.client import ComfyClient
 from host.fetch import comfyui_path
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
-from host.server import PACK_ROOT, ComfyServer
+from host.server import PACK_ROOT, ComfyServer, free_port
 from host.tiny_models import TinyModels
 from host.workers import command
 
 HERE = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def listening(server: ComfyServer) -> set[str]:

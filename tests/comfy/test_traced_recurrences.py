@@ -14,6 +14,7 @@ pytestmark = pytest.mark.full  # all samplers
 
 # fp32 sums in another order, over up to 24 steps; the sampler's own sigmas are in fp32 too
 TOLERANCE = 1e-5
+NOT_LINEAR = "it is not linear in latents and denoised latents (off by"
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 
 
@@ -68,3 +69,17 @@ def test_options_that_only_the_sampler_has_are_looked_at(in_comfyui) -> None:
     assert plain == ["", "positive"]
     assert after_cfg[0] == "a node changes what comes after cfg"
     assert both_sides == ["", "positive", "negative"]
+
+
+def test_a_sampler_that_is_slightly_bent_is_refused_even_where_the_model_alone_sees_it(in_comfyui) -> None:
+    """Where its last step hides what was bent, its result is linear; what it gave the model was not."""
+    said = {(bend, hidden): reason for bend, hidden, reason in json.loads(in_comfyui(SCRIPT, "--bent")[-1])}
+    assert {bend for bend, _ in said} == {0.0, 1e-4, 1e-6} and len(said) == 6
+    for (bend, _), reason in said.items():
+        assert reason.startswith(NOT_LINEAR) if bend else reason == ""
+
+
+def test_a_sampler_that_shows_something_else_is_refused(in_comfyui) -> None:
+    near, far = json.loads(in_comfyui(SCRIPT, "--shown")[-1])
+    assert near == ""
+    assert far.startswith("its steps show something else than the denoised latent")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from host.adapters import HOSTED_KINDS, noise, write_adapter
+from host.adapters import KINDS, noise, write_adapter
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE, latent_of, relative_error
 from parity.edits import HERE, custom_sampling
@@ -25,7 +25,6 @@ from .variants import BY_NAME
 
 # One of each kind of stream.
 MODULES = {"blocks.0.self_attn.q": (120, 120), "blocks.1.ffn.0": (240, 120), "blocks.2.cross_attn.v": (120, 120)}
-KINDS = [kind for kind in HOSTED_KINDS if kind != "boft"]  # whose blocks of 64 these sizes do not hold
 # Each kind on a module of its own: where the others are right, only this one can be wrong.
 PLACES = [f"blocks.{block}.{part}_attn.{name}" for block in range(3) for part in ("self", "cross") for name in "qkvo"]
 

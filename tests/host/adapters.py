@@ -54,16 +54,8 @@ KINDS: dict[str, Callable[[int, int], Tensors]] = {
         "b2.weight": noise(4, columns, scale=0.1),
     },
     "oft": lambda rows, columns: {"oft_blocks": blocks(rows)},
-    "boft": lambda rows, columns: {
-        "oft_blocks": noise(3, rows // 64, 64, 64, scale=0.03),
-        "alpha": torch.tensor(0.0),
-    },
     "diff": lambda rows, columns: {"diff": noise(rows, columns, scale=0.03), "diff_b": noise(rows, scale=0.1)},
     "set": lambda rows, columns: {"set_weight": noise(rows, columns, scale=columns**-0.5)},
-}
-# What our own engine of Flux.1 refuses.
-HOSTED_KINDS: dict[str, Callable[[int, int], Tensors]] = {
-    **KINDS,
     "lora_core": lambda rows, columns: lora(rows, columns) | {"lora_mid.weight": noise(4, 4, 1, 1, scale=0.5)},
     "loha_core": lambda rows, columns: {
         "hada_t1": noise(4, 4, 1, 1, scale=0.4),
@@ -81,7 +73,7 @@ def write_adapter(path: Path, kind: str, modules: Mapping[str, tuple[int, int]])
     tensors = {
         f"diffusion_model.{module}.{name}": value.contiguous()
         for module, size in modules.items()
-        for name, value in HOSTED_KINDS[kind](*size).items()
+        for name, value in KINDS[kind](*size).items()
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path)

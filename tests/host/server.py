@@ -203,11 +203,6 @@ class ComfyServer:
             self._process.kill()
             self._process.wait()
 
-    def restart(self) -> None:
-        """Stops the server and starts it again on the same base directory, on a new port."""
-        self.stop()
-        self.start()
-
 
 def link(path: Path, target: Path) -> None:
     """Makes `path` a symbolic link to `target`; raises FileExistsError when something else is there."""

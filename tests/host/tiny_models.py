@@ -32,13 +32,8 @@ SAFETENSORS_NAMES = {
 }
 
 
-def make_tensor(row: Row, *, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The values of one tensor. They depend on its name and the seed alone, never on the order of writing."""
-    return torch.cat(list(parts_of(row, seed=seed, dtype=dtype))).view(row.shape)
-
-
 def parts_of(row: Row, *, seed: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """The values of one tensor, flat, a part after the other; small ones in one."""
+    """The values of one tensor by its name and the seed alone, flat, a part after the other; small ones in one."""
     number, total = zlib.crc32(f"{seed}:{row.name}".encode()), math.prod(row.shape)
     noise = common_noise() if row.std and total > COMMON_NUMBERS else None
     if noise is None:

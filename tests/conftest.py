@@ -1,9 +1,4 @@
-"""Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; tiers; how hypothesis runs.
-
-Owns: what is started once and stopped at the end, which folders are slow, where ranks are forked. Does not own: the
-order of tests and which process runs which (dealing.py), how a server starts (host/), which tests are left to
-`make test-full` (each says so itself).
-"""
+"""Fixtures all tests share: tiny models and ComfyUI servers, each made once a session; tiers; how hypothesis runs."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A server, eight ranks or a browser are started once in each process that needs them. A process is given files that need
 what it has; then files of what no process has; then others; and at last it helps another process, for which it starts a
 server of its own. So the processes end at about the same time, and nobody has to know how long a test takes.
-
-Owns: what is shared, the order, `--random-order`. Does not own: the fixtures that are shared (conftest.py).
 """
 
 from __future__ import annotations

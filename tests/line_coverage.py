@@ -1,9 +1,5 @@
 """Which lines and branches of the pack each test runs, in every process: pytest's own, servers, workers, commands.
 
-Owns: an environment over .venv in build/coverage in which every interpreter measures from its start; the report; what
-the recording is of. Does not own: which tests run (arguments go to pytest), how a process knows its test
-(measured_process.py), what reads the recording beside the report (mutants/recorded.py).
-
 A worker gets an environment that the pool writes out for it, and leaves by `os._exit`: coverage's own variable does
 not reach it, and nothing that runs at exit would save. A .pth file of the interpreter does reach it, and coverage's
 patch of `os._exit` saves. A process that is killed leaves what it ran before the test that was running then.

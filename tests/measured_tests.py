@@ -1,8 +1,4 @@
-"""A plugin of pytest for a recording: it tells each process which test runs, and notes how long each test took.
-
-Owns: the file that ranks and servers follow (measured_process.py); the seconds of tests, and of the fixtures that they
-share. `line_coverage` loads it.
-"""
+"""A plugin of pytest for a recording: it tells each process which test runs, and notes how long each test took."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""CONTRIBUTING.md, the README and docs/ name files, folders, make targets and tests that exist; promises name a test.
-
-Owns: names in backticks and links. Does not own what the pages say of them.
-"""
+"""CONTRIBUTING.md, the README and docs/ name files, folders, make targets and tests that exist."""
 
 from __future__ import annotations
 

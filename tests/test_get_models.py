@@ -1,7 +1,4 @@
-"""docs/get_models.md and the templates' notes get what each template itself names, into the folders it looks in.
-
-Owns: names, folders, addresses, order. Does not own what the published files hold.
-"""
+"""docs/get_models.md and the templates' notes get what each template itself names, into the folders it looks in."""
 
 from __future__ import annotations
 

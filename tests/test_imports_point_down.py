@@ -1,6 +1,5 @@
 """Holds the direction of imports that design.md draws, by reading the source and never running it.
 
-Owns: the layers below and what may touch ComfyUI. Does not own: style (ruff), types (mypy).
 `python tests/test_imports_point_down.py` prints the drawing, a folder or top-level file a line, from the top down.
 """
 

@@ -1,7 +1,6 @@
 """What installing the pack does to a user's ComfyUI, and that its metadata agrees with itself.
 
-Owns: requirements.txt against pyproject.toml, pip's own plan for an environment that has a torch. Does not own: what
-the code imports (test_imports_point_down.py). pip only plans here (`--dry-run`); nothing is installed.
+pip only plans here (`--dry-run`); nothing is installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What the registry would hand out: accepted by ComfyUI's own tool, and working alone in a host that has nothing else.
 
-Owns: the archive, its contents and one image made with it, by a ComfyUI and ranks that start as a user's do: ranks
-import what ComfyUI imports, and what they do without is said in log and report. The tool is the published comfy-cli, in
-an environment of its own (the Makefile makes it), because it brings many packages that no test needs.
+The tool is the published comfy-cli, in an environment of its own, as it brings many packages that no test needs.
 """
 
 from __future__ import annotations

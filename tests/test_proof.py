@@ -1,7 +1,4 @@
-"""The verdict of a proof by its numbers, and the file in which proofs are kept: what is not right is not believed.
-
-Owns: proof.py without ranks. Does not own: what ranks compute for it (runtime/test_proving.py).
-"""
+"""The verdict of a proof by its numbers, and the file in which proofs are kept: what is not right is not believed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Dockerfile, the compose file, the workflow and docs/recipes.md name the same files, version and port.
-
-Owns: names. Does not own whether an image builds; no container engine is asked for by the tests.
-"""
+"""The Dockerfile, the compose file, the workflow and docs/recipes.md name the same files, version and port."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""diffusers is the judge's alone: the nodes and the workers do without it, and the command line says what to do.
-
-Owns: what happens where diffusers cannot be imported. Does not own: that the requirements leave it out
-(test_package.py), that a rank has not imported it (pool/test_environment_of_ranks.py).
-"""
+"""diffusers is the judge's alone: the nodes and the workers do without it, and the command line says what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The words of the interface: complete in each language, and a page of help with a picture for every node.
-
-Owns: keys, placeholders, files. Does not own what a server makes of them (comfy/, browser/).
-"""
+"""The words of the interface: complete in each language, and a page of help with a picture for every node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A page with the panel and without ComfyUI, from plain files: it opens at once and needs no server of ComfyUI.
-
-Owns: which address is which file, and nodes of the graph of `bare/app.js`. What stands for ComfyUI's frontend is in
-`bare/`; it has no node, no renderer and no theme of ComfyUI's.
-"""
+"""A page with the panel and without ComfyUI, from plain files; `bare/` stands for ComfyUI's frontend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ComfyUI's page as a user has it before him: loads graphs, queues, opens our tabs.
-
-Owns: what is done to the page. Does not own: the browser and the server (conftest.py), what must hold (the tests).
-"""
+"""ComfyUI's page as a user has it before him: loads graphs, queues, opens our tabs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A browser: Debian's Chromium, no download; on the session's server in either renderer, and on pages without ComfyUI.
-
-Owns: starting the browser, the tabs that tests share, and the check that no page raised anything. Does not own what is
-done on a page (comfy_page.py), the page without ComfyUI (bare_page.py), what a page is made to believe (made_up.py).
-"""
+"""A browser: Debian's Chromium, no download; on the session's server in either renderer, or without ComfyUI."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What pictures of charts show, from their pixels alone: how long each colour is in a rank's row, how long bars are.
-
-Owns the reading of pixels. Knows the colours and where the time begins; asks nothing of the code that drew.
-"""
+"""What pictures of charts show, from their pixels alone: how long each colour is in a rank's row, how long bars are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""States and reports as the server tells them, made up, and a page that believes them.
-
-Owns: their shapes, and that no word of the real server's workers reaches that page. Does not own what must be seen.
-"""
+"""States and reports as the server tells them, made up, and a page that believes them and hears no real worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is told in cards: refusals, what the doctor found, the list of the first run.
-
-Owns: that each is where a user looks, says why and what next, and does what its buttons say. Does not own the words.
-"""
+"""What is told in cards: refusals, what the doctor found, the list of the first run."""
 
 from __future__ import annotations
 

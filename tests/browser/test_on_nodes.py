@@ -1,8 +1,4 @@
-"""What stands on nodes: plans, results and tables in boxes of their own, SP Config's inputs in the order of use.
-
-Owns: that texts keep their lines and cover nothing, and that what is saved stays in the schema's order. Does not own
-the words, nor what is told beside the nodes (test_cards.py).
-"""
+"""What stands on nodes: plans, results and tables in boxes of their own, SP Config's inputs in the order of use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What of a run is given to others: the card to share, the timeline's picture; and the benchmark that both speak of.
-
-Owns: what is written and drawn there, and that nothing is claimed that was not measured on the same work.
-"""
+"""What of a run is given to others: the card to share, the timeline's picture, the benchmark; all measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The real engine; after each load a rank writes beside the model's file what is found in its process.
-
-A rank finds this module through `python_path`.
-"""
+"""The real engine; after each load a rank writes beside the model's file what is found in its process."""
 
 import json
 from pathlib import Path

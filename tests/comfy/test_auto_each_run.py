@@ -1,7 +1,4 @@
-"""In auto mode what runs is chosen for what is sampled, run by run, over weights that stay where they were loaded.
-
-Owns: the choice in a real server, whose two CPU ranks the planner takes for GPUs that it knows (LikeKnownGpus).
-"""
+"""In auto mode a plan is chosen run by run, in a server whose CPU ranks are taken for known GPUs (LikeKnownGpus)."""
 
 from __future__ import annotations
 

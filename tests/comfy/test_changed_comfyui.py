@@ -1,8 +1,5 @@
 """A server whose ComfyUI is newer than those tested, has other names for two things that the pack relies on, and gives
 one thing more to the blocks of Flux.1 and to the methods of each MODEL.
-
-Owns: what works instead, what is said in the log, the panel's state and the report. Does not own: the list of what is
-relied on (test_contract.py), nor a class that a plan does not fit (families/test_self_proof.py).
 """
 
 from __future__ import annotations

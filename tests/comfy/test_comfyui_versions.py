@@ -1,8 +1,4 @@
-"""In a ComfyUI that is too old, or lacks what all needs, the nodes say so, with one line in its log; all else works.
-
-Owns: the oldest version, the messages, a real server that is too old. Does not own: that newer ones work (every other
-test of this folder; COMFYUI_PATH chooses the ComfyUI they run in).
-"""
+"""In a ComfyUI that is too old, or lacks what all needs, the nodes say so, with one line in its log; all else works."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The host contract is whole, this ComfyUI fulfils it, and each line that is missing costs its feature alone.
-
-Owns: the list against the pack's own source, every line deleted in turn. Does not own: a server whose ComfyUI lacks
-something (test_changed_comfyui.py), nor plans that do not fit (families/test_self_proof.py).
-"""
+"""The host contract is whole, this ComfyUI fulfils it, and each line that is missing costs its feature alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Shares of unequal devices, corrected between runs by what their ranks took in the one before.
-
-Owns: what `CorrectedShares` makes of a run's requests, whose ranks are as quick as a test says. Does not own the rule
-(runtime/test_plan.py).
-"""
+"""Shares of unequal devices, corrected between runs by what their ranks took in the one before."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a user can get wrong with a model of any family: one clear error on the right node, and the next prompt right.
-
-Owns: files, plans, conditionings and patches that a model which ComfyUI's own modules compute cannot take. What can be
-known before the workers are asked leaves them as they are: their generation stays.
-"""
+"""What a user can get wrong with a model of any family: one clear error on the right node, the next prompt right."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""ComfyUI's step caches are known by what they do, and one that does something else is not.
-
-What is run is host/try_caches.py's.
-"""
+"""ComfyUI's step caches are known by what they do, and one that does something else is not (host/try_caches.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A parallel MODEL goes with its last user, so that the next one's ControlNet finds no rest of it.
-
-What is run without a server is host/forget_models.py's.
-"""
+"""A parallel MODEL goes with its last user, so that the next one's ControlNet finds no rest of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""CFG and data parallel: what stock ComfyUI runs one after the other goes to the pool in one request, and is equal.
-
-Owns: which calls travel together, what has to keep its order, and who idles. Does not own: equality of every kind of
-graph under every plan (parity/).
-"""
+"""CFG and data parallel: what stock ComfyUI runs one after the other goes to the pool in one request, and is equal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Lists of prompts, seeds and latents: image k is the image of a single run, however many are made at once.
-
-Owns: Parallel Flux Sampler (List), its refusals, progress and Cancel over all images. Each image is held against a
-KSampler of stock ComfyUI with the same settings.
-"""
+"""Lists of prompts, seeds and latents: image k is the image of a single run, however many are made at once."""
 
 from __future__ import annotations
 

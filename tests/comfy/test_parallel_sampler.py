@@ -1,7 +1,4 @@
-"""Parallel Model Loader and Parallel Sampler on a model that ComfyUI's own modules compute: latent, report, panel.
-
-Owns: the two nodes and the alias. Does not own: parity of every variant and plan (tests/families).
-"""
+"""Parallel Model Loader and Parallel Sampler on a model that ComfyUI's own modules compute: latent, report, panel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Before a proof: a smaller call is tried without values; a stored one is of the files that compute the class.
-
-Does not own: verdicts (runtime/test_proving.py) and the store (test_proof.py).
-"""
+"""Before a proof: a smaller call is tried without values; a stored one is of the files that compute the class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rank has the options of the ComfyUI that asks, and computes as it does: its real main.py beside a real rank.
-
-Parsers of every other kind are tests/runtime/test_options_of_ranks.py's.
-"""
+"""A rank has the options of the ComfyUI that asks, and computes as it does: its real main.py beside a real rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Functions of stock nodes that ranks have themselves: blocks skipped by Skip Layer Guidance, attention by its name.
-
-Owns: that they equal stock under each kind of plan. Does not own: what is refused (tests/refusals).
-"""
+"""Functions of stock nodes that ranks have themselves: blocks skipped by Skip Layer Guidance, attention by its name."""
 
 from __future__ import annotations
 

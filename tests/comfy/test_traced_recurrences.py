@@ -1,7 +1,4 @@
-"""Every sampler of ComfyUI becomes a program that samples alike, or says why it cannot.
-
-Owns: the tolerance and which samplers are left to ComfyUI's loop. What is run is host/trace_samplers.py's.
-"""
+"""Every sampler of ComfyUI becomes a program that samples alike, or says why it cannot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which variant is compared with stock ComfyUI under which plan: data, for `make parity-models` and the tests.
-
-Owns the plans and what of them a variant can use. Does not own running and comparing (parity/runner.py).
-"""
+"""Which variant is compared with stock ComfyUI under which plan: data, for `make parity-models` and the tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Writes the families' tiny files: names and shapes from ComfyUI's own classes, random values by seed and tensor name.
 
-Owns: how each tensor is initialised, by its name, and the files. Does not own: which files there are (variants.py).
 Gates, norms and modulations are of the order of 1, and queries and keys long enough that attention is far from
 uniform: with small gates an error of attention would vanish in the output.
 """

@@ -1,7 +1,4 @@
-"""The models and plans that the tests of hosted models share, and stock graphs of them with nodes in between.
-
-Owns: Wan with 5 heads, which 2 ranks share unevenly, and Qwen-Image; two plans on two CPU ranks.
-"""
+"""What tests of hosted models share: Wan with 5 heads (uneven for 2 ranks), Qwen-Image, two plans, nodes in between."""
 
 from __future__ import annotations
 

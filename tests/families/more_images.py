@@ -1,7 +1,6 @@
 """Lens with 5 heads, JoyImage with 3 (from a text, and with two references), Kandinsky 5 with 5; Ideogram 4.
 
 ComfyUI's detection fixes the widths of Ideogram 4 at 18 heads of 256, so its file is of 1.1 GB in bf16 with one layer.
-Of Ernie-Image, Boogu and Mage-Flow, which it fixes as well, tests/models has the classes.
 """
 
 from __future__ import annotations

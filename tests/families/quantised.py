@@ -1,7 +1,4 @@
-"""Files of Wan in every quantised format, and graphs of them: what is compared is in tools/formats.py and the tests.
-
-Owns: the files and their LoRA, the plans, the least bounds. Does not own: the formats' tensors (host/quantised.py).
-"""
+"""Files of Wan in every quantised format, and graphs of them: what is compared is in tools/formats.py and the tests."""
 
 from __future__ import annotations
 

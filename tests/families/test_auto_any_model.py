@@ -1,7 +1,6 @@
 """Auto in a real server whose CPU ranks are calibrated while it runs: what it chooses then, and what memory it says.
 
-Owns: the calibration that the server finds, made so that an exchange costs as much as a small picture's blocks. Does
-not own: which plan a kind of work gets (comfy/test_auto_each_run.py).
+The calibration is made so that an exchange costs as much as a small picture's blocks.
 """
 
 from __future__ import annotations

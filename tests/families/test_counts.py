@@ -1,7 +1,4 @@
-"""What is counted of ComfyUI's classes without running them: held to real ranks, to formulas by hand, and to itself.
-
-Owns: the counts of a Wan and of a U-Net, each made once.
-"""
+"""What is counted of ComfyUI's classes without running them: held to real ranks, to formulas by hand, and to itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Parallel Sampler's loop in the workers where ComfyUI's own module computes: stock KSampler's latent, and what a
 report says of runs that stay in ComfyUI's loop.
-
-Owns: which families and inputs run there, each with a run that is wrong on purpose. Does not own: plans
-(runtime/test_in_worker_sampling.py), samplers (`make in-worker-sampling` has all), nor their recurrences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""LoRA and its relatives beside stock: each kind, stacked and taken back, one that widens a layer, two models at once.
-
-Does not own: side branches that follow a strength (models/test_side_branches.py), a LoRA for another model
-(comfy/test_nodes_bad_input.py).
-"""
+"""LoRA and its relatives beside stock: each kind, stacked, taken back, one that widens a layer, two models at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Qwen-Image 2.1 in a real server: what its class keeps between steps is used by the workers, and never by another run.
-
-There where ComfyUI can load the model. Owns the latents beside stock's, with the cache on in both, and what the report
-says; the workers' own calls are models/test_kept_calls.py's.
-"""
+"""Qwen-Image 2.1 in a server: what its class keeps between steps is used by the workers, never by another run."""
 
 from __future__ import annotations
 

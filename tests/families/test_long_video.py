@@ -1,7 +1,4 @@
-"""A video of 12,000 tokens: no rank holds a table of tokens squared, and ranks share what grows with the tokens.
-
-`make long-video` measures 100,000 tokens. Owns: the bound, and that the measure sees a table.
-"""
+"""A video of 12,000 tokens: no rank holds a table of tokens squared (`make long-video` measures 100,000)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """ComfyUI's own sampler nodes with a parallel MODEL: their loop runs in the workers, unless something looks at a step.
 
-Owns: KSampler, KSampler (Advanced), SamplerCustom and SamplerCustomAdvanced beside stock; SP Config's `loop`; who keeps
-the loop in ComfyUI. Does not own: the loop in the workers (test_hosted_loop.py).
-
 Where a loop ran is seen by a run whose loop in the workers is wrong on purpose: a loop in ComfyUI does not mind.
 """
 

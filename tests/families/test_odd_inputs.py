@@ -1,8 +1,4 @@
-"""Inputs that are rare or wrong, with models of any family, beside stock ComfyUI in a real server.
-
-Owns: a video of one frame, sides that patches do not divide, a batch whose conditionings differ, sound of no length, a
-file in another family's graph. Files and patches that are refused are comfy/test_hosted_bad_input.py's.
-"""
+"""Inputs that are rare or wrong, with models of any family, beside stock ComfyUI in a real server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A class for which nobody wrote a plan is looked at when its file is first loaded, and shares its tokens once proven.
-
-Owns: what the user sees of it in a real server, and that its images are stock's. Does not own: what is found
-(tests/models/test_found_plans.py), nor a process that is slow or ends (runtime/test_find_plan.py).
-"""
+"""A class for which nobody wrote a plan is looked at when first loaded, and shares its tokens once proven."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""A plan is proven with the ComfyUI that runs before its first step counts, kept, and refused where that has drifted.
-
-Owns: who asks, in a real server whose ComfyUI is not the one that Wan's plan was made for; what the user sees, under
-auto and of a plan named by hand. Does not own: how a call is judged and which failures are none of a proof
-(runtime/test_proving.py), an argument that a class has no more (models/test_block_chain.py), nor the file of proofs
-(test_proof.py).
-"""
+"""A plan is proven with the ComfyUI that runs before its first step counts, kept, and refused where it drifted."""
 
 from __future__ import annotations
 

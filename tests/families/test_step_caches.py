@@ -1,8 +1,4 @@
-"""Step caches under every plan: ComfyUI's EasyCache and LazyCache, and SP Config's first-block cache; and heads as fp8.
-
-Owns what is skipped beside stock and beside one rank, what reports count, and where a cache is refused. That a call
-which skips computes what it should is models/test_step_cache.py's.
-"""
+"""Step caches under every plan: ComfyUI's EasyCache and LazyCache, our first-block cache; and heads as fp8."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Models that no sampler calls, which our loader refuses; and what a node reads from a model that has no plan.
-
-Does not own: which classes have no plan and why (tests/models/test_supported.py), nor U-Nets (test_unets.py).
-"""
+"""Models that no sampler calls, which our loader refuses; and what a node reads from a model that has no plan."""
 
 from __future__ import annotations
 

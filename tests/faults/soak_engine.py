@@ -1,7 +1,4 @@
-"""The real engine, which fails on demand: the option `fault` names a rank and what it does in the middle of it.
-
-A rank finds this module through `python_path`.
-"""
+"""The real engine, which fails on demand: the option `fault` names a rank and what it does in the middle of it."""
 
 import time
 

@@ -1,7 +1,4 @@
-"""The real engine, whose ranks take their time between blocks: the option `between_blocks` says by rank how.
-
-A rank finds this module through `python_path`.
-"""
+"""The real engine, whose ranks take their time between blocks: the option `between_blocks` says by rank how."""
 
 import os
 import signal

@@ -1,8 +1,4 @@
-"""LoRA and its relatives as trainers write them: random tensors of each kind, for any module.
-
-Owns: the tensors' names, shapes and sizes, large enough that a picture changes by percents. Does not own: which modules
-a test changes.
-"""
+"""LoRA and its relatives as trainers write them: random tensors, so large that a picture changes by percents."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A headless ComfyUI client with a plain, synchronous face: queue a prompt, see what happened, fetch what came out.
-
-Owns: HTTP and websocket traffic with one server, and the record of one prompt. Does not own: the server (server.py),
-what the workflow says (workflows are dicts in API form).
-"""
+"""A headless ComfyUI client with a plain, synchronous face: queue a prompt, see what happened, fetch what came out."""
 
 from __future__ import annotations
 

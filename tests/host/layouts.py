@@ -1,8 +1,5 @@
 """Which tensors each model file holds: names, shapes and how each is initialised, in ComfyUI's own formats.
 
-Owns: the key names and shapes of Flux transformers, their ControlNets and LoRAs. Does not own: values, types and
-files (tiny_models.py), text encoders and the autoencoder (encoder_layouts.py).
-
 A layout is a list of `Row`s, so a file can be written tensor by tensor and its size is known before any value is made.
 Fixed by ComfyUI's detection and so not variable here: heads of 128, MLP ratio 4, 16 latent channels, 2 x 2 patches.
 """

@@ -1,7 +1,4 @@
-"""The pack's nodes put into stock workflows, and the latents of both to hold against each other.
-
-Owns: graphs with our nodes in them and the comparison of saved latents. Stock graphs are in workflows.py.
-"""
+"""The pack's nodes put into stock workflows, and the latents of both to hold against each other."""
 
 from __future__ import annotations
 

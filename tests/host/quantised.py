@@ -1,6 +1,5 @@
 """The formats that ComfyUI's `comfy.quant_ops` has, as files hold them: blocks rounded by ComfyUI's own kernels.
 
-Owns: which kinds of files there are, and the tensors and the header of a file of each. Does not own: where a file lies.
 Needs comfy_kitchen, which comes with ComfyUI, and nothing of ComfyUI itself.
 """
 

@@ -1,8 +1,4 @@
-"""A real ComfyUI server as a context manager: made, started, watched, restarted and stopped.
-
-Owns: the base directory of one host, its command line, its log, its process. Does not own: ComfyUI's source (fetch.py),
-the models (tiny_models.py), talking to it (client.py).
-"""
+"""A real ComfyUI server as a context manager: made, started, watched, restarted and stopped."""
 
 from __future__ import annotations
 

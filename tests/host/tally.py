@@ -1,8 +1,5 @@
 """What tests found on one ComfyUI, as a table: a row for each kind and family; a pytest plugin (`-p host.tally`).
 
-Owns: the words for what can become of a test, the row that a test belongs to, the table, the exit status, and what of
-the full tier is run. Does not own: the folders that are run (on_comfyui.py), nor what tests hold.
-
 A test that needs stock ComfyUI to do something first raises StockFailsError where it does not; RefusedError is for what
 the pack refuses by name. To any other run of the tests both are failures.
 """

@@ -1,6 +1,5 @@
 """Stock ComfyUI workflows in API form over the tiny models: the graphs everything of ours is compared with.
 
-Owns: stock graphs only. Does not own: graphs with our nodes (their tests write those), files (tiny_models.py).
 Node ids are words, so a failing test says which node it was. Every builder returns a fresh dict to change freely.
 """
 

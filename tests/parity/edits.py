@@ -1,8 +1,4 @@
-"""Building blocks of the matrix's graphs: each edit changes one thing of a stock graph that ends in a saved latent.
-
-Owns: how a node is put before the sampler, and the few edits that take more than one node. Does not own: which graphs
-there are (graphs.py), running them (runner.py).
-"""
+"""Building blocks of the matrix's graphs: each edit changes one thing of a stock graph that ends in a saved latent."""
 
 from __future__ import annotations
 

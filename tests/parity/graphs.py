@@ -1,7 +1,4 @@
-"""A graph of the matrix: a name, its kind, settings of the stock graph, and the edits that make it.
-
-Does not own: which graphs there are (tools/graphs.py), what an edit does (edits.py), running and comparing (runner.py).
-"""
+"""A graph of the matrix: a name, its kind, settings of the stock graph, and the edits that make it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Runs a graph with the stock loader and with ours in one server, and says where they differ.
-
-Owns: what is compared (saved latents, progress, previews, calls of the model) and the limits. Does not own: the graphs
-(graphs.py; families/cases.py for other models), which of them are run (test_parity_subset.py, tools/), the server.
-"""
+"""Runs a graph with the stock loader and with ours in one server, and says where they differ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Every graph that is refused, the node that tells it, and what its first line must name.
-
-Owns: the graphs. Does not own: files that cannot be used (tests/comfy/test_nodes_bad_input.py), running them
-(test_refusals.py), the table (table.py).
-"""
+"""Every graph that is refused, the node that tells it, and what its first line must name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Blueprints as ComfyUI offers them: listed, and drawn from their templates as these are now.
-
-That the graph inside runs is tested with its template (test_saved_workflows.py), which it equals but for what saves;
-that the editor takes it, and one run of it, in tests/browser.
-"""
+"""Blueprints as ComfyUI offers them: listed, and drawn from their templates as these are now."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every shipped template runs, and every workflow kept of a released version, with nothing changed but files and sizes.
-
-Does not own: that no input of a node moves or goes (comfy/test_nodes_schema.py).
-"""
+"""Every shipped template runs, and every workflow kept of a released version, but for files and sizes unchanged."""
 
 from __future__ import annotations
 

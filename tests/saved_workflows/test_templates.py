@@ -1,8 +1,4 @@
-"""Templates as ComfyUI offers them: each once, with words, a thumbnail, and what it may download for it.
-
-That each runs is tested with the saved workflows (test_saved_workflows.py), which every template is one of; that the
-editor reads it, in tests/browser.
-"""
+"""Templates as ComfyUI offers them: each once, with words, a thumbnail, and what it may download for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A family's workflow made small: its tiny file, encoders and VAEs without weights, few pixels and steps.
-
-Owns: what stands in for each published file. All other nodes, and all links, are the workflow's own.
-"""
+"""A family's workflow made small: its tiny file, encoders and VAEs without weights, few pixels and steps."""
 
 from __future__ import annotations
 

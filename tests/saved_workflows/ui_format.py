@@ -1,8 +1,6 @@
 """From the format ComfyUI's editor saves to the one its server queues, as the editor itself converts it.
 
-Owns: nodes, links and the order of widget values (the part of a saved workflow that an added or moved input breaks),
-with those of inputs that a choice brings. Does not own: subgraphs, reroutes, muted and bypassed nodes, none of which
-the shipped templates use; they raise.
+No shipped template uses subgraphs, reroutes, muted or bypassed nodes; they raise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A coverage-guided fuzzer for parsers of bytes: inputs that reach something new are kept and changed further.
 
 After AFL (https://lcamtuf.coredump.cx/afl/technical_details.txt): edges, a queue of inputs, stacked random changes.
-Owns the loop and the changes. Does not own what is fuzzed and what must hold of it (targets.py).
 """
 
 import random

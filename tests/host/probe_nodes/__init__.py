@@ -1,8 +1,6 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
-Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Each other file says what its nodes are for; node.py is how one is written. Linked into a test host's
-custom_nodes, never part of the pack.
+Linked into a test host's custom_nodes, never part of the pack; node.py is how a node is written.
 Letters: `L` text and image tokens.
 """
 

@@ -1,7 +1,6 @@
 """A node that changes the modules of a MODEL by hand, in the ways of packs that cache steps or bring adapters.
 
-Owns: what such packs do to the transformer, for the time of a call or for good. Nothing of it is wrong in stock: each
-way computes what the model does without it.
+Nothing of it is wrong in stock: each way computes what the model does without it.
 """
 
 from __future__ import annotations

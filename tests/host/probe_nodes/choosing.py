@@ -1,8 +1,4 @@
-"""What the pack chooses by itself, chosen by a test: a plan as for GPUs of known speed.
-
-Owns: the constants that are told, so that auto mode can be tested without a GPU. The rules and all that asks for them
-are the pack's own.
-"""
+"""What the pack chooses by itself, chosen by a test: a plan as for GPUs of known speed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What encoders would give, without one: random conditionings, pictures, a vision output, a VAE that pools.
 
-Owns: random values by seed, of any width. What becomes of them in a conditioning is the work of stock nodes.
 Letters: `N` pictures, `H` and `W` their pixels, `C` latent channels, `T` latent frames.
 """
 

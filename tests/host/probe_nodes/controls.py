@@ -1,8 +1,4 @@
-"""ControlNets of few layers and random weights: ComfyUI's own classes, in the form that its loaders give them.
-
-Owns: their sizes, as ComfyUI's detection fixes those of files at the published ones. How they are applied is the work
-of stock nodes.
-"""
+"""ControlNets of few layers and random weights: ComfyUI's own classes, in the form that its loaders give them."""
 
 from __future__ import annotations
 

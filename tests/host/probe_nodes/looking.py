@@ -1,7 +1,4 @@
-"""Nodes that look at each step of a sampling run, as packs do whose own loop it is not.
-
-Owns: one node for each way in which code that is no part of ComfyUI gets between two steps.
-"""
+"""Nodes that look at each step of a sampling run, as packs do whose own loop it is not."""
 
 from __future__ import annotations
 

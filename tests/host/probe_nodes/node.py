@@ -1,7 +1,4 @@
-"""A node of a test host as a function: its arguments are the node's inputs.
-
-Owns: the class that ComfyUI wants of each, and the list of all.
-"""
+"""A node of a test host as a function: its arguments are the node's inputs."""
 
 from __future__ import annotations
 

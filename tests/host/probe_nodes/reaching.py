@@ -1,7 +1,4 @@
-"""A node that reaches into the model in the ways of packs that no stock node stands for, and one without exchange.
-
-Owns: what such nodes do to a MODEL. The calls are ComfyUI's own.
-"""
+"""A node that reaches into the model in the ways of packs that no stock node stands for, and one without exchange."""
 
 from __future__ import annotations
 

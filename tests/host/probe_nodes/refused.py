@@ -1,7 +1,4 @@
-"""What nodes that are refused take, and nodes that do as those of other packs do: they catch, they write later.
-
-Owns: inputs whose values nobody computes with, since the graph is refused, and what packs do wrong around a refusal.
-"""
+"""What nodes that are refused take, and nodes that do as those of other packs do: they catch, they write later."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What templates load beside their model, without weights.
-
-Owns: encoders of text, pictures and sounds that give random values by their inputs, numbers made small, and what keeps
-a sampler's latents. Does not own: random pictures and VAEs (conditions.py), sounds (sounds.py).
-"""
+"""What templates load beside their model, without weights; numbers made small; what keeps a sampler's latents."""
 
 from __future__ import annotations
 

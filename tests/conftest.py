@@ -105,7 +105,6 @@ def family_models() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def models_dir(tiny_models: TinyModels) -> Path:
-    """The `models` folder with the tiny files."""
     return tiny_models.models
 
 
@@ -120,7 +119,6 @@ def comfy_server(models_dir: Path) -> Iterator[ComfyServer]:
 
 @pytest.fixture
 def client(comfy_server: ComfyServer) -> ComfyClient:
-    """A client of the session's server."""
     return ComfyClient(comfy_server.url)
 
 
@@ -134,7 +132,6 @@ def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
 
 @pytest.fixture
 def hosted_client(hosted_server: ComfyServer) -> ComfyClient:
-    """A client of that server."""
     return ComfyClient(hosted_server.url)
 
 

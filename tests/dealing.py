@@ -73,7 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be switched off
 def pytest_configure_node(node: WorkerController) -> None:
-    """Tell it."""
     node.workerinput[SEED] = node.config.option.random_order_seed
 
 
@@ -119,6 +118,5 @@ class ByWhatIsShared(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may be switched off
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByWhatIsShared:
-    """Deal files out by what they share."""
     config.option.loadscopereorder = False  # by numbers of tests, which say little of their time
     return ByWhatIsShared(config, log)

@@ -58,12 +58,10 @@ def sentences(source: str) -> list[str]:
 
 
 def all_sentences() -> dict[str, list[str]]:
-    """The sentences of each file that speaks to users."""
     return {name: sentences((ROOT / name).read_text(encoding="utf-8")) for name in FILES}
 
 
 def check_names() -> list[str]:
-    """The names of the doctor's findings."""
     found = []
     for name in ("doctor", "gpu_checks", "machine_checks"):
         source = (ROOT / "parallel_runtime" / "cli" / f"{name}.py").read_text(encoding="utf-8")
@@ -87,7 +85,6 @@ def _said(node: ast.AST) -> Iterator[str]:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a node that may say something."""
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if (

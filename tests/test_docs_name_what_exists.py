@@ -35,7 +35,6 @@ def files() -> set[str]:
 
 
 def targets() -> set[str]:
-    """The targets of the Makefile."""
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 

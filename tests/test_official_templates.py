@@ -18,7 +18,6 @@ WAN = "wan2.1_t2v_1.3B_fp16.safetensors"
 
 
 def described(output: str, **inputs: str) -> dict:
-    """A node as /object_info describes it."""
     return {"output": output.split(), "input": {"required": {name: [kind, {}] for name, kind in inputs.items()}}}
 
 

@@ -84,7 +84,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(checkout: Path) -> Path:
-    """What `comfy node pack` makes."""
     comfy(checkout, "pack")
     return checkout / "node.zip"
 

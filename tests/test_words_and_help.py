@@ -36,7 +36,6 @@ def words(language: str, file: str) -> dict[str, str]:
 
 
 def node_ids() -> list[str]:
-    """The ids of all nodes, as their schemas have them."""
     found = []
     for path in (ROOT / "nodes").glob("*.py"):
         found += re.findall(r'node_id="(\w+)"', path.read_text(encoding="utf-8"))

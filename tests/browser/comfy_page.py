@@ -95,7 +95,6 @@ class ComfyPage:
 
     @property
     def sidebar(self) -> Locator:
-        """Our sidebar tab."""
         return self.page.get_by_test_id("pdit-sidebar")
 
     @property
@@ -105,7 +104,6 @@ class ComfyPage:
 
     @property
     def timeline(self) -> Locator:
-        """Our bottom-panel tab."""
         return self.page.get_by_test_id("pdit-timeline")
 
     def end_runs(self) -> None:
@@ -128,7 +126,6 @@ class ComfyPage:
             expect(panel).to_have_count(0)
 
     def no_toasts(self) -> None:
-        """Take all toasts away."""
         self.page.evaluate(NO_TOASTS)
 
     def toast(self, text: str) -> Locator:
@@ -136,7 +133,6 @@ class ComfyPage:
         return self.page.locator('.p-toast-message, [data-testid="toast"]', has_text=text)
 
     def reload(self) -> None:
-        """As F5 does."""
         self.page.reload(wait_until="domcontentloaded")
         self.wait_ready()
 
@@ -146,7 +142,6 @@ class ComfyPage:
         self.setting("Comfy.VueNodes.Enabled", self.nodes2)  # the server keeps that of whichever page set it last
 
     def setting(self, name: str, value: Any) -> None:
-        """Change one of the frontend's settings."""
         self.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
 
     def palette(self, name: str) -> None:
@@ -180,14 +175,12 @@ class ComfyPage:
         assert kind == "execution_success", detail
 
     def open_sidebar(self) -> Locator:
-        """Our sidebar tab, opened if it is not."""
         if not self.sidebar.is_visible():
             self.page.get_by_role("button", name="Parallel DiT").first.click()
         self.sidebar.wait_for()
         return self.sidebar
 
     def open_timeline(self) -> Locator:
-        """Our bottom-panel tab, opened if it is not."""
         if not self.timeline.is_visible():
             self.page.evaluate("app.extensionManager.bottomPanel.toggleBottomPanelTab('parallel-dit.timeline')")
         self.timeline.wait_for()
@@ -211,7 +204,6 @@ class ComfyPage:
         self.widget("HoldSteps", "gate", str(gate))
 
     def newest_report(self, kind: str) -> dict[str, Any]:
-        """The server's newest report of a kind."""
         client = ComfyClient(self.server.url)
         number = [entry["number"] for entry in client.get("/parallel_dit/state")["reports"] if entry["kind"] == kind][
             -1

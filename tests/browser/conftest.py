@@ -102,7 +102,6 @@ class Tabs:
 
 @pytest.fixture(scope="package")
 def all_tabs(context: BrowserContext, comfy_server: ComfyServer) -> Tabs:
-    """The tabs of this folder with ComfyUI."""
     return Tabs(context, comfy_server)
 
 
@@ -131,14 +130,12 @@ def told_comfy(comfy: ComfyPage) -> Iterator[MadeUp]:
 
 @pytest.fixture(scope="package")
 def files() -> Iterator[Files]:
-    """Where the page without ComfyUI is."""
     with serve_files() as found:
         yield found
 
 
 @pytest.fixture(scope="package")
 def all_bare(context: BrowserContext, files: Files) -> Tabs:
-    """The tabs of this folder without ComfyUI."""
     return Tabs(context, files)
 
 

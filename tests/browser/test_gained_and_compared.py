@@ -33,7 +33,6 @@ def told(**summary: Any) -> dict[str, Any]:
 
 
 def speedup(one_s: float, plan_s: float, **more: Any) -> dict[str, Any]:
-    """A summary's part of that name."""
     found = {"factor": one_s / plan_s if plan_s else 0, "one_s": one_s, "plan_s": plan_s, "plan": "uly2"}
     return {"speedup": found | {"number": 2, "kind": "denoise"} | more}
 

@@ -31,7 +31,6 @@ def part_of_pack(name):
 
 
 def found(name):
-    """The object of a full name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if ".".join(parts[:length]) in sys.modules:
@@ -43,7 +42,6 @@ def found(name):
 
 
 def is_there(name):
-    """Whether this ComfyUI has it."""
     try:
         return found(name) is not None
     except (AttributeError, LookupError):
@@ -106,7 +104,6 @@ def forget_option(function, option):
 
 
 def renamed(code, attribute):
-    """The code with another name for an attribute."""
     names = tuple(f"{each}_of_later" if each == attribute else each for each in code.co_names)
     consts = tuple(renamed(each, attribute) if isinstance(each, types.CodeType) else each for each in code.co_consts)
     return code.replace(co_names=names, co_consts=consts)
@@ -185,7 +182,6 @@ def main():
 
 
 def say(found):
-    """A line of JSON."""
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
 

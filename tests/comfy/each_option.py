@@ -21,7 +21,6 @@ VALUES = {str: "a value", int: "-3", float: "-1.5", None: ""}  # of an option th
 
 
 def main(path: str) -> None:
-    """Print what the docstring says."""
     sys.path.insert(0, path)
     import comfy.cli_args
 

@@ -93,7 +93,6 @@ def right(hosted_server: ComfyServer) -> torch.Tensor:
 
 
 def ours(graph: Workflow, **plan: Any) -> Workflow:
-    """The same graph with Parallel Model Loader."""
     return parallel(graph, loader="ParallelModelLoader", **plan)
 
 
@@ -103,7 +102,6 @@ def generations(client: ComfyClient) -> list[int]:
 
 
 def first_line(client: ComfyClient, graph: Workflow, node_type: str, error_type: str = "ValueError") -> str:
-    """The first line of the error that this node must raise."""
     result = client.queue(graph)
     assert (result.status, result.error_node) == ("error", node_type), result.error_message
     assert result.error_type.rpartition(".")[2] == error_type

@@ -125,7 +125,6 @@ def test_idle_ranks_are_told_once_a_prompt_with_a_better_plan(
 
 
 def shown(result: PromptResult) -> list[str]:
-    """What SP Config says of its plan."""
     (plan,) = result.require_success().outputs["config"]["parallel_dit"]
     return plan["text"]
 

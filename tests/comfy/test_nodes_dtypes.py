@@ -40,7 +40,6 @@ def files(tiny_models: TinyModels) -> Iterator[None]:
 
 
 def ours_of(graph: Workflow, plan: str, loop: str) -> Workflow:
-    """The same in bf16 with our loader and our sampler."""
     graph = copy.deepcopy(graph)
     graph["sampler"]["inputs"]["model"] = graph.pop("ModelComputeDtype")["inputs"]["model"]
     settings = {"mode": "manual", **PLANS[plan]}

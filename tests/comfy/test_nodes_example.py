@@ -40,7 +40,6 @@ def headless(server: ComfyServer, workflow: Path, folder: Path, **settings: Any)
 
 
 def small(tiny: TinyModels) -> dict[str, Any]:
-    """Settings that make the workflow small."""
     sizes = {"latent__width": 256, "latent__height": 192, "sampler__steps": 2}
     return sizes | {"model__unet_name": tiny.dev, "config__devices": "cpu:2"}
 

@@ -68,7 +68,6 @@ def listed(graphs: list[Workflow], **plan: Any) -> Workflow:
 
 
 def latents(client: ComfyClient, result: PromptResult, nodes: list[str]) -> list[torch.Tensor]:
-    """All latents that these nodes saved, in order."""
     items = [item for node in nodes for item in result.require_success().outputs[node]["latents"]]
     return [
         load(client.get_bytes("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))[

@@ -55,7 +55,6 @@ def loading(result: PromptResult) -> list[tuple[str, str]]:
 
 
 def pool_states(client: ComfyClient) -> list[str]:
-    """What the panel is told of each pool."""
     return [pool["state"] for pool in client.get("/parallel_dit/state")["pools"]]
 
 

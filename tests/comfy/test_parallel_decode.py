@@ -58,7 +58,6 @@ def decoded(kind: str, shape: str, *, seed: int = 3, devices: str = "cpu:2") -> 
 
 
 def alone(graph: Workflow) -> Workflow:
-    """Our decode alone."""
     graph = {name: node for name, node in graph.items() if name in ("vae", "latent", "config", "decode")}
     return graph | {"seen": {"class_type": "PreviewImage", "inputs": {"images": ["decode", 0]}}}
 

@@ -29,7 +29,6 @@ def ours(graph: Workflow, **settings: Any) -> Workflow:
 
 @pytest.fixture(scope="module")
 def stock(hosted_server: Any) -> torch.Tensor:
-    """What stock ComfyUI makes of the graph."""
     client = ComfyClient(hosted_server.url)
     return saved_latent(client, client.queue(WAN.graph(cfg=3.0, steps=STEPS)))
 

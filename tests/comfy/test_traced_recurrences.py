@@ -17,7 +17,6 @@ SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 
 @pytest.fixture(scope="module")
 def found(in_comfyui) -> dict[str, dict]:
-    """What the script prints."""
     return json.loads(in_comfyui(SCRIPT)[-1])
 
 

@@ -43,17 +43,14 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """The family."""
         return self.variant.family
 
     @property
     def name(self) -> str:
-        """The variant and the cfg scale."""
         return f"{self.variant.name}, cfg {self.cfg:g}"
 
     @property
     def saves(self) -> tuple[str, ...]:
-        """The nodes that save latents."""
         return self.variant.latents
 
     @property
@@ -62,7 +59,6 @@ class Case:
         return self.variant.shown
 
     def workflow(self) -> Workflow:
-        """The stock graph."""
         return self.variant.graph(cfg=self.cfg, steps=self.steps)
 
     def plans(self) -> list[str]:

@@ -46,7 +46,6 @@ def _ask(question: str, about: Any) -> dict[str, Any]:
 
 
 def _shapes(classes: dict[str, Any]) -> dict[str, Shapes]:
-    """The child's answer to `shapes_of`."""
     import importlib
 
     import comfy.ops
@@ -106,7 +105,6 @@ def _detected(paths: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _answer() -> None:
-    """The child's whole life."""
     path, question = sys.argv[1], json.load(sys.stdin)
     sys.path[0] = path
     sys.argv = ["main.py", "--cpu"]

@@ -99,22 +99,18 @@ class Drifted:
 
     @property
     def client(self) -> ComfyClient:
-        """A client of it."""
         return ComfyClient(self.server.url)
 
     @property
     def proofs_file(self) -> Path:
-        """Where it keeps proofs."""
         return self.cache / "parallel-dit" / "proofs.json"
 
     @property
     def plans_file(self) -> Path:
-        """Where it keeps plans that were found."""
         return self.cache / "parallel-dit" / "found_plans.json"
 
     @property
     def proofs(self) -> list[dict[str, Any]]:
-        """What it keeps."""
         file = self.proofs_file
         return list(json.loads(file.read_text())["proofs"].values()) if file.exists() else []
 

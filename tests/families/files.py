@@ -73,7 +73,6 @@ class ModelFile:
         return {"config": json.dumps({"transformer": told})} if told else {}
 
     def rows(self, shapes: Shapes) -> list[Row]:
-        """Each tensor with how it is initialised."""
         rules = (*self.rules, *RULES)
         return [row(f"{self.prefix}{name}", tuple(shape), rules) for name, shape in shapes.items()]
 

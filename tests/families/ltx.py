@@ -58,7 +58,6 @@ def conditions() -> dict[str, Any]:
 
 
 def text_to_video(graph: Workflow) -> None:
-    """An empty latent and two prompts."""
     conditioned(graph)
     through(graph, "latent", "EmptyLTXVLatentVideo", "latent_image", **SIZE)
 
@@ -85,7 +84,6 @@ def weakly_guided(graph: Workflow) -> None:
 
 
 def video_encoder(graph: Workflow) -> list[Any]:
-    """A VAE of LTX's shapes."""
     return encoder(graph, channels=128, spatial=32, temporal=8)
 
 

@@ -37,7 +37,6 @@ def rounds_inputs(kind: str) -> bool:
 
 
 def file_of(kind: str) -> str:
-    """The name of a file of that kind."""
     return f"wan_{kind.replace(' ', '_').replace(',', '')}.safetensors"
 
 
@@ -60,7 +59,6 @@ def write_files(models: Path, kinds: Iterable[str]) -> list[Path]:
 
 
 def graph_of(file: str, *, seed: int = 7) -> Workflow:
-    """A stock graph of a file."""
     graph = small(steps=2, seed=seed)
     graph["model"]["inputs"]["unet_name"] = file
     return graph

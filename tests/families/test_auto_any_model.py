@@ -25,7 +25,6 @@ def automatic(devices: str, *, seed: int = 7, **loader: str) -> Workflow:
 
 
 def small(*, seed: int = 7) -> Workflow:
-    """Its stock graph."""
     graph = FLUX.graph(seed=seed, steps=2)
     graph["latent"]["inputs"] |= {"width": 32, "height": 32}
     return graph

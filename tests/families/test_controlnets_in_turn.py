@@ -57,7 +57,6 @@ def write_files(models: Path) -> list[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def files(family_models: Path) -> Iterator[None]:
-    """Gone at the end."""
     paths = write_files(family_models)
     yield
     for path in paths:
@@ -65,7 +64,6 @@ def files(family_models: Path) -> Iterator[None]:
 
 
 def plain(file: str, add: Add, *, seed: int = 7) -> Workflow:
-    """The stock graph of a file."""
     return Variant(name=file, family=file, file=file, add=add).graph(cfg=3.0, seed=seed, steps=2)
 
 

@@ -32,7 +32,6 @@ WEIGHTS = dict(zip(DTYPES, ("replicated", "sharded", "offloaded"), strict=True))
 
 @pytest.fixture(scope="module", autouse=True)
 def lora(family_models: Path) -> None:
-    """A LoRA for Wan."""
     modules = {"blocks.0.self_attn.q": (120, 120), "blocks.1.ffn.0": (240, 120), "blocks.2.cross_attn.v": (120, 120)}
     write_adapter(family_models / "loras" / LORA, "lora_alpha", modules)
 

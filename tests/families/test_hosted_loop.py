@@ -46,7 +46,6 @@ def small(name: str, *, cfg: float = 3.0, steps: int = 3, **sampler: Any) -> Wor
 
 
 def ours(graph: Workflow, plan: str | dict[str, Any] = PLAN, *, loop: str = "auto") -> Workflow:
-    """The same graph with our loader and our sampler."""
     degrees = PLANS[plan] if isinstance(plan, str) else plan
     graph = parallelized(graph, **degrees)
     graph["sampler"]["class_type"] = "ParallelSampler"

@@ -36,7 +36,6 @@ def loras(family_models: Path) -> Path:
 
 
 def file_of(kind: str, of: str = "wan") -> str:
-    """A file's name."""
     return f"{of}_{kind}.safetensors"
 
 

@@ -24,7 +24,6 @@ STEPS = 3
 
 
 def ksampler() -> Workflow:
-    """With KSampler."""
     return WAN.graph(cfg=3.0, steps=STEPS)
 
 
@@ -89,7 +88,6 @@ def behind_model(graph: Workflow, name: str, class_type: str, **inputs: Any) -> 
 
 
 def ours(graph: Workflow, **config: Any) -> Workflow:
-    """The same graph over two ranks."""
     return parallelized(graph, **PLAN, **config)
 
 

@@ -17,7 +17,6 @@ PLANS: dict[str, dict[str, int]] = {"ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}
 
 
 def ours(plan: str, attention: str) -> Workflow:
-    """A graph of Flux.1 under a plan, with a kernel."""
     config: dict[str, Any] = {"devices": "cpu:2", "mode": "manual", **PLANS[plan], "attention": attention}
     return parallel(FLUX.graph(steps=2), loader="ParallelModelLoader", sampler="ParallelSampler", **config)
 

@@ -63,7 +63,6 @@ ODD = (
 
 @pytest.fixture(scope="module")
 def bench(hosted_server: ComfyServer) -> Bench:
-    """Stock results are kept for the whole module."""
     return Bench(ComfyClient(hosted_server.url), PLANS)
 
 

@@ -32,7 +32,6 @@ INPUTS = {"reuse_threshold": 0.5, "start_percent": 0.1, "end_percent": 0.95, "ve
 
 
 def ours(graph: Workflow, plan: str, *, loop: str = "auto", sampler: str = "ParallelSampler", **more: Any) -> Workflow:
-    """The same graph with our loader and our sampler."""
     config = {"devices": "cpu:4", "mode": "manual", **PLANS[plan], **more}
     graph = parallel(graph, loader=LOADER, sampler=sampler, **config)
     graph["sampler"]["inputs"]["loop"] = loop

@@ -65,7 +65,6 @@ def controlled(graph: Workflow) -> Workflow:
 
 
 def ours(graph: Workflow, plan: str) -> Workflow:
-    """The same graph with Parallel Model Loader."""
     return parallel(graph, mode="manual", loader="ParallelModelLoader", **PLANS[plan])
 
 

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def bench(hosted_server: ComfyServer) -> Bench:
-    """Runs graphs of stock's and of ours."""
     return Bench(ComfyClient(hosted_server.url), PLANS)
 
 

@@ -135,14 +135,12 @@ radiance = picture_of(TEXT, RADIANCE_LATENT, width=28, height=20)
 
 
 def boogu_edit(graph: Workflow) -> None:
-    """Two references."""
     boogu(graph)
     encoder(graph, temporal=0)
     with_references(graph, (96, 64), (64, 48))
 
 
 def mage_flow_edit(graph: Workflow) -> None:
-    """A reference."""
     mage_flow(graph)
     encoder(graph, channels=128, spatial=16, temporal=0)
     with_references(graph, (64, 48))
@@ -174,7 +172,6 @@ def hidream_o1(graph: Workflow) -> None:
 
 
 def hidream_o1_edit(graph: Workflow) -> None:
-    """With a picture to edit."""
     hidream_o1(graph)
     pixels = picture(graph, "picture", width=128, height=96)
     inputs = {"positive": ["positive", 0], "negative": ["negative", 0], "images.image_1": pixels}

@@ -59,7 +59,6 @@ FILES = (
 
 
 def text_to_video(graph: Workflow) -> None:
-    """An empty latent and two prompts."""
     prompts(graph, width=TEXT, tokens=TOKENS)
     through(graph, "latent", "EmptyHunyuanLatentVideo", "latent_image", **SIZE)
 

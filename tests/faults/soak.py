@@ -122,7 +122,6 @@ class Soak:
             self.wrong(f"relative error {error:.1e} with {plan.name}, LoRA {case.deltas.name!r}")
 
     def wrong(self, what: str) -> None:
-        """Something did not hold."""
         self.ledger.wrong.append(f"WRONG after {sum(self.ledger.injected.values())} faults: {what}")
 
     def refused(self, fault: str, since: float, pids: list[int], ask: Callable[[], None], expected: str) -> bool:
@@ -291,7 +290,6 @@ class Soak:
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="faults.soak", description="Mix faults at random.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)

@@ -37,7 +37,6 @@ class Ledger:
         self.steady_prompts = prompts
 
     def table(self) -> str:
-        """The whole account."""
         lines = [f"{'fault':28} {'injected':>8} {'noticed within':>15} {'recovered within':>17}"]
         for fault, count in sorted(self.injected.items()):
             noticed, recovered = (_seconds(times.get(fault)) for times in (self.noticed_s, self.recovered_s))

@@ -126,7 +126,6 @@ class ComfyClient:
         self.url = url
 
     def get(self, path: str, **query: str) -> Any:
-        """The JSON of a GET."""
         return json.loads(self.get_bytes(path, **query))
 
     def get_bytes(self, path: str, **query: str) -> bytes:

@@ -112,7 +112,6 @@ class ComfyServer:
 
     @property
     def log(self) -> str:
-        """The text of the log so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
 
     @property
@@ -122,11 +121,9 @@ class ComfyServer:
 
     @property
     def output(self) -> Path:
-        """The folder the server saves images in."""
         return self.base / "output"
 
     def running(self) -> bool:
-        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def prepare(self) -> None:

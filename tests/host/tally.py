@@ -167,5 +167,4 @@ class Tally:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the plugin."""
     config.pluginmanager.register(Tally(), "tally")

@@ -127,11 +127,9 @@ class TinyModels:
 
     @property
     def models(self) -> Path:
-        """ComfyUI's `models` folder."""
         return self.base / "models"
 
     def diffusion_model(self, name: str) -> Path:
-        """The path of a file in `models/diffusion_models`."""
         return self.models / "diffusion_models" / name
 
 

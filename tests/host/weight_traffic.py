@@ -47,12 +47,10 @@ class WeightTraffic(TorchDispatchMode):
 
     @property
     def use(self) -> Use:
-        """What was counted so far."""
         held = Counter(str(part.dtype).removeprefix("torch.") for part in self._parts)
         return Use(self._kernels, self._moved, sum(part.nbytes for part in self._parts), self._numbers, held)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As torch says."""
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a quantised tensor says what it does by kernels of plain ones, which come here
         out = func(*args, **(kwargs or {}))

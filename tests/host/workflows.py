@@ -12,7 +12,6 @@ from .tiny_models import TinyModels
 
 
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    """A node in API form."""
     return {"class_type": class_type, "inputs": inputs}
 
 

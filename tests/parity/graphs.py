@@ -42,7 +42,6 @@ class Graph:
 
 
 def of(kind: str, name: str, *edits: Edit, **settings: Any) -> Graph:
-    """A row of the table."""
     return Graph(kind, name, edits, tuple(settings.items()))
 
 

@@ -142,7 +142,6 @@ class Bench:
         return self.run(counted(switched_off(self._parallelized(graph, plan))), graph.saves)
 
     def compare(self, graph: Case, plan: str) -> Row:
-        """The cell of a graph and a plan."""
         return self._cell(graph, plan, self.ours)
 
     def control(self, graph: Case, plan: str) -> Row:

@@ -41,7 +41,6 @@ CONTROLS = [(name, plan) for name, plan in FIRST if plan in ("ulysses 2", "ring 
 
 @pytest.fixture(scope="module")
 def bench(comfy_server: ComfyServer, tiny_models: TinyModels) -> Bench:
-    """Stock results are kept for the whole module."""
     return prepare(ComfyClient(comfy_server.url), tiny_models)
 
 

@@ -78,7 +78,6 @@ def merged(graph: Workflow, name: str) -> Workflow:
 
 
 def merged_after(tiny: TinyModels) -> Workflow:
-    """Our MODEL merged."""
     graph = merged(ours(tiny), "between")
     graph["sampler"]["inputs"]["model"] = ["between", 0]
     return graph

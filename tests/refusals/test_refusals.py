@@ -38,7 +38,6 @@ def test_what_cannot_run_remotely_is_refused_by_name_before_a_step(
 
 
 def stock(graph: Workflow) -> Workflow:
-    """The same graph with the stock loader."""
     inputs = {"unet_name": graph["model"]["inputs"]["unet_name"], "weight_dtype": "default"}
     kept = {name: node for name, node in graph.items() if name != "config"}
     return kept | {"model": node("UNETLoader", **inputs)}

@@ -20,12 +20,10 @@ FOLDER = PACK_ROOT / "subgraphs"
 
 
 def saved(name: str) -> dict[str, Any]:
-    """A blueprint's file."""
     return json.loads((FOLDER / f"{BLUEPRINTS[name]}.json").read_text())
 
 
 def template(name: str) -> dict[str, Any]:
-    """The graph that it was made from."""
     return json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
 
 

@@ -23,7 +23,6 @@ each_template = pytest.mark.parametrize("name", TEMPLATES)
 
 
 def saved(name: str) -> dict[str, Any]:
-    """A template's file."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 

@@ -12,7 +12,6 @@ from .targets import control, header, records, wire
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="faults.fuzz", description="Fuzz the parsers of the pack.")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for each parser")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="of the random changes")

@@ -50,7 +50,6 @@ class Findings:
     broken: list[tuple[bytes, str]] = field(default_factory=list)
 
     def line(self) -> str:
-        """One line of the table."""
         return (
             f"{self.name:24} {self.inputs:>9} inputs, {self.accepted:>8} accepted, {self.edges:>4} edges, "
             f"{self.corpus:>4} kept, slowest {self.slowest_s * 1e3:6.1f} ms, {self.wall_s:6.1f} s, "

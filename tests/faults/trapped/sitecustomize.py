@@ -50,7 +50,6 @@ class AfterImport(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec):
-        """As the module's own loader."""
         return self.inner[spec.name].create_module(spec)
 
     def exec_module(self, module):

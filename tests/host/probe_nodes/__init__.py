@@ -131,12 +131,9 @@ def empty_batch() -> io.NodeOutput:
 
 
 class ProbeNodes(ComfyExtension):
-    """The extension ComfyUI asks for its nodes."""
-
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES
 
 
 async def comfy_entrypoint() -> ProbeNodes:
-    """ComfyUI's entry into the pack."""
     return ProbeNodes()

@@ -110,7 +110,6 @@ class PoolingVAE:
     spacial_compression_decode = spacial_compression_encode
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The latents of pictures."""
         picture = (pixels[..., :3].movedim(-1, 1) - 0.5) * self.spatial * 4
         picture = torch.nn.functional.avg_pool2d(picture, self.spatial)  # (N, 3, h, w)
         if not self.temporal:
@@ -150,7 +149,6 @@ class PretendTextEncoder:
         return text, len(images) + sum("data" in item for item in minimax_ref_items)
 
     def encode_from_tokens_scheduled(self, tokens: tuple[str, int]) -> list[Any]:
-        """A conditioning."""
         text, pictures = tokens
         tags = torch.ones(self.tokens, dtype=torch.long)
         tags[1 : 1 + 2 * pictures] = 0

@@ -59,7 +59,6 @@ class WithoutExchange:
         return getattr(self.run, name)
 
     def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
-        """A call of the model."""
         return self.run.call(tensors, options={**options, self.option: True}, **rest)
 
 

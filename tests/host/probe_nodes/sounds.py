@@ -31,7 +31,6 @@ class StereoVAE:
     audio_sample_rate = RATE
 
     def encode(self, waveform: torch.Tensor) -> torch.Tensor:
-        """The latents of a sound."""
         frames = waveform.movedim(1, -1).unflatten(-1, (-1, RATE // STEREO_FRAMES_PER_S)).amax(dim=-1)  # (1, 2, F)
         return random_values(6, 32)[None, :, None, None] * (frames[:, None] - 3)
 

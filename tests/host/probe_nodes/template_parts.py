@@ -59,7 +59,6 @@ class WeightlessText:
         """Nothing is loaded."""
 
     def tokenize(self, text: str, **more: Any) -> Tokens:
-        """The tokens of a text, and of what goes with it."""
         said = {name: value for name, value in more.items() if isinstance(value, (str, int, float))}
         return Tokens(f"{text}{sorted(said.items())}")
 
@@ -71,7 +70,6 @@ class WeightlessText:
     def encode_from_tokens_scheduled(
         self, tokens: Tokens, unprojected: bool = False, add_dict: dict[str, Any] | None = None, **_: Any
     ) -> list[Any]:
-        """A conditioning."""
         sizes = self.sizes
         seed = zlib.crc32(repr(sorted(tokens.items())).encode())
         more: dict[str, Any] = {"pooled_output": None}
@@ -116,7 +114,6 @@ class WeightlessVision:
 
 @node("StandInVision", gives=[io.ClipVision])
 def stand_in_vision(tokens: int, width: int, wide: int) -> io.NodeOutput:
-    """A CLIP vision encoder."""
     return io.NodeOutput(WeightlessVision(tokens, width, wide))
 
 

@@ -149,7 +149,6 @@ def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:
 
 @node("RandomLatent", gives=[io.Latent])
 def random_latent(shape: str, seed: int = 3) -> io.NodeOutput:
-    """A latent of any shape."""
     generator = torch.Generator().manual_seed(seed)
     return io.NodeOutput({"samples": torch.randn([int(size) for size in shape.split()], generator=generator)})
 

@@ -78,12 +78,9 @@ class TinyDualCLIPLoader(io.ComfyNode):
 
 
 class TinyTextEncoders(ComfyExtension):
-    """The extension ComfyUI asks for its nodes."""
-
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [TinyDualCLIPLoader]
 
 
 async def comfy_entrypoint() -> TinyTextEncoders:
-    """ComfyUI's entry into the pack."""
     return TinyTextEncoders()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from families.graphs import node, picture, through
@@ -18,7 +17,6 @@ from families.variants import BY_NAME
 from host import encoder_layouts
 from host.client import ComfyClient, PromptRefusedError, Workflow
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
-from host.quantised import FORMATS, mark
 from host.server import ComfyServer
 from host.tiny_models import write_layout
 from parallel_runtime.cli.flux_in_diffusers import to_diffusers
@@ -37,9 +35,6 @@ FILES = {
     "text.safetensors": ("text", "not a safetensors file", "use"),
     "pickled.pt": ("pickled.pt", "only .safetensors", "convert"),
     "gguf.safetensors": ("gguf", "is a GGUF file", "use a .safetensors file"),
-    "no_scales.safetensors": ("no_scales", "0.ffn.0 is in the format nvfp4 and lacks its weight_scale,", "use another"),
-    "format.safetensors": ("format", "0.ffn.0 is in the format 'nvfp3', and this ComfyUI has", "update ComfyUI"),
-    "broken.safetensors": ("broken", "0.ffn.0.comfy_quant is not the JSON text of a format", "download the file again"),
 }
 
 
@@ -53,7 +48,6 @@ def bad_files(family_models: Path) -> Iterator[None]:
     (folder / "text.safetensors").write_bytes(b"this is a web page, not a model " * 64)
     (folder / "pickled.pt").write_bytes(b"\x80\x04.")
     (folder / "gguf.safetensors").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
-    write_bad_formats(folder)
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
     write_layout(folder / "encoder.safetensors", encoder_layouts.t5(64), seed=91)
     write_layout(folder / SEEDVR2.file, SEEDVR2_ROWS, seed=2)
@@ -65,24 +59,6 @@ def bad_files(family_models: Path) -> Iterator[None]:
     for name in (*FILES, "model.gguf", SEEDVR2.file):
         (folder / name).unlink()
     (family_models / "loras" / LORA).unlink()
-
-
-def write_bad_formats(folder: Path) -> None:
-    """Files of which one layer is quantised, and something is wrong with how they say so."""
-    weights = load_file(folder / WAN.file)
-    with safe_open(folder / WAN.file, framework="pt") as file:
-        metadata = file.metadata()
-    layer = "blocks.0.ffn.0"
-    stored = FORMATS["nvfp4"].stored(layer, weights[f"{layer}.weight"])
-    broken = torch.tensor(list(b'{"format": "nv'), dtype=torch.uint8)
-    bad: dict[str, dict[str, torch.Tensor | None]] = {
-        "no_scales": {f"{layer}.weight_scale": None},
-        "format": {f"{layer}.comfy_quant": mark({"format": "nvfp3"})},
-        "broken": {f"{layer}.comfy_quant": broken},
-    }
-    for name, changes in bad.items():
-        found = {key: each for key, each in (weights | stored | changes).items() if each is not None}
-        save_file(found, folder / f"{name}.safetensors", metadata=metadata)
 
 
 @pytest.fixture(scope="module")

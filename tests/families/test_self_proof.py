@@ -128,12 +128,3 @@ def test_a_plan_that_could_not_be_proven_runs_and_says_so(drifted: Drifted) -> N
     assert report["warnings"] == ["with this ComfyUI the plan is not proven: it cannot be judged"]
     assert "warning: with this ComfyUI the plan is not proven" in result.outputs["show"]["text"][0]
     assert any(text.endswith("not proven: it cannot be judged") for node, text in result.texts if node == "sampler")
-
-
-def test_a_broken_file_of_proofs_costs_a_warning_and_another_proof(drifted: Drifted) -> None:
-    drifted.proofs_file.parent.mkdir(parents=True, exist_ok=True)
-    drifted.proofs_file.write_text("{")
-    graph = ours(PLAIN.graph(seed=4, steps=1), ulysses=1, ring=2)
-    assert drifted.client.queue(graph).report()["proof"]["verdict"] == "proven"
-    assert "proofs.json is damaged or of another version and is not believed" in drifted.server.log
-    assert [entry["key"]["plan"] for entry in drifted.proofs] == ["ring=2"]

@@ -20,12 +20,6 @@ def test_a_rank_that_raises_while_the_others_wait_for_it(pool):
     assert set(pool.status()["pids"]).isdisjoint(pids), "a rank was kept"
 
 
-def test_running_out_of_memory_has_a_remedy_of_its_own(lone_rank):
-    text = "CUDA out of memory. Tried to allocate 20.00 GiB"
-    error = failure(lone_rank, faults={0: [["fail", "memory", text]]})
-    assert first_line(error).startswith(f"rank 0: OutOfMemoryError: {text}; use a smaller image")
-
-
 def test_the_cpus_own_words_for_it_have_the_same_remedy(lone_rank):
     error = failure(lone_rank, faults={0: [["allocate", 1 << 60]]})
     assert first_line(error).startswith("rank 0: RuntimeError: ")

@@ -20,7 +20,7 @@ from host.client import Workflow
 from host.tiny_models import write_layout
 
 from .files import RULES, ModelFile, Rule, row
-from .graphs import encoder, node, picture, prompts, through
+from .graphs import Add, encoder, node, picture, prompts, through
 from .variant import Variant
 
 CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
@@ -103,34 +103,19 @@ FILES = tuple(
 )
 
 
-def of_size(graph: Workflow) -> None:
-    """One picture of 14 x 10 latent pixels."""
-    through(graph, "latent", "EmptyLatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+def of_size(text: int, *, tokens: int = 77, pictures: int = 1, **more: int) -> Add:
+    """Prompts of equal length, which go through the model as one batch, and pictures of 14 x 10 latent pixels."""
+
+    def add(graph: Workflow) -> None:
+        prompts(graph, width=text, tokens=tokens, **more)
+        size = {"width": WIDTH, "height": HEIGHT, "batch_size": pictures}
+        through(graph, "latent", "EmptyLatentImage", "latent_image", **size)
+
+    return add
 
 
-def sd15(graph: Workflow) -> None:
-    """Prompts of equal length: both go through the model as one batch."""
-    prompts(graph, width=TEXT_15, tokens=77)
-    of_size(graph)
-
-
-def xl(graph: Workflow) -> None:
-    """The same with what SDXL's second text encoder pools."""
-    prompts(graph, width=TEXT_XL, tokens=77, pooled=POOLED)
-    of_size(graph)
-
-
-def svd(graph: Workflow) -> None:
-    """Three frames, and what CLIP vision would say of the picture that they begin with."""
-    prompts(graph, width=1024, tokens=1)
-    of_size(graph)
-    graph["latent"]["inputs"]["batch_size"] = 3
-
-
-def sd2(graph: Workflow) -> None:
-    """Prompts of OpenCLIP's width."""
-    prompts(graph, width=1024, tokens=77)
-    of_size(graph)
+xl = of_size(TEXT_XL, pooled=POOLED)
+sd2 = of_size(1024)
 
 
 def unclip(graph: Workflow) -> None:
@@ -140,12 +125,6 @@ def unclip(graph: Workflow) -> None:
     for name in ("positive", "negative"):
         inputs = {"conditioning": [name, 0], "clip_vision_output": ["seen", 0], "strength": 1.0}
         through(graph, f"{name} unclip", "unCLIPConditioning", name, noise_augmentation=0.1, **inputs)
-
-
-def refiner(graph: Workflow) -> None:
-    """SDXL's second text encoder alone."""
-    prompts(graph, width=1280, tokens=77, pooled=POOLED)
-    of_size(graph)
 
 
 def cascade_c(graph: Workflow) -> None:
@@ -169,15 +148,15 @@ def cascade_b(graph: Workflow) -> None:
 VARIANTS = tuple(
     Variant(name=name, family="U-Net", file=f"tiny_{file}.safetensors", add=add)
     for name, file, add in (
-        ("sd1.5", "sd15", sd15),
+        ("sd1.5", "sd15", of_size(TEXT_15)),
         ("sdxl koala", "koala", xl),
         ("sdxl", "sdxl", xl),
-        ("svd", "svd", svd),
+        ("svd", "svd", of_size(1024, tokens=1, pictures=3)),
         ("sd2, v", "sd2", sd2),
         ("sd2.1 unclip", "unclip", unclip),
         ("ssd-1b", "ssd1b", xl),
         ("segmind vega", "vega", xl),
-        ("sdxl refiner", "sdxl_refiner", refiner),
+        ("sdxl refiner", "sdxl_refiner", of_size(1280, pooled=POOLED)),
         ("stable cascade b", "cascade_b", cascade_b),
         ("stable cascade c", "cascade_c", cascade_c),
     )

@@ -1,4 +1,4 @@
-"""From an option of ComfyUI's parser to the attention function of a rank, packages that a GPU needs made up here."""
+"""The attention function of a rank by the option that it is told, packages that a GPU needs made up here."""
 
 from __future__ import annotations
 
@@ -48,34 +48,13 @@ from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.parallel.kernels import ATTENDED
-sys.path.insert(0, sys.argv[2])
-from comfy_options import options_of
-import_comfyui(ComfyUI(sys.argv[1], options_of(sys.argv[3:])), torch.device("cpu"))
+import_comfyui(ComfyUI(sys.argv[1], (sys.argv[2],)), torch.device("cpu"))
 q = torch.randn(1, 2, 64, 64, dtype=torch.bfloat16)
 out = installed().kernel.heads([q, q, q], 2, None, attn_precision=None, options={}, owned=False, named="")
 expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
 assert (out.float() - expected.float()).norm() < 0.02 * expected.float().norm()
 print("ran", *ATTENDED, sep="|")
 """
-# Reads them off ComfyUI's own parser as its process does; in a child, since this process becomes the rank.
-OPTIONS_OF = """
-import json, subprocess, sys
-READ = '''
-import json, sys
-sys.path.insert(0, sys.argv[1])
-sys.argv = sys.argv[:1] + sys.argv[2:]
-import comfy.options
-comfy.options.enable_args_parsing()
-from comfy.cli_args import args, parser
-from parallel_runtime.models.hosted.options import read_options
-print(json.dumps(read_options(parser, args).told))
-'''
-def options_of(words):
-    done = subprocess.run([sys.executable, "-c", READ, sys.argv[1], *words], capture_output=True, text=True, check=True)
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
-"""
-
-
 # Of the ComfyUI at hand: --use-ck-attention came after 0.30.
 HAS = (comfyui_path() / "comfy" / "cli_args.py").read_text(encoding="utf-8")
 CASES = [
@@ -88,12 +67,11 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "called", "ran"), CASES)
-def test_an_option_of_the_parser_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:
+def test_an_option_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:
     for name, text in STAND_INS.items():
         (tmp_path / f"{name}.py").write_text(text)
-    (tmp_path / "comfy_options.py").write_text(OPTIONS_OF)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    command = [sys.executable, "-c", IN_A_RANK, str(comfyui_path()), str(tmp_path), option, "--cpu"]
+    command = [sys.executable, "-c", IN_A_RANK, str(comfyui_path()), option]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()

@@ -19,6 +19,7 @@ from host.client import ComfyClient, PromptRefusedError, Workflow
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
 from host.server import ComfyServer
 from host.tiny_models import write_layout
+from host.workflows import with_lora
 from parallel_runtime.cli.flux_in_diffusers import to_diffusers
 
 WAN = BY_NAME["wan 2.1 t2v"]
@@ -165,11 +166,9 @@ def test_a_lora_of_another_family_changes_nothing_there_as_here(
 ) -> None:
     """ComfyUI takes what fits of a LoRA, and says in its log what does not."""
     for graph in (WAN.graph(steps=2), ours(WAN.graph(steps=2), **ULYSSES)):
-        source = graph["sampler"]["inputs"]["model"]
-        graph["lora"] = node("LoraLoaderModelOnly", model=source, lora_name=LORA, strength_model=1.0)
-        graph["sampler"]["inputs"]["model"] = ["lora", 0]
+        changed = with_lora(graph, LORA)
         said = hosted_server.log.count("lora key not loaded")
-        assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), right) <= TOLERANCE
+        assert relative_error(saved_latent(hosted_client, hosted_client.queue(changed)), right) <= TOLERANCE
         assert hosted_server.log.count("lora key not loaded") > said
 
 

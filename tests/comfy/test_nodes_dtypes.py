@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from host import workflows
 from host.client import ComfyClient, Workflow
-from host.formats import behind_model, same_picture
+from host.formats import same_picture
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
+from host.workflows import between
 from parity.runner import PLANS, switched_off
 
 MIXED = "tiny_dev_mixed.safetensors"
@@ -41,7 +42,7 @@ def files(tiny_models: TinyModels) -> Iterator[None]:
 
 def ours_of(graph: Workflow, plan: str, loop: str) -> Workflow:
     graph = copy.deepcopy(graph)
-    graph["sampler"]["inputs"]["model"] = graph.pop("ModelComputeDtype")["inputs"]["model"]
+    graph["sampler"]["inputs"]["model"] = graph.pop("dtype")["inputs"]["model"]
     settings = {"mode": "manual", **PLANS[plan]}
     graph = parallel(graph, weight_dtype="bfloat16", sampler="ParallelFluxSampler", **settings)
     graph["sampler"]["inputs"] |= {"loop": loop, "modulations": "keep"}
@@ -52,7 +53,7 @@ def test_a_picture_in_half_precision_is_stocks_in_either_loop(client: ComfyClien
     """Its sigmas are no numbers that a half holds."""
     graph = to_latent(workflows.text_to_image(tiny_models, steps=6, width=112, height=80))
     graph["sampler"]["inputs"]["scheduler"] = "beta"
-    graph = behind_model(graph, "ModelComputeDtype", dtype="bf16")
+    graph = between(graph, "dtype", "ModelComputeDtype", dtype="bf16")
     stock, allowed = same_picture(client, graph)
     assert allowed < 2e-2, "stock moves so far that a wrong plan would pass"
     for plan, loop in (("ulysses 2", "host"), ("ring 3", "auto")):
@@ -70,6 +71,6 @@ def test_a_file_of_mixed_dtypes_is_computed_in_each_dtype_as_stock_does(
     graph["model"]["inputs"]["unet_name"] = MIXED
     stock = latent_of(client, graph)
     assert relative_error(latent_of(client, parallel(graph)), stock) <= TOLERANCE
-    half, allowed = same_picture(client, behind_model(graph, "ModelComputeDtype", dtype="bf16"))
+    half, allowed = same_picture(client, between(graph, "dtype", "ModelComputeDtype", dtype="bf16"))
     assert relative_error(half, stock) > 100 * TOLERANCE
     assert relative_error(latent_of(client, parallel(graph, weight_dtype="bfloat16")), half) <= allowed

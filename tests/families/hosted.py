@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
+from host import pack_workflows
 from host.client import Workflow
 from host.pack_workflows import parallel
+from host.workflows import between
 
-from .graphs import node
 from .variants import BY_NAME
 
 WAN, QWEN = BY_NAME["wan 2.1 t2v"], BY_NAME["qwen-image"]
@@ -22,15 +22,6 @@ def small(family: str = "Wan", *, seed: int = 7, steps: int = 2) -> Workflow:
     return VARIANTS[family].graph(cfg=3.0, seed=seed, steps=steps)
 
 
-def between(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
-    """The graph with one more node between its model and its sampler."""
-    graph = copy.deepcopy(graph)
-    sampler = graph["sampler"]["inputs"]
-    graph[name] = node(class_type, model=sampler["model"], **inputs)
-    sampler["model"] = [name, 0]
-    return graph
-
-
 def with_loras(graph: Workflow, *loras: tuple[str, float]) -> Workflow:
     """Stock LoRA loaders one behind the other before the sampler, by file name and strength."""
     for number, (name, strength) in enumerate(loras):
@@ -38,17 +29,9 @@ def with_loras(graph: Workflow, *loras: tuple[str, float]) -> Workflow:
     return graph
 
 
-def parallelized(graph: Workflow, plan: str = "ulysses 2", *, source: str = "model") -> Workflow:
-    """The same graph with Parallelize Model behind the node `source`; whoever used that uses it."""
-    graph = copy.deepcopy(graph)
-    for user in graph.values():
-        user["inputs"] = {
-            key: ["parallel", 0] if value == [source, 0] else value for key, value in user["inputs"].items()
-        }
-    inputs = {"mode": "manual", "devices": "cpu:2", "ulysses": 1, "ring": 1, **PLANS[plan]}
-    graph["config"] = node("SPConfig", **inputs)
-    graph["parallel"] = node("ParallelizeModel", model=[source, 0], sp_config=["config", 0])
-    return graph
+def parallelized(graph: Workflow, plan: str = "ulysses 2") -> Workflow:
+    """The same graph with Parallelize Model, under that plan."""
+    return pack_workflows.parallelized(graph, mode="manual", **PLANS[plan])
 
 
 def ours(graph: Workflow, plan: str = "ulysses 2", **more: Any) -> Workflow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 
@@ -10,21 +9,12 @@ import torch
 
 from .client import ComfyClient, Workflow
 from .pack_workflows import latent_of, relative_error
-from .workflows import node
+from .workflows import between
 
 SAME_PICTURE, KERNEL_ALLOWANCE = 5e-3, 1.5
 KERNELS = ("attention_pytorch", "attention_sub_quad", "attention_split")  # of ComfyUI, exact; the first its server's
 THREADS = (1, 2)  # its server has one
 BLOCK = re.compile(r"blocks\.\d+\.")
-
-
-def behind_model(graph: Workflow, class_type: str, **inputs: object) -> Workflow:
-    """The graph with a node between its model and its sampler."""
-    graph = copy.deepcopy(graph)
-    held = graph["sampler"]["inputs"]["model"]
-    graph[class_type] = node(class_type, model=held, **inputs)
-    graph["sampler"]["inputs"]["model"] = [class_type, 0]
-    return graph
 
 
 def same_picture(client: ComfyClient, graph: Workflow, *, least: float = SAME_PICTURE) -> tuple[torch.Tensor, float]:
@@ -38,7 +28,7 @@ def stock_moves(client: ComfyClient, graph: Workflow, stock: torch.Tensor) -> fl
     with what its sampler rounds between the steps: two of them from a noise 700 times the latent lose 1e-5."""
     ways = [{"kernel": kernel, "threads": threads} for kernel, threads in itertools.product(KERNELS, THREADS)]
     ways[0]["double"] = True  # else the way of its server
-    return max(relative_error(latent_of(client, behind_model(graph, "StockAttention", **way)), stock) for way in ways)
+    return max(relative_error(latent_of(client, between(graph, "way", "StockAttention", **way)), stock) for way in ways)
 
 
 def allowed_by(moved: float, *, least: float) -> float:

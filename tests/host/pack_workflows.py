@@ -43,6 +43,17 @@ def parallel(
     return graph
 
 
+def parallelized(graph: Workflow, *, source: str = "model", **config: Any) -> Workflow:
+    """The same graph with Parallelize Model behind the node `source`; whoever used that uses it."""
+    graph = copy.deepcopy(graph)
+    for user in graph.values():
+        links = {key: ["parallel", 0] for key, value in user["inputs"].items() if value == [source, 0]}
+        user["inputs"] |= links
+    graph["config"] = node("SPConfig", **{"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1} | config)
+    graph["parallel"] = node("ParallelizeModel", model=[source, 0], sp_config=["config", 0])
+    return graph
+
+
 def to_latent(graph: Workflow) -> Workflow:
     """The same graph, saving the sampler's latent in place of an image."""
     graph = {name: each for name, each in copy.deepcopy(graph).items() if name not in ("decode", "save")}

@@ -5,6 +5,7 @@ Node ids are words, so a failing test says which node it was. Every builder retu
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from .client import Workflow
@@ -61,12 +62,17 @@ def schnell(tiny: TinyModels, *, steps: int = 2, width: int = 128, height: int =
     return graph
 
 
-def with_lora(graph: Workflow, name: str, *, strength: float = 1.0) -> Workflow:
-    """Puts a LoraLoaderModelOnly between the sampler and whatever model it has."""
-    inputs = graph["sampler"]["inputs"]
-    graph["lora"] = node("LoraLoaderModelOnly", model=inputs["model"], lora_name=name, strength_model=strength)
-    inputs["model"] = ["lora", 0]
+def between(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
+    """The graph with one more node between its model and its sampler."""
+    graph = copy.deepcopy(graph)
+    sampler = graph["sampler"]["inputs"]
+    graph[name] = node(class_type, model=sampler["model"], **inputs)
+    sampler["model"] = [name, 0]
     return graph
+
+
+def with_lora(graph: Workflow, name: str, *, strength: float = 1.0) -> Workflow:
+    return between(graph, "lora", "LoraLoaderModelOnly", lora_name=name, strength_model=strength)
 
 
 def with_image(graph: Workflow, image: str) -> Workflow:

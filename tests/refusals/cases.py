@@ -44,21 +44,13 @@ def ours(tiny: TinyModels) -> Workflow:
 def adopted(tiny: TinyModels, source: str = "model") -> Workflow:
     """Load Diffusion Model, then Parallelize Model behind `source`, then KSampler."""
     graph = to_latent(workflows.text_to_image(tiny, width=64, height=64))
-    graph["parallel"] = node("ParallelizeModel", model=[source, 0], sp_config=["config", 0])
-    graph["sampler"]["inputs"]["model"] = ["parallel", 0]
-    return graph | {"config": CONFIG}
+    graph["sampler"]["inputs"]["model"] = [source, 0]
+    return workflows.between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0]) | {"config": CONFIG}
 
 
 def between(class_type: str, **inputs: Any) -> Build:
     """A node between our loader and the sampler."""
-
-    def build(tiny: TinyModels) -> Workflow:
-        graph = ours(tiny)
-        graph["between"] = node(class_type, model=["model", 0], **inputs)
-        graph["sampler"]["inputs"]["model"] = ["between", 0]
-        return graph
-
-    return build
+    return lambda tiny: workflows.between(ours(tiny), "between", class_type, **inputs)
 
 
 def before(class_type: str, **inputs: Any) -> Build:
@@ -194,10 +186,7 @@ def read_by(published: str) -> Build:
 
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
-    graph = adopted(tiny)
-    graph["again"] = node("ParallelizeModel", model=["parallel", 0], sp_config=["config", 0])
-    graph["sampler"]["inputs"]["model"] = ["again", 0]
-    return graph
+    return workflows.between(adopted(tiny), "again", "ParallelizeModel", sp_config=["config", 0])
 
 
 def cast_to_fp8(tiny: TinyModels) -> Workflow:

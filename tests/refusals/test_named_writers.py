@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import latent_of
 from host.tiny_models import TinyModels
@@ -57,17 +58,14 @@ def test_of_two_nodes_of_a_class_the_one_that_wrote_is_named(
 def test_of_two_nodes_of_a_class_behind_each_other_the_one_that_wrote_is_named(
     ways: tuple[str, str], client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    graph = between(REACH, way=ways[0])(tiny_models)
-    graph["other"] = node(REACH, model=["between", 0], way=ways[1])
-    graph["sampler"]["inputs"]["model"] = ["other", 0]
+    graph = workflows.between(between(REACH, way=ways[0])(tiny_models), "other", REACH, way=ways[1])
     wrote = "other" if ways[0] == "none" else "between"
     assert client.queue(graph).error_line("KSampler").startswith(f"ReachIntoModel (node {wrote}): it patches")
 
 
 def test_two_nodes_that_patch_blocks_have_a_line_each(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = between(REACH, way="override attention")(tiny_models)
-    graph["other"] = node(LATER, model=["between", 0], way="write a block")
-    graph["sampler"]["inputs"]["model"] = ["other", 0]
+    graph = workflows.between(graph, "other", LATER, way="write a block")
     lines = client.queue(graph).error_message.splitlines()
     assert any(line.startswith("RefusedLater (node other): it patches") and "single_block 1" in line for line in lines)
     assert any(line.startswith("ReachIntoModel (node between): it patches") for line in lines), lines

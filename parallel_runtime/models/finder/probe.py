@@ -68,7 +68,7 @@ class ModuleProbe:
             views = self.moves(name, at, dim, index)
             if views is None or view not in views:
                 return "reshaped"
-            rows = moved(self.base[view], views[view], 2)
+            rows = moved(self.base[view], views[view], view_dim)
             if rows is None:
                 return "reshaped"
             if 1 < len(rows) == self.base[view].shape[view_dim] and size > 1:

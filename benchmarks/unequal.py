@@ -31,20 +31,23 @@ from .before_after import core_s
 from .planner_families import TEXT_TOKENS
 
 PAGE = Path(__file__).with_suffix(".md")
-MODELS = (("flux.2 klein", 512, 512), ("wan 2.1 t2v", 512, 384))
+MODELS = {"flux.2 klein": ((512, 512), (1024, 1024)), "wan 2.1 t2v": ((512, 384), (1024, 768))}
 PLANS = ("ulysses=2", "ring=2")
-SHARES = (2, 1)
+WAYS = ((), (2, 1))  # equal, and in proportion to the speeds
 
 
-def core_seconds(pool: Pool, trial: Trial, plan: ParallelPlan, calls: Sequence[ModelCall], turns: int) -> list[float]:
-    """Of each rank, the median over turns."""
-    pids, taken = pool.status()["pids"], list[list[float]]()
+def core_seconds(
+    pool: Pool, trial: Trial, plans: Sequence[ParallelPlan], calls: Sequence[ModelCall], turns: int
+) -> list[list[float]]:
+    """Of each plan, those of each rank: medians over turns, in each of which all plans compute a step."""
+    pids, taken = pool.status()["pids"], [list[list[float]]() for _ in plans]
     for turn in range(turns + 1):
-        before = [core_s(pid) for pid in pids]
-        pool.run(trial.spec, plan, calls)
-        if turn:
-            taken.append([core_s(pid) - was for pid, was in zip(pids, before, strict=True)])
-    return [statistics.median(each) for each in zip(*taken, strict=True)]
+        for plan, steps in zip(plans, taken, strict=True):
+            before = [core_s(pid) for pid in pids]
+            pool.run(trial.spec, plan, calls)
+            if turn:
+                steps.append([core_s(pid) - was for pid, was in zip(pids, before, strict=True)])
+    return [[statistics.median(each) for each in zip(*steps, strict=True)] for steps in taken]
 
 
 def main() -> int:
@@ -55,35 +58,38 @@ def main() -> int:
     devices, comfyui, rows = parse_devices("cpu:2").devices, find_comfyui(str(comfyui_path())), list[str]()
     with tempfile.TemporaryDirectory(prefix="unequal-") as folder, Pool(devices, threads_per_rank=1) as pool:
         pool.start()
-        models = write_families(Path(folder) / "models", only=[name for name, *_ in MODELS]) / "diffusion_models"
-        for name, width, height in MODELS:
+        models = write_families(Path(folder) / "models", only=list(MODELS)) / "diffusion_models"
+        for name, (width, height) in ((name, size) for name, sizes in MODELS.items() for size in sizes):
             workload = Workload(width=width, height=height, text_tokens=TEXT_TOKENS)
             path, given = str(models / BY_NAME[name].file), {"steps": 1, "comfyui": comfyui.path, "device": devices[0]}
             with closing(Trial(path, "float32", workload, [ParallelPlan()], **given)) as trial:
                 calls = [replace(call, options={**call.options, "timed": False}) for call in trial.calls]
-                (alone, _) = core_seconds(pool, trial, ParallelPlan(), calls, turns)
-                for text in PLANS:
-                    plan = ParallelPlan.parse(text)
-                    steps, told = {}, {}
-                    for shares in ((), SHARES):
-                        quick, slow = core_seconds(pool, trial, plan.with_shares(shares), calls, turns)
-                        steps[shares], told[shares] = max(quick, 2 * slow), f"{quick:.3f} + {slow:.3f}"
-                    ideal = alone * SHARES[0] / sum(SHARES)
-                    cells = [name, text, f"{alone:.3f}", told[()], told[SHARES], f"{steps[()] / steps[SHARES]:.2f}x"]
-                    cells += [f"{steps[SHARES] / ideal - 1:+.0%}", f"{alone / steps[()]:.2f}x"]
-                    rows.append(f"| {' | '.join([*cells, f'{alone / steps[SHARES]:.2f}x'])} |")
+                plans = [
+                    ParallelPlan(),
+                    *(ParallelPlan.parse(text).with_shares(each) for text in PLANS for each in WAYS),
+                ]
+                (alone, _), *found = core_seconds(pool, trial, plans, calls, turns)
+                for text, equal, shared in zip(PLANS, found[::2], found[1::2], strict=True):
+                    (equal_s, shared_s), ideal = (
+                        (max(quick, 2 * slow) for quick, slow in (equal, shared)),
+                        2 * alone / 3,
+                    )
+                    told = [f"{quick:.3f} + {slow:.3f}" for quick, slow in (equal, shared)]
+                    cells = [name, f"{width} x {height}", text, f"{alone:.3f}", *told, f"{equal_s / shared_s:.2f}x"]
+                    cells += [f"{shared_s / ideal - 1:+.0%}", f"{alone / equal_s:.2f}x", f"{alone / shared_s:.2f}x"]
+                    rows.append(f"| {' | '.join(cells)} |")
                     sys.stderr.write(rows[-1] + "\n")
                 pool.unload(trial.spec)
     lines = [
         "# Shares of unequal devices",
         "",
         "`PYTHONPATH=tests python -m benchmarks.unequal` writes this page: two CPU ranks of one thread, small files",
-        f"with random weights, fp32, one step, medians of {turns}. Core seconds of each rank are measured (load",
+        f"with random weights, fp32, one step, medians of {turns} turns. Core seconds of each rank are measured (load",
         f"{os.getloadavg()[0]:.0f} on {os.cpu_count()} cores, others used the machine); the second rank's count",
         "twice, as if it had half the speed. A step takes as long as the slower rank. Waiting and links are not in it.",
         "",
-        "| model | plan | one rank, s | equal, s | 2:1, s | quicker by shares | above ideal | equal | 2:1 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | pixels | plan | one rank, s | equal, s | 2:1, s | quicker by shares | above ideal | equal | 2:1 |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
         "The last two columns are over one rank. The ideal is two thirds of what one rank takes alone, with nothing",

@@ -32,7 +32,7 @@ from .choose import Prediction
 MIN_STEPS, MIN_STEP_S = 16, 0.1
 MOST_PLANS = 3
 COUNTED = 2
-IDLE_COUNTED = 5  # copies of a plan while nobody waits, where the steps are so short that one slow copy counts
+IDLE_COUNTED = 15  # copies of a plan while nobody waits, where the steps are so short that one slow copy counts
 IDLE_S = 10.0  # for which more plans are tried then, and for which those that are near are counted more often
 LIMIT = 3.0  # steps that a run may take longer for its tries
 NEAR = 1.05  # times faster, by so few copies: below it the plan predicted best stays

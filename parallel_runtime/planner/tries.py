@@ -14,8 +14,8 @@ copy of the plan predicted best comes first, and one of another, which counts at
 device, as on a CPU (groups are made before its clock starts), and elsewhere where it was quicker all the same, or where
 no time is left for another. Only where it was quicker by `NEAR` is the first measured once more. A smaller gain in so
 few copies may be the machine's: the plan stays. What there was no time for (`left`) is tried while ComfyUI is idle:
-more plans, and those that are near each other in up to `IDLE_COUNTED` copies in turns, where that takes `IDLE_S` at
-most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
+other plans, too, for `IDLE_S`, and those that are near each other in up to `IDLE_COUNTED` copies in turns, where that
+takes `IDLE_S` at most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
 """
 
 import math
@@ -40,6 +40,7 @@ NOT_COUNTED = 1
 # How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
 # percentile 25 % (benchmarks/planner.md).
 UNCERTAIN = 1.25
+IDLE_UNCERTAIN = 2.0  # the same where nobody waits, of steps so short that links and hosts decide
 RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
@@ -72,7 +73,8 @@ def worth_trying(
 
     Of the others those whose gain over this run and the next ones may be more than what their try takes, the most
     promising first, if that pays for the try of `taken` too. `table` has all that the weights serve as they lie.
-    `idle`: they are tried after the run, however short that is, and more than `MOST_PLANS` for as long as `IDLE_S`.
+    `idle`: they are tried after the run, however short that is, and for as long as `IDLE_S` others that are predicted
+    to take up to `IDLE_UNCERTAIN` times as long.
     """
     rows = _exact(table)
     if taken not in rows:
@@ -88,12 +90,13 @@ def worth_trying(
         return RUNS * steps * (first_s - row.cost.step_s / UNCERTAIN) - tried_s(row)
 
     others = sorted((row for row in rows.values() if row.plan != taken), key=lambda row: (-may_gain_s(row), row.run_s))
-    others = [row for row in others if may_gain_s(row) > 0]
-    more = accumulate(map(tried_s, others[MOST_PLANS - 1 :]))
-    others = others[: MOST_PLANS - 1 + sum(idle and end_s <= IDLE_S for end_s in more)]
-    if not others or sum(map(may_gain_s, others)) <= tried_s(rows[taken]) - set_up_s:
-        return ()
-    return (taken, *(row.plan for row in others))
+    worth = [row for row in others if may_gain_s(row) > 0][: MOST_PLANS - 1]
+    if sum(map(may_gain_s, worth)) <= tried_s(rows[taken]) - set_up_s:
+        worth = []
+    if idle:
+        left = [row for row in others if row not in worth and row.cost.step_s <= IDLE_UNCERTAIN * first_s]
+        worth += [row for row, end_s in zip(left, accumulate(map(tried_s, left)), strict=True) if end_s <= IDLE_S]
+    return (taken, *(row.plan for row in worth)) if worth else ()
 
 
 def may_gain_by_graphs(row: Prediction, *, steps: int, asynchronous: bool) -> bool:

@@ -165,7 +165,7 @@ class ComfyUIProcess:
         if "refused" in said:
             raise ValueError(said["refused"])
         if "failed" in said:
-            raise ValueError(f"ComfyUI of {self.comfyui.path} failed: {said['failed']}; {ITS_PYTHON}")
+            raise ValueError(f"ComfyUI's own code ({self.comfyui.path}) failed: {said['failed']}; {ITS_PYTHON}")
         answer: dict[str, Any] = said["answer"]
         return answer
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...checkpoint import ComfyUI
+from ...errors import in_one_line
 from ...wire.lifeline import arm
 from ..specs import find_spec, may_be_found, spec_of
 from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text
@@ -313,7 +314,7 @@ def serve(reference: Reference) -> None:
             said = answer(reference, line)
         except Exception as error:  # noqa: BLE001  told to the other side, which ends
             traceback.print_exc()
-            said = {"failed": f"{type(error).__name__}: {error}"}
+            said = {"failed": in_one_line(error)}
         _write(answers, said)
 
 

@@ -49,8 +49,9 @@ class RequestCancelledError(RuntimeError):
 
 
 def note_module(error: BaseException, model: Any) -> None:  # noqa: ANN401  a torch.nn.Module: nothing here imports torch
-    """Note at the error in which module of `model` it was raised: the innermost whose code was running."""
-    paths = {id(module): path for path, module in model.named_modules()}
+    """Note at the error in which module of `model` it was raised: the path of the innermost whose code was running, the
+    class of the model for its own."""
+    paths = {id(module): path or type(model).__name__ for path, module in model.named_modules()}
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = paths.get(id(frame.f_locals.get("self")), found)

@@ -33,7 +33,7 @@ from parallel_runtime.pool.pool import Pool
 from .files import ModelFile, write_model_files
 from .variants import FILES
 
-WAN, KOALA, H3 = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3"))
+WAN, KOALA, H3, BOOGU = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3", "boogu"))
 HEADS, HEAD_DIM, LAYERS = 5, 24, 3  # of this Wan
 WIDTH = HEADS * HEAD_DIM
 SIZE = {"width": 352, "height": 288, "frames": 9}  # no size that is counted
@@ -73,6 +73,10 @@ def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path
     blocks = LAYERS * 2 * tokens * 10 * WIDTH**2
     shared = found.model.count("module.matmul_flops", work) - found.model.count("module.matmul_flops", work, 2)
     assert shared == pytest.approx(blocks / 2, rel=0.03)  # and the head
+
+
+def test_a_class_that_does_not_go_without_a_mask_of_its_text_is_counted(folder: Path) -> None:
+    assert counted(folder, BOOGU, width=352, height=288).image_tokens == 22 * 18
 
 
 def test_views_of_weights_are_not_counted_as_memory_that_a_call_holds() -> None:

@@ -4,8 +4,9 @@ To import torch costs each rank 2 s of a core, and a ComfyUI with what its ranks
 has this process start what PROGRAMS names so from then on, where the system allows it; everything else that it starts,
 it starts as before. What is forked runs its command line as a fresh interpreter would: its descriptors, environment,
 folder, session and command line are its own, and it is a child of the process that asked, not of the one that it was
-forked from. Tests of how these start and end do without. A forked rank, and what looks for a plan, takes the sizes that
-a file tells (told_sizes.py). Beside a forked ComfyUI or launcher stands one that forks its ranks, without imports.
+forked from. Tests of how these start and end do without. Forked ranks, and what counts a class or looks for its plan,
+take the sizes that a file tells (told_sizes.py). Beside a forked ComfyUI or launcher stands one that forks its ranks,
+without imports.
 
 `python -m host.forked_ranks FD` is the process that forks; it ends when the other end of its socket FD closes.
 """
@@ -35,14 +36,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ENTRY = "parallel_runtime.worker.entry"
-FINDING = "parallel_runtime.worker.finding"
+TOLD = {ENTRY, "parallel_runtime.worker.finding", "parallel_runtime.models.hosted.reference"}  # sizes
 COMFYUI = "main.py"
 LAUNCHER = "parallel_runtime.machines.launch"  # of a further machine's ranks
 WITH_PACK = "parallel_runtime.cli.with_pack"  # ComfyUI without a server, of commands
 # Modules that are run with -m, and scripts by their names.
 OURS = {ENTRY, LAUNCHER, "parallel_runtime.worker.by_torchrun", "parallel_runtime.machines.relay"}
-OURS |= {"parallel_runtime.models.hosted.reference", "benchmarks.gpu", "benchmarks.share"}
-OURS |= {"parallel_runtime", WITH_PACK, FINDING}
+OURS |= {"benchmarks.gpu", "benchmarks.share"}
+OURS |= {"parallel_runtime", WITH_PACK} | TOLD
 # Beside these stands a process that forks their ranks.
 WITH_RANKS = {COMFYUI, LAUNCHER, "parallel_runtime", WITH_PACK, "benchmarks.gpu"}
 PROGRAMS = OURS | {
@@ -283,7 +284,7 @@ def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoR
         assert place is not None
         _write_command_line(order["command"], room)
         name, is_module = order["command"][place], order["command"][place - 1] == "-m"
-        if name in (ENTRY, FINDING):
+        if name in TOLD:
             from .told_sizes import tell_sizes_when_imported
 
             tell_sizes_when_imported()

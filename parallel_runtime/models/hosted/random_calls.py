@@ -28,8 +28,9 @@ SPREAD = 4096  # at most this much goes beside a pooled text into its first laye
 TRIES = 8
 PROBED = 384  # pixels a side, in which widths are found; PixArt takes no 256
 START = 0.3  # of the way from noise to image, where one single call is made
-# Models that take the number of text tokens from a mask of them, or do not go without one.
+# Models that take the number of text tokens from a mask of them, and go without one.
 COUNTED = frozenset(("GenmoMochi", "LTXV"))
+TEXT_MASK = "attention_mask"  # of all text tokens, for models that do not
 # Models of images whose latents have frames all the same, by ComfyUI's names.
 IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
 
@@ -230,11 +231,11 @@ class _SampledSide:
         self.noise = parts[0] if len(parts) == 1 else comfy.utils.pack_latents(parts)[0]
         self.noise = self.noise.to(device)
         cond: dict[str, Any] = {}
-        if type(model).__name__ in COUNTED:
-            cond["attention_mask"] = torch.ones(1, size.text_tokens, dtype=torch.long)
+        if type(model).__name__ in COUNTED or TEXT_MASK in widths:
+            cond[TEXT_MASK] = torch.ones(1, size.text_tokens, dtype=torch.long)
         shape_of = {"cross_attn": (1, size.text_tokens), "pooled_output": (1,)}
         for name, width in widths.items():
-            if width is not None:
+            if width is not None and name != TEXT_MASK:
                 cond[name] = torch.randn(*shape_of[name], width, generator=numbers)
         self.cond: dict[str, Any] = {name: tensor.to(device) for name, tensor in cond.items()} | {"model_conds": {}}
         self.shapes, self.batch = [torch.Size(shape) for shape in shapes], size.batch
@@ -344,7 +345,8 @@ def flat(out: Any, rows: int) -> torch.Tensor:  # noqa: ANN401
 
 
 def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int | None]:  # noqa: ANN401
-    """How wide each part of the conditioning is, None for what the model does not look at."""
+    """How wide each part of the conditioning is, None for what the model does not look at. `TEXT_MASK` is among them
+    for a model that does not go without one."""
     name = type(model).__name__
     small = replace(size, width=min(size.width, PROBED), height=min(size.height, PROBED), batch=1)
     shapes = latent_shapes(model, small)
@@ -353,16 +355,21 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
         widths["cross_attn"] = SAID_WIDTHS[name](model.diffusion_model, device)
     if name in CUT_POOLED:
         widths["pooled_output"] = model.diffusion_model.params.vec_in_dim
+    without_mask: Exception | None = None
     for _ in range(TRIES):
         with _last_layer(model.diffusion_model) as last:
             try:
                 with torch.no_grad():
                     call_of(model, small, shapes, widths, device)()
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                if not _mend(widths, last):
-                    raise ValueError(f"{name}: {_no_call(error)}") from error
+                if _mend(widths, last):
+                    continue
+                if TEXT_MASK in widths:
+                    raise ValueError(f"{name}: {_no_call(without_mask or error)}") from error
+                without_mask = error
+                widths[TEXT_MASK] = 1
                 continue
-        used = {part: width if width != PROBE_WIDTHS[part] else None for part, width in widths.items()}
+        used = {part: width if width != PROBE_WIDTHS.get(part) else None for part, width in widths.items()}
         try:
             _SampledSide(model, small, shapes, used, CPU).arguments()
         except KeyError:  # it is asked for, though any width will do

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...checkpoint import FAST, FP8
+from ..specs import may_be_found
 from .formats import check_formats, check_metadata, give_back_copies
 
 META = torch.device("meta")
@@ -293,7 +294,10 @@ def _rounded(
 
 
 def reads_dtype(model: torch.nn.Module, name: str) -> bool:
-    """Whether a transformer's own code reads the dtype of its weight of that name."""
+    """Whether a transformer's own code reads the dtype of its weight of that name, or may: nobody has read the code of
+    a class for which nobody wrote a plan."""
+    if may_be_found(type(model)):
+        return True
     paths = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__)
     return any(re.fullmatch(READ_DTYPES[path], name) for path in paths if path in READ_DTYPES)
 

@@ -53,7 +53,7 @@ TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_L
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
-	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
+	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 8 minutes"
 	@echo "make test-full     what make test leaves out: large files, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
 	@echo "make test-host     what depends on ComfyUI, on any: COMFYUI_PATH=DIR, or oldest; ends with a table of what is wrong"

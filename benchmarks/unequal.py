@@ -17,7 +17,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from families.files import write_model_files
 from families.variants import BY_NAME, write_families
+from families.wan import wan_file
 from host.fetch import comfyui_path
 from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
@@ -31,7 +33,17 @@ from .before_after import core_s
 from .planner_families import TEXT_TOKENS
 
 PAGE = Path(__file__).with_suffix(".md")
-MODELS = {"flux.2 klein": ((512, 512), (1024, 1024)), "wan 2.1 t2v": ((512, 384), (1024, 768))}  # of 3 and 5 heads
+SIX = wan_file("six_heads", "t2v", heads=6, seed=77)
+FILES = {
+    "flux.2 klein": BY_NAME["flux.2 klein"].file,
+    "wan 2.1 t2v": BY_NAME["wan 2.1 t2v"].file,
+    "wan, 6 heads": SIX.name,
+}
+MODELS = {
+    "flux.2 klein": ((512, 512), (1024, 1024)),
+    "wan 2.1 t2v": ((512, 384), (1024, 768)),
+    "wan, 6 heads": ((1024, 768),),
+}
 PLANS = ("ulysses=2", "ring=2")
 WAYS = ((), (2, 1))  # equal, and in proportion to the speeds
 
@@ -58,10 +70,11 @@ def main() -> int:
     devices, comfyui, rows = parse_devices("cpu:2").devices, find_comfyui(str(comfyui_path())), list[str]()
     with tempfile.TemporaryDirectory(prefix="unequal-") as folder, Pool(devices, threads_per_rank=1) as pool:
         pool.start()
-        models = write_families(Path(folder) / "models", only=list(MODELS)) / "diffusion_models"
+        models = write_families(Path(folder) / "models", only=list(MODELS)[:2]) / "diffusion_models"
+        write_model_files(models, [SIX])
         for name, (width, height) in ((name, size) for name, sizes in MODELS.items() for size in sizes):
             workload = Workload(width=width, height=height, text_tokens=TEXT_TOKENS)
-            path, given = str(models / BY_NAME[name].file), {"steps": 1, "comfyui": comfyui.path, "device": devices[0]}
+            path, given = str(models / FILES[name]), {"steps": 1, "comfyui": comfyui.path, "device": devices[0]}
             with closing(Trial(path, "float32", workload, [ParallelPlan()], **given)) as trial:
                 calls = [replace(call, options={**call.options, "timed": False}) for call in trial.calls]
                 plans = [

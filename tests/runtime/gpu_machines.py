@@ -1,5 +1,6 @@
-"""What torch and NVML answer on eighteen machines with GPUs: written after the libraries' documentation and users'
-public logs, not by us on such machines. What the doctor makes of it is test_doctor_gpu.py's.
+"""What torch and NVML answer on nineteen machines with GPUs, and what the doctor is to say there.
+
+The answers are written after the libraries' documentation and users' public logs, not by us on such machines.
 """
 
 from __future__ import annotations
@@ -80,31 +81,103 @@ RX_7900 = card("Radeon RX 7900 XTX", (11, 0), 25753026560, arch="gfx1100")
 RX_7700 = card("Radeon RX 7700 XT", (11, 0), 12868124672, arch="gfx1101")
 APART: Answers = {"peers": False, "read": CHIPSET_NOT_SUPPORTED}
 EXCLUSIVE = rtx_4090(compute_mode=3)
+OVER_NVLINK = {"peer access": ("every device reaches every other, over NVLink",)}
 
-MACHINES = {
-    "2x RTX 4090 without peer access": machine(rtx_4090(), rtx_4090(), **APART),
-    "2x RTX 3090 with an NVLink bridge": machine(RTX_3090, RTX_3090, nvlink=0),
-    "8x H100 with NVSwitch": machine(*[H100] * 8, software=CUDA_12_8, nvlink=0),
-    "1x T4": machine(T4),
-    "a MIG slice of an A100": machine(SLICE),
-    "2x RTX 4090 in exclusive process mode": machine(EXCLUSIVE, EXCLUSIVE, **APART),
-    "2x RTX 4090 in exclusive process mode under MPS": machine(EXCLUSIVE, EXCLUSIVE, **APART, mps=True),
-    "1x RTX 4090, prohibited": machine(rtx_4090(compute_mode=2, error=BUSY)),
-    "2x RTX 3090 with a driver of CUDA 11.4": machine(
-        RTX_3090, RTX_3090, init_error=TOO_OLD, driver="470.256.02", cuda_driver=11040
+# By name: the machine; the checks without which nothing runs, that fail; and what is said of checks by name.
+MACHINES: dict[str, tuple[Answers, set[str], dict[str, tuple[str, ...]]]] = {
+    "2x RTX 4090 without peer access": (
+        machine(rtx_4090(), rtx_4090(), **APART),
+        set(),
+        {
+            "peer access": ("none between 0-1 (the chipset does not support it)", "host's memory"),
+            "capability": ("cuda:1 NVIDIA GeForce RTX 4090 8.9",),
+            "nccl": ("NCCL 2.21.5",),
+        },
     ),
-    "1x RTX 3090 with a driver of CUDA 12.2": machine(RTX_3090, driver="535.183.01", cuda_driver=12020),
-    "1x RTX 5090 with torch for CUDA 12.4": machine(RTX_5090, driver="570.124.04", cuda_driver=12080),
-    "8x H100 without the fabric manager": machine(
-        software=CUDA_12_8, init_error=f"{COUNTING}Error 802: system not yet initialized", count=8
+    "2x RTX 3090 with an NVLink bridge": (machine(RTX_3090, RTX_3090, nvlink=0), set(), OVER_NVLINK),
+    "8x H100 with NVSwitch": (machine(*[H100] * 8, software=CUDA_12_8, nvlink=0), set(), OVER_NVLINK),
+    "1x T4": (machine(T4), set(), {"capability": ("cuda:0 Tesla T4 7.5", "no bfloat16 in hardware")}),
+    "a MIG slice of an A100": (machine(SLICE), set(), {"mig": ("cuda:0 is a slice of a GPU (MIG)", "one rank works")}),
+    "2x RTX 4090 in exclusive process mode": (
+        machine(EXCLUSIVE, EXCLUSIVE, **APART),
+        {"compute mode"},
+        {"compute mode": ("nvidia-smi -c 0",)},
     ),
-    "a driver updated without a restart": machine(
-        init_error=f"{COUNTING}Error 803: system has unsupported display driver / cuda driver combination",
-        error="Driver/library version mismatch",
+    "2x RTX 4090 in exclusive process mode under MPS": (
+        machine(EXCLUSIVE, EXCLUSIVE, **APART, mps=True),
+        set(),
+        {"mps": ("may end the others",)},
     ),
-    "RTX 4090 and T4": machine(rtx_4090(), T4, peers=False, read=GPU_NOT_SUPPORTED),
-    "4x MI210 with ROCm 6.2": machine(*[MI210] * 4, software=ROCM_6_2),
-    "1x RX 6600 with torch for ROCm 6.3": machine(RX_6600, software=ROCM_6_3),
-    "an AMD GPU that the user may not open": machine(software=ROCM_6_3, init_error="No HIP GPUs are available"),
-    "RX 7900 XTX and RX 7700 XT without peer access": machine(RX_7900, RX_7700, software=ROCM_6_3, **APART),
+    "1x RTX 4090, prohibited": (
+        machine(rtx_4090(compute_mode=2, error=BUSY)),
+        {"compute mode", "devices answer"},
+        {"devices answer": ("busy or unavailable",)},
+    ),
+    "2x RTX 3090 with a driver of CUDA 11.4": (
+        machine(RTX_3090, RTX_3090, init_error=TOO_OLD, driver="470.256.02", cuda_driver=11040),
+        {"cuda"},
+        {"cuda": ("older than this torch needs", "the driver sees 2")},
+    ),
+    "1x RTX 3090 with a driver of CUDA 12.2": (
+        machine(RTX_3090, driver="535.183.01", cuda_driver=12020),
+        set(),
+        {"driver": ("driver 535.183.01 speaks CUDA 12.2, torch is built for 12.4",)},
+    ),
+    "1x T4 with torch for CUDA 13": (
+        machine(T4, software=CUDA_12_4 | {"cuda": "13.0"}),
+        {"driver"},
+        {"driver": ("580.65.06 or newer",)},
+    ),
+    "1x RTX 5090 with torch for CUDA 12.4": (
+        machine(RTX_5090, driver="570.124.04", cuda_driver=12080),
+        {"kernels"},
+        {"kernels": ("torch has none for cuda:0 (12.0)",)},
+    ),
+    "8x H100 without the fabric manager": (
+        machine(software=CUDA_12_8, init_error=f"{COUNTING}Error 802: system not yet initialized", count=8),
+        {"cuda"},
+        {"cuda": ("nvidia-fabricmanager",)},
+    ),
+    "a driver updated without a restart": (
+        machine(
+            init_error=f"{COUNTING}Error 803: system has unsupported display driver / cuda driver combination",
+            error="Driver/library version mismatch",
+        ),
+        {"cuda"},
+        {"cuda": ("restart the machine",)},
+    ),
+    "RTX 4090 and T4": (
+        machine(rtx_4090(), T4, peers=False, read=GPU_NOT_SUPPORTED),
+        set(),
+        {"capability": ("the slowest sets the pace",)},
+    ),
+    "4x MI210 with ROCm 6.2": (
+        machine(*[MI210] * 4, software=ROCM_6_2),
+        set(),
+        {
+            "cuda": ("torch 2.5.1+rocm6.2 sees 4 device(s)",),
+            "nccl": ("RCCL 2.20.5",),
+            "rocm": (
+                "torch is built for ROCm (HIP 6.2.41133-dd7f95766)",
+                "nobody has run this pack on AMD GPUs yet",
+            ),
+            "capability": ("cuda:3 AMD Instinct MI210 gfx90a",),
+            "peer access": ("every device reaches every other",),
+        },
+    ),
+    "1x RX 6600 with torch for ROCm 6.3": (
+        machine(RX_6600, software=ROCM_6_3),
+        {"kernels"},
+        {"kernels": ("torch has none for cuda:0 (gfx1032); it has gfx900 ", "HSA_OVERRIDE_GFX_VERSION=10.3.0")},
+    ),
+    "an AMD GPU that the user may not open": (
+        machine(software=ROCM_6_3, init_error="No HIP GPUs are available"),
+        {"cuda"},
+        {"cuda": ("groups render and video",)},
+    ),
+    "RX 7900 XTX and RX 7700 XT without peer access": (
+        machine(RX_7900, RX_7700, software=ROCM_6_3, **APART),
+        set(),
+        {"capability": ("the slowest sets the pace",), "peer access": ("none between 0-1", "host's memory")},
+    ),
 }

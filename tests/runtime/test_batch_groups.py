@@ -32,36 +32,21 @@ def test_no_other_cut_has_a_smaller_largest_batch_group(rows: list[int], batch_g
     assert max(loads(cut_rows(rows, batch_groups))) == min(possible)
 
 
-def test_five_over_two_is_three_and_two() -> None:
-    assert cut_rows([5], 2) == ((BatchSlice(0, 0, 3),), (BatchSlice(0, 3, 5),))
-    assert cut_rows([1] * 5, 2) == (
-        (BatchSlice(0, 0, 1), BatchSlice(1, 0, 1), BatchSlice(2, 0, 1)),
-        (BatchSlice(3, 0, 1), BatchSlice(4, 0, 1)),
-    )
-
-
-def test_cond_and_uncond_get_a_batch_group_each() -> None:
-    assert cut_rows([1, 1], 2) == ((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 1),))
-    assert cut_rows([2, 2], 2) == ((BatchSlice(0, 0, 2),), (BatchSlice(1, 0, 2),))
-
-
-def test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing() -> None:
-    """Three rows each over four batch groups: two rows of two calls would be two passes over the blocks."""
-    assert cut_rows([3, 3], 4) == (
-        (BatchSlice(0, 0, 2),),
-        (BatchSlice(0, 2, 3),),
-        (BatchSlice(1, 0, 2),),
-        (BatchSlice(1, 2, 3),),
-    )
-
-
-def test_no_batch_group_is_idle_while_another_could_give_it_a_row() -> None:
-    assert cut_rows([4], 3) == ((BatchSlice(0, 0, 2),), (BatchSlice(0, 2, 3),), (BatchSlice(0, 3, 4),))
-    assert cut_rows([1], 3) == ((BatchSlice(0, 0, 1),), (), ())
-
-
-def test_a_full_list_over_all_batch_groups_is_shared_out_evenly() -> None:
-    assert loads(cut_rows([64, 64], 8)) == [16] * 8
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([5], [[(0, 0, 3)], [(0, 3, 5)]]),
+        ([1] * 5, [[(0, 0, 1), (1, 0, 1), (2, 0, 1)], [(3, 0, 1), (4, 0, 1)]]),
+        ([2, 2], [[(0, 0, 2)], [(1, 0, 2)]]),  # cond and uncond
+        # two rows of two calls would be two passes over the blocks
+        ([3, 3], [[(0, 0, 2)], [(0, 2, 3)], [(1, 0, 2)], [(1, 2, 3)]]),
+        ([4], [[(0, 0, 2)], [(0, 2, 3)], [(0, 3, 4)]]),
+        ([1], [[(0, 0, 1)], [], []]),
+    ],
+    ids=str,
+)
+def test_rows_are_cut_so_that_no_batch_group_is_idle_or_runs_two_calls_for_nothing(rows: list, expected: list) -> None:
+    assert cut_rows(rows, len(expected)) == tuple(tuple(BatchSlice(*each) for each in pieces) for pieces in expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What pictures of charts show, from their pixels alone: how long each colour is in a rank's row, how long bars are."""
+"""What pictures of charts show, from their pixels alone: how much of each colour a row has, how long bars are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Locator
 
-TIME_LEFT, TIME_RIGHT = 86, 8  # pixels beside the time
+TIME_LEFT, TIME_RIGHT, AXIS = 86, 8, 20  # pixels beside the time, and below the rows
+LINES_OF_AN_AXIS = 20  # at most, each a pixel wide
 PARTS = {"compute": (0x4E, 0x79, 0xA7), "communication": (0xF2, 0x8E, 0x2B)}
 BARS = {"base": PARTS["compute"], "good": (0x59, 0xA1, 0x4F), "bad": (0xE1, 0x57, 0x59)}
 IDLE, IDLE_ALPHA = (0x9A, 0xA0, 0xA6), 0.35
@@ -32,16 +33,20 @@ def picture_of(canvas: Locator) -> Image.Image:
     return ground.convert("RGB")
 
 
-def lengths_by_row(picture: Image.Image) -> list[dict[str, int]]:
-    """Of each rank's row from the top, how many pixels of its middle line have which colour."""
-    pixels = np.asarray(picture, dtype=int)[:, TIME_LEFT : picture.width - TIME_RIGHT]
-    ground = np.asarray(picture, dtype=int)[0, 0]
-    idle = IDLE_ALPHA * np.array(IDLE) + (1 - IDLE_ALPHA) * ground
-    computing = is_near(pixels, PARTS["compute"]).any(1)
-    return [
-        {name: int(is_near(pixels[sum(run) // 2], colour).sum()) for name, colour in {**PARTS, "idle": idle}.items()}
-        for run in runs(computing)
-    ]
+def areas_by_row(picture: Image.Image) -> list[dict[str, int]]:
+    """Of each rank's row from the top, how many pixels have which colour."""
+    pixels = np.asarray(picture, dtype=int)[: picture.height - AXIS, TIME_LEFT : picture.width - TIME_RIGHT]
+    idle = IDLE_ALPHA * np.array(IDLE) + (1 - IDLE_ALPHA) * np.asarray(picture, dtype=int)[0, 0]
+    coloured = {name: is_near(pixels, colour) for name, colour in PARTS.items()}
+    coloured["idle"] = is_near(pixels, idle, off=NEAR // 3)  # or it would have the edges that a row has a part of
+    drawn = np.logical_or.reduce(list(coloured.values())).sum(1) > LINES_OF_AN_AXIS
+    drawn[:-1] |= drawn[1:]  # between two colours that lie one over the other is a line of neither
+    return [{name: int(there[slice(*run)].sum()) for name, there in coloured.items()} for run in runs(drawn)]
+
+
+def shares_by_row(picture: Image.Image) -> list[dict[str, float]]:
+    """As `areas_by_row`, as parts of the row."""
+    return [{name: area / sum(row.values()) for name, area in row.items()} for row in areas_by_row(picture)]
 
 
 def bars_of(picture: Image.Image) -> list[tuple[str, int]]:
@@ -55,9 +60,9 @@ def bars_of(picture: Image.Image) -> list[tuple[str, int]]:
     return bars
 
 
-def is_near(pixels: np.ndarray, colour: Sequence[float] | np.ndarray) -> np.ndarray:
+def is_near(pixels: np.ndarray, colour: Sequence[float] | np.ndarray, *, off: int = NEAR) -> np.ndarray:
     """Which of the pixels (..., 3) are as good as of a colour."""
-    return (np.abs(pixels - np.array(colour)) < NEAR).all(-1)
+    return (np.abs(pixels - np.array(colour)) < off).all(-1)
 
 
 def runs(flags: np.ndarray) -> list[tuple[int, int]]:

@@ -36,6 +36,19 @@ HEAR_ALL = """() => {
   app.api.dispatchCustomEvent('reconnected')  // the page then asks for the state
 }"""
 TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
+# Keeps what is written on canvases.
+DRAWN_TEXTS = """() => {
+  const write = CanvasRenderingContext2D.prototype.fillText
+  window.written = []
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...all) {
+    window.written.push(String(text))
+    if (this.canvas.style.position === 'fixed') {  // where the card's timeline is drawn
+      const pixels = parseFloat(/([\\d.]+)px/.exec(this.font)[1]) * this.getTransform().a
+      window.smallest = Math.min(window.smallest ?? pixels, pixels)
+    }
+    return write.call(this, text, ...all)
+  }
+}"""
 # As of a page that is not secure, which has none.
 NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })"
 CLIPBOARD = "delete navigator.clipboard"

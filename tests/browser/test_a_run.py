@@ -15,7 +15,7 @@ from host.client import ComfyClient
 from host.workers import worker_pids
 
 from .comfy_page import ComfyPage
-from .drawn import lengths_by_row, picture_of
+from .drawn import areas_by_row, picture_of
 
 PICTURE = """async (node) => {
   const query = new URLSearchParams(app.nodeOutputs[node].images[0])
@@ -47,7 +47,7 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     timeline = comfy.open_timeline()
     canvas = comfy.page.get_by_test_id("pdit-rows")
     expect(canvas).to_have_attribute("data-drawn", "2x3")
-    rows = lengths_by_row(picture_of(canvas))
+    rows = areas_by_row(picture_of(canvas))
     assert len(rows) == 2
     assert all(row["compute"] > 5 and row["communication"] > 5 for row in rows), rows
     gained = expect_gain_once_measured(comfy)

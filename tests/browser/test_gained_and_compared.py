@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, expect
 
-from .drawn import lengths_by_row
-from .made_up import GAINED, GB, ONE, MadeUp, a_pool, a_report, uneven
+from .drawn import PARTS, shares_by_row
+from .made_up import DRAWN_TEXTS, GAINED, GB, ONE, MadeUp, a_pool, a_report, uneven
 
 HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 
@@ -230,7 +230,8 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
 
 
 def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -> None:
-    page, report = made_up.comfy.page, uneven(2, 4) | {"plan": {"name": "uly2", "ranks": 2}}
+    page, report = made_up.comfy.page, uneven(2, 4) | {"plan": {"name": "uly2", "ranks": 2}, "sampling": {"steps": 4}}
+    report |= {"model": {"file": "a.safetensors"}, "sizes": {"width": 64, "height": 64}}
     made_up.tell(pools=[a_pool()], reports=[made_up.report(1, report)])
     timeline = made_up.comfy.open_timeline()
     canvas = page.get_by_test_id("pdit-rows")
@@ -244,12 +245,15 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(made_up: MadeUp) -
     page.wait_for_function("([canvas, whole]) => canvas.toDataURL() === whole", arg=[canvas.element_handle(), whole])
     assert json.loads(saved(timeline, "JSON", ".json")) == report
     assert json.loads(saved(timeline, "Trace", ".trace.json"))["traceEvents"]
+    page.evaluate(DRAWN_TEXTS)
     picture = Image.open(io.BytesIO(saved(timeline, "PNG", ".png"))).convert("RGB")
+    written = page.evaluate("window.written")
+    assert "uly2 on cuda:0, cuda:1 · a.safetensors · 64 × 64 · 4 steps" in written
+    assert {"Parallel DiT · GPU timeline", *PARTS, "idle", "Seconds of each step"} <= set(written)
+    assert any("0.50 s a step" in text for text in written)
     width, height = canvas.evaluate("(canvas) => [canvas.width, canvas.height]")
-    rows = lengths_by_row(picture.crop((0, HEAD, width, HEAD + height)))
-    shares = [{name: length / sum(row.values()) for name, length in row.items()} for row in rows]
-    computing = (0.2, 0.35)
-    wanted = [{"compute": share, "communication": 0.3, "idle": 0.7 - share} for share in computing]
+    wanted = [{"compute": share, "communication": 0.3, "idle": 0.7 - share} for share in (0.2, 0.35)]
+    shares = shares_by_row(picture.crop((0, HEAD, width, HEAD + height)))
     assert shares == [pytest.approx(each, abs=0.02) for each in wanted]
     last = picture.crop((0, picture.height - height, width, picture.height))
     assert any(low != high for low, high in last.getextrema()), "the charts are one over the other"

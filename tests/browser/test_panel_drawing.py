@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page
 
+from .drawn import AXIS, TIME_LEFT, TIME_RIGHT, areas_by_row, picture_of, shares_by_row
 from .made_up import uneven
 
 TIME_WIDTH = 800  # pixels of the canvas for the time, so that the parts of these steps end between two of them
-WIDTH = 86 + TIME_WIDTH + 8
-ROW = 26 * 0.76  # pixels that a rank's row is high, of up to 16 ranks
-# By line of pixels above the axis: how much there is of each colour, in pixels, one that an edge goes through counting
-# for its part; `filled` is whether there is anything; `first`, where. Idle is drawn at 35 % of its colour.
-DRAWN = """async ([report, width, span]) => {
+DRAW = """async ([report, width, span]) => {
   const { drawRows, rowsHeight } = await import('/extensions/parallel-dit/panel/timeline_rows.mjs')
   const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
   const view = readReport(report)
   const canvas = document.createElement('canvas')
   canvas.style.cssText = `display:block;width:${width}px;height:${rowsHeight(view.ranks.length)}px`
   document.body.replaceChildren(canvas)
-  drawRows(canvas, view.ranks, span ?? [0, view.end_s])
-  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
-  const colours = [['compute', [0x4e, 0x79, 0xa7], 255], ['communication', [0xf2, 0x8e, 0x2b], 255],
-    ['idle', [0x9a, 0xa0, 0xa6], 89]]
-  const near = (at, rgb) => rgb.every((value, part) => Math.abs(data[at + part] - value) < 8)
-  return Array.from({ length: canvas.height - 20 }, (_, y) => {
-    const line = { compute: 0, communication: 0, idle: 0, filled: false, first: -1 }
-    for (let x = 86; x < canvas.width; x++) {
-      const at = 4 * (y * canvas.width + x)
-      if (data[at + 3] > 60) {
-        line.filled = true
-        if (line.first < 0) line.first = x
-      }
-      for (const [name, rgb, alpha] of colours)
-        if (data[at + 3] > 8 && near(at, rgb)) line[name] += data[at + 3] / alpha
-    }
-    return line }) }"""
+  drawRows(canvas, view.ranks, span ?? [0, view.end_s]) }"""
 TRACE = """async (report) => {
   const { chromeTrace, jsonBlob } = await import('/extensions/parallel-dit/panel/exports.mjs')
   const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
@@ -58,47 +39,35 @@ HEARD = """async (states) => {
     return [store.state.session, store.state.revision] }) }"""
 
 
-def rows_of(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Runs of lines of pixels that have something of a rank, from the top."""
-    rows: list[list[dict[str, Any]]] = []
-    for before, line in pairwise([{"filled": False}, *lines]):
-        if line["filled"]:
-            if not before["filled"]:
-                rows.append([])
-            rows[-1].append(line)
-    return rows
-
-
-def shares_of(row: list[dict[str, Any]]) -> dict[str, float]:
-    """How much of a rank's row each colour fills."""
-    return {name: sum(line[name] for line in row) / (ROW * TIME_WIDTH) for name in ("compute", "communication", "idle")}
+def drawn(page: Page, report: dict[str, Any], span: list[float] | None = None) -> Image.Image:
+    """The rows of a report; `span`: of a part of the time."""
+    page.evaluate(DRAW, [report, TIME_LEFT + TIME_WIDTH + TIME_RIGHT, span])
+    return picture_of(page.locator("canvas"))
 
 
 @pytest.mark.parametrize(
-    ("numbers", "steps", "off"),
-    [(1, 1, 0.02), (3, 4, 0.02), (3, 2000, 0.08)],
-    ids=["one step", "several steps", "steps narrower than pixels"],
+    ("numbers", "steps", "span", "off"),
+    [(1, 1, None, 0.02), (3, 4, None, 0.02), (3, 4, [1.5, 2.5], 0.02), (3, 2000, None, 0.08)],
+    ids=["one step", "several steps", "a part of the time", "steps narrower than pixels"],
 )
 def test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds(
-    plain_page: Page, numbers: int, steps: int, off: float
+    plain_page: Page, numbers: int, steps: int, span: list[float] | None, off: float
 ) -> None:
     """`off`: of a row's area. Lines of pixels that two colours share count for neither."""
-    rows = rows_of(plain_page.evaluate(DRAWN, [uneven(numbers, steps), WIDTH, None]))
+    rows = shares_by_row(drawn(plain_page, uneven(numbers, steps), span))
     assert len(rows) == numbers
     for number, row in enumerate(rows):
         compute = 0.2 + 0.3 * number / numbers
         expected = {"compute": compute, "communication": 0.3, "idle": 0.7 - compute}
-        assert shares_of(row) == pytest.approx(expected, abs=off), f"rank {number}"
+        assert row == pytest.approx(expected, abs=off), f"rank {number}"
 
 
 def test_a_rank_without_times_leaves_its_row_empty(plain_page: Page) -> None:
     report = uneven(3, 4)
     report["ranks"][1] = {"rank": 1, "device": "cpu:1"}
-    lines = plain_page.evaluate(DRAWN, [report, WIDTH, None])
-    rows = rows_of(lines)
-    assert len(rows) == 2
-    filled = [number for number, line in enumerate(lines) if line["filled"]]
-    assert max(b - a for a, b in pairwise(filled)) > len(rows[0]), "the third rank stands in the second one's place"
+    picture, (top, high) = drawn(plain_page, report), (4, 26)  # pixels above the first row, and of a row
+    rows = [(0, top + high * rank, picture.width, top + high * (rank + 1) + AXIS) for rank in range(3)]
+    assert [len(areas_by_row(picture.crop(row))) for row in rows] == [1, 0, 1]
 
 
 def test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds(plain_page: Page) -> None:
@@ -144,3 +113,15 @@ def test_the_marks_of_an_axis_are_round_and_fill_it(plain_page: Page) -> None:
 def test_only_a_newer_state_of_the_same_server_is_taken(plain_page: Page) -> None:
     heard = plain_page.evaluate(HEARD, [["a", 5], ["a", 4], ["a", 6], ["b", 1], ["b", 2]])
     assert heard == [["a", 5], ["a", 5], ["a", 6], ["b", 1], ["b", 2]]
+
+
+def test_numbers_read_as_people_write_them(plain_page: Page) -> None:
+    for name, values, texts in (
+        ("seconds", [0, 41e-6, 0.00041, 0.0123, 0.099999], ["0 s", "41 µs", "0.41 ms", "12 ms", "100 ms"]),
+        ("seconds", [0.41, 12.34, 125, None], ["0.41 s", "12.3 s", "2 min 5 s", "–"]),
+        ("bytes", [0, 640, 41_234, 512_000_000, 23.6e9, None], ["0 B", "640 B", "41 kB", "512 MB", "23.6 GB", "–"]),
+        ("percent", [0.004, 0.03, None], ["0.4 %", "3 %", "–"]),
+        ("times", [1.861, None], ["1.86×", "–"]),
+        ("median", [[4, 1, 2, 3], [3, 1, 2]], [2.5, 2]),
+    ):
+        assert [plain_page.evaluate(CALL, ["figures.mjs", name, value]) for value in values] == texts

@@ -8,23 +8,11 @@ import re
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from .made_up import CLIPBOARD, NO_CLIPBOARD, MadeUp, a_pool, a_report, named
+from .made_up import CLIPBOARD, DRAWN_TEXTS, NO_CLIPBOARD, MadeUp, a_pool, a_report, named
 
 PROMPT = "0" * 8
-DRAWN_TEXTS = """() => {
-  const write = CanvasRenderingContext2D.prototype.fillText
-  window.written = []
-  CanvasRenderingContext2D.prototype.fillText = function (text, ...all) {
-    window.written.push(String(text))
-    if (this.canvas.style.position === 'fixed') {  // where the card's timeline is drawn
-      const pixels = parseFloat(/([\\d.]+)px/.exec(this.font)[1]) * this.getTransform().a
-      window.smallest = Math.min(window.smallest ?? pixels, pixels)
-    }
-    return write.call(this, text, ...all)
-  }
-}"""
 NO_WEBGL = """() => {
   const get = HTMLCanvasElement.prototype.getContext
   HTMLCanvasElement.prototype.getContext = function (kind, ...all) {
@@ -149,9 +137,8 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
 
 
 SAID_OF = """async ([run, benchmark]) => {
-  const link = [...document.styleSheets].map((each) => each.href).find((href) => href?.endsWith('panel/style.css'))
-  const { factsOf } = await import(new URL('share_card.mjs', link))
-  const { readReport } = await import(new URL('report.mjs', link))
+  const { factsOf } = await import('/extensions/parallel-dit/panel/share_card.mjs')
+  const { readReport } = await import('/extensions/parallel-dit/panel/report.mjs')
   const t = (key) => key
   return factsOf({ report: readReport(run), benchmark: benchmark && readReport(benchmark), t }) }"""
 # What a benchmark says of the work that the run beside it did not do.
@@ -166,9 +153,8 @@ OTHER_WORK: list[dict[str, Any]] = [
 ]
 
 
-def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(made_up: MadeUp) -> None:
-    page, size = made_up.comfy.page, {"width": 64, "height": 64, "batch": 1}
-    asked = {"sampling": ASKED}
+def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(plain_page: Page) -> None:
+    page, size, asked = plain_page, {"width": 64, "height": 64, "batch": 1}, {"sampling": ASKED}
     run = named(of_a_run(**size) | asked)
     proven = run | {"proof": {"verdict": "proven", "error": 1e-7}}
     cached = proven | OTHER_WORK[-1]
@@ -204,21 +190,3 @@ def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_u
     comfy.page.evaluate("app.graph.clear()")
     bars.get_by_role("button", name="Use uly2").click()
     expect(comfy.toast("no SP Config")).to_be_visible()
-
-
-def test_the_picture_of_the_timeline_says_what_it_is_of(made_up: MadeUp) -> None:
-    page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
-    made_up.tell(reports=[made_up.report(1, of_a_run(width=64, height=64))])
-    expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x4")
-    page.evaluate(DRAWN_TEXTS)
-    with page.expect_download():
-        timeline.get_by_role("button", name="PNG", exact=True).click()
-    written = page.evaluate("window.written")
-    for text in (
-        "Parallel DiT · GPU timeline",
-        "uly2 on cuda:0, cuda:1 · a.safetensors · 64 × 64 · 4 steps",
-        "compute",
-    ):
-        assert text in written
-    assert any("0.50 s a step" in text for text in written)
-    assert {"communication", "idle", "Seconds of each step"} <= set(written)

@@ -13,7 +13,7 @@ from host.server import ComfyServer
 
 from .comfy_page import ComfyPage
 from .conftest import Tabs
-from .drawn import lengths_by_row, picture_of
+from .drawn import areas_by_row, picture_of
 from .made_up import GAINED, GB, MadeUp, a_pool, a_report
 from .test_cards import RAISE
 
@@ -174,10 +174,7 @@ REPORTS = [
 ]
 
 
-STORE = """async () => {
-  const href = [...document.styleSheets].map((each) => each.href).find((each) => each?.endsWith('panel/style.css'))
-  return (await import(new URL('store.mjs', href))).Store.prototype
-}"""
+STORE = "import('/extensions/parallel-dit/panel/store.mjs').then(({ Store }) => Store.prototype)"
 SIZES = """function () {
   return this.map((store) => ({ reports: store._reports.size, listeners: store._listeners.size,
     elements: document.querySelectorAll('.pdit, .pdit *').length }))
@@ -187,7 +184,7 @@ SIZES = """function () {
 def kept_by(page: Page) -> dict[str, int]:
     """Of the page's one store: reports and listeners; and how many elements of ours there are."""
     session = page.context.new_cdp_session(page)
-    prototype = session.send("Runtime.evaluate", {"expression": f"({STORE})()", "awaitPromise": True})["result"]
+    prototype = session.send("Runtime.evaluate", {"expression": STORE, "awaitPromise": True})["result"]
     stores = session.send("Runtime.queryObjects", {"prototypeObjectId": prototype["objectId"]})["objects"]
     call = {"functionDeclaration": SIZES, "objectId": stores["objectId"], "returnByValue": True}
     (sizes,) = session.send("Runtime.callFunctionOn", call)["result"]["value"]
@@ -224,7 +221,7 @@ def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
         assert not re.search("undefined|NaN|Infinity", timeline.inner_text()), report
         if text.startswith("for "):
             expect(canvas).to_have_attribute("data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}")
-            assert len(lengths_by_row(picture_of(canvas))) == len(report["ranks"])
+            assert len(areas_by_row(picture_of(canvas))) == len(report["ranks"])
 
 
 def test_the_link_matrix_shows_what_was_measured_and_says_what_was_not(made_up: MadeUp) -> None:
@@ -252,26 +249,6 @@ def test_the_link_matrix_shows_what_was_measured_and_says_what_was_not(made_up: 
     made_up.tell(pools=[a_pool(64)], reports=[made_up.report(2, a_report(64, 2))])
     expect(rows).to_have_count(65)
     expect(rows.last.locator("td")).to_have_count(3)
-
-
-FIGURES = [
-    ("seconds", [0, 41e-6, 0.00041, 0.0123, 0.099999, 0.41, 12.34, 125]),
-    ("bytes", [0, 640, 41_234, 512_000_000, 23.6e9]),
-    ("percent", [0.004, 0.03]),
-    ("times", [1.861]),
-]
-READ = """async (given) => {
-  const figures = await import('/extensions/parallel-dit/panel/figures.mjs')
-  return given.map(([name, values]) => [...values, undefined].map((value) => figures[name](value))) }"""
-
-
-def test_numbers_read_as_people_write_them(plain_page: Page) -> None:
-    assert plain_page.evaluate(READ, FIGURES) == [
-        ["0 s", "41 µs", "0.41 ms", "12 ms", "100 ms", "0.41 s", "12.3 s", "2 min 5 s", "–"],
-        ["0 B", "640 B", "41 kB", "512 MB", "23.6 GB", "–"],
-        ["0.4 %", "3 %", "–"],
-        ["1.86×", "–"],
-    ]
 
 
 def test_a_server_that_does_not_answer_is_said(bare: Tabs) -> None:

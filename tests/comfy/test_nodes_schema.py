@@ -20,9 +20,8 @@ def shown_inputs(info: dict[str, Any]) -> list[tuple[str, str]]:
     return [(group, name) for group in ("required", "optional") for name in info["input_order"].get(group, ())]
 
 
-def described(client: ComfyClient, node: str) -> dict[str, Any]:
+def described(info: dict[str, Any]) -> dict[str, Any]:
     """A node as /object_info has it, cut down to what a saved workflow depends on."""
-    info = client.object_info(node)[node]
     inputs = []
     for group, name in shown_inputs(info):
         kind, *options = info["input"][group][name]
@@ -33,30 +32,23 @@ def described(client: ComfyClient, node: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("node", RELEASED)
-def test_a_released_node_keeps_its_inputs_and_outputs(node: str, client: ComfyClient) -> None:
-    now, then = described(client, node), RELEASED[node]
+def test_a_released_node_keeps_inputs_outputs_and_values_and_an_input_added_since_is_optional(
+    node: str, client: ComfyClient
+) -> None:
+    info, then = client.object_info(node)[node], RELEASED[node]
+    now = described(info)
     known = [{key: each[key] for key in ("name", "type", "default")} for each in then["inputs"]]
     assert now["inputs"][: len(known)] == known
     assert now["outputs"][: len(then["outputs"])] == then["outputs"]
-
-
-@pytest.mark.parametrize("node", RELEASED)
-def test_a_released_node_still_takes_every_value_it_took(node: str, client: ComfyClient) -> None:
-    info = client.object_info(node)[node]
-    now = {name: (info["input"][group][name] + [{}])[1] for group, name in shown_inputs(info)}
-    for each in RELEASED[node]["inputs"]:
-        options = now[each["name"]]
+    names = {each["name"] for each in then["inputs"]}
+    assert [name for group, name in shown_inputs(info) if group == "required" and name not in names] == []
+    settings = {name: (info["input"][group][name] + [{}])[1] for group, name in shown_inputs(info)}
+    for each in then["inputs"]:
+        options = settings[each["name"]]
         assert set(each.get("options", ())) <= set(options.get("options", ()))
         if "range" in each:
             low, high = each["range"]
             assert options["min"] <= low <= high <= options["max"]
-
-
-@pytest.mark.parametrize("node", RELEASED)
-def test_an_input_added_since_is_optional(node: str, client: ComfyClient) -> None:
-    info = client.object_info(node)[node]
-    then = {each["name"] for each in RELEASED[node]["inputs"]}
-    assert [name for group, name in shown_inputs(info) if group == "required" and name not in then] == []
 
 
 def test_every_node_of_the_pack_is_in_the_record(client: ComfyClient) -> None:

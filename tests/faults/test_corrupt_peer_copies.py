@@ -47,14 +47,17 @@ def cancel_once_there_is_a_mesh(pool):
         raise Cancelled
 
 
-def test_copies_that_stay_damaged_are_one_clear_error():
-    with corrupting_pool("Always", check_peers=True) as pool:
-        with pytest.raises(
-            PoolError, match=r"^copies .* damaged \(1 wrong .*\) even without peer access; run the doc"
-        ) as e:
+@pytest.mark.parametrize(
+    ("engine", "said"), [("Always", r"arrive damaged \(1 wrong .*\)"), ("HangingAlways", r"do not arrive \(.*\)")]
+)
+def test_copies_that_stay_damaged_or_hang_even_so_are_one_clear_error(engine, said, monkeypatch):
+    if engine == "HangingAlways":
+        monkeypatch.setattr(of_pool, "PEER_CHECK_S", 1.0)
+    with corrupting_pool(engine, check_peers=True) as pool:
+        with pytest.raises(PoolError, match=rf"^copies .* {said} even without peer access; run the doc") as e:
             pool.start()
         assert "\n" not in str(e.value)
-        assert (pool.state, pool.status()["pids"]) == ("failed", [])
+        assert (pool.generation, pool.state, pool.status()["pids"]) == (2, "failed", [])
 
 
 @pytest.mark.full
@@ -73,14 +76,6 @@ def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
         status = pool.status()
         assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
         assert pool._failures.last is None
-
-
-def test_copies_that_hang_even_so_are_one_clear_error(monkeypatch):
-    monkeypatch.setattr(of_pool, "PEER_CHECK_S", 1.0)
-    with corrupting_pool("HangingAlways", check_peers=True) as pool:
-        with pytest.raises(PoolError, match=r"^copies .* do not arrive \(.*\) even without peer access; run the doc"):
-            pool.start()
-        assert (pool.generation, pool.state, pool.status()["pids"]) == (2, "failed", [])
 
 
 def test_without_the_check_the_damage_is_there():

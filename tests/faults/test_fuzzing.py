@@ -1,6 +1,6 @@
 """Whatever bytes come, parsers refuse them in their own words, soon. `make fuzz` tries a million of each, also with -O.
 
-Hypothesis tries both parsers as well: tests/pool/test_protocol.py and tests/runtime/test_checkpoint.py.
+Hypothesis tries the wire as well: tests/pool/test_protocol.py.
 """
 
 import os

@@ -11,8 +11,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from host.tiny_hosted import BLOCKS, HEAD_DIM, HEADS, WIDTH, OneProcess, call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
@@ -195,29 +193,6 @@ def test_batch_groups_that_run_the_first_row_for_theirs_are_wrong(
     for plan in GROUPS[::5]:
         result = eight_ranks.run(tiny_hosted, plan, told(calls, first_row=True))
         assert worst(result, expected) > WRONG, plan.name
-
-
-@pytest.mark.slow
-@settings(max_examples=4)
-@given(
-    plan=st.sampled_from(PLANS[:-1]),
-    shapes=st.lists(
-        st.tuples(st.integers(1, 90), st.integers(1, 4), st.integers(2, 9), st.integers(2, 9)), min_size=1, max_size=4
-    ),
-)
-def test_random_shapes_equal_one_process(
-    eight_ranks: Pool,
-    tiny_hosted: ModelSpec,
-    one_process: OneProcess,
-    plan: ParallelPlan,
-    shapes: list[tuple[int, int, int, int]],
-) -> None:
-    sizes = [
-        {"texts": (text,), "batch": batch, "width": 16 * columns, "height": 16 * rows, "seed": number}
-        for number, (text, batch, columns, rows) in enumerate(shapes)
-    ]
-    calls, expected = asked(one_process, sizes)
-    assert worst(eight_ranks.run(tiny_hosted, plan, calls), expected) <= EXACT
 
 
 @pytest.mark.slow

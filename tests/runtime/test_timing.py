@@ -93,22 +93,6 @@ def test_a_timer_that_is_off_measures_nothing() -> None:
     assert (timer.seconds(), timer.regions) == ({}, {})
 
 
-def test_a_regions_entries_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([1.0, 1.25, 5.0, 5.5])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
-    timer = RegionTimer(torch.device("cpu"))
-    for _ in range(2):
-        with timer.region("part"):
-            pass
-    assert timer.seconds() == {"part_s": 0.75}
-
-
-def test_an_error_inside_passes_through_a_region() -> None:
-    for on in (True, False):
-        with pytest.raises(KeyError), RegionTimer(torch.device("cpu"), on=on).region("whole"):
-            raise KeyError("inside")
-
-
 @pytest.mark.parametrize("on", [True, False])
 def test_a_mark_is_the_moment_at_which_the_device_is_done(place: Place, on: bool) -> None:
     timer = RegionTimer(place.device, on=on)

@@ -36,7 +36,7 @@ class Mutant:
 
 AREAS = f"{DRAWING}::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
 TRACE = f"{DRAWING}::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
-NUMBERS = f"{DRAWING}::test_what_stands_for_many_numbers_is_theirs"
+NUMBERS = f"{DRAWING}::test_numbers_read_as_people_write_them"
 SAVED = f"{TIMELINE}::test_the_timeline_looks_at_a_step_and_saves_what_it_shows"
 BARS = f"{BENCHMARK}::test_bars_are_as_long_as_their_cases_are_quick"
 
@@ -76,7 +76,7 @@ MUTANTS = (
         "a part of the time begins at the left of the whole",
         "fill(frame, name, (at_s - from_s) * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
         "fill(frame, name, at_s * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
-        (f"{DRAWING}::test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it",),
+        (f"{AREAS}[a part of the time]",),
     ),
     Mutant(
         "what a rank idles is left out of a report",

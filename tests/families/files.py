@@ -77,6 +77,18 @@ class ModelFile:
         return [row(f"{self.prefix}{name}", tuple(shape), rules) for name, shape in shapes.items()]
 
 
+def tiny(name: str, path: str, seed: int, sizes: dict[str, Any], **more: Any) -> ModelFile:
+    """A file of a class below `comfy.ldm`, built with these arguments."""
+    return ModelFile(
+        name=f"tiny_{name}.safetensors", class_path=f"comfy.ldm.{path}", arguments=sizes, seed=seed, **more
+    )
+
+
+def large(name: str, path: str, seed: int, sizes: dict[str, Any]) -> ModelFile:
+    """The same in bf16, of widths that ComfyUI fixes."""
+    return tiny(name, path, seed, sizes, dtype=torch.bfloat16, only_when_full=True)
+
+
 def row(name: str, shape: tuple[int, ...], rules: Iterable[Rule]) -> Row:
     """One tensor by the first rule that matches; without one, a norm's weight or a layer that keeps the variance."""
     otherwise = NORM if len(shape) == 1 else LAYER

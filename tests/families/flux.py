@@ -5,14 +5,12 @@ The files of Flux.1 are those that tests/host writes, by its own layouts.
 
 from __future__ import annotations
 
-import torch
-
 from host import layouts
 from host.client import Workflow
 
-from .files import ModelFile, Rule
+from .files import Rule, large, tiny
 from .graphs import encoder, picture_of, through, with_references
-from .variant import Variant
+from .variant import variants
 
 FAMILY, FAMILY_2, CHROMA = "Flux.1", "Flux.2", "Chroma"
 SHAPE = layouts.FluxShape(hidden=384, depth=1, single=2)
@@ -28,34 +26,10 @@ CHROMA_SIZES |= {"in_channels": 64, "out_channels": 64, "context_in_dim": 48, "v
 CHROMA_SIZES |= {"theta": 10000, "patch_size": 2, "qkv_bias": True, "txt_ids_dims": [], "in_dim": 64}
 CHROMA_SIZES |= {"out_dim": 3072, "hidden_dim": 5120, "n_layers": 5}
 FILES = (
-    ModelFile(
-        name="tiny_flux_1.safetensors",
-        class_path="comfy.ldm.flux.model.Flux",
-        layout=tuple(layouts.flux(SHAPE)),
-        seed=60,
-    ),
-    ModelFile(
-        name="tiny_flux_2.safetensors",
-        class_path="comfy.ldm.flux.model.Flux",
-        arguments=FLUX_2,
-        rules=(MODULATIONS,),
-        seed=61,
-    ),
-    ModelFile(
-        name="tiny_flux_2_klein.safetensors",
-        class_path="comfy.ldm.flux.model.Flux",
-        arguments=FLUX_2 | {"guidance_embed": False},
-        rules=(MODULATIONS,),
-        seed=62,
-    ),
-    ModelFile(
-        name="tiny_chroma.safetensors",
-        class_path="comfy.ldm.chroma.model.Chroma",
-        arguments=CHROMA_SIZES,
-        seed=63,
-        dtype=torch.bfloat16,
-        only_when_full=True,
-    ),
+    tiny("flux_1", "flux.model.Flux", 60, {}, layout=tuple(layouts.flux(SHAPE))),
+    tiny("flux_2", "flux.model.Flux", 61, FLUX_2, rules=(MODULATIONS,)),
+    tiny("flux_2_klein", "flux.model.Flux", 62, FLUX_2 | {"guidance_embed": False}, rules=(MODULATIONS,)),
+    large("chroma", "chroma.model.Chroma", 63, CHROMA_SIZES),
 )
 
 
@@ -85,14 +59,11 @@ def flux_2_edit(graph: Workflow) -> None:
     with_references(graph, (48, 32))
 
 
-VARIANTS = tuple(
-    Variant(name=name, family=family, file=file, add=add)
-    for name, family, file, add in (
-        ("flux.1 t2i", FAMILY, "tiny_flux_1.safetensors", text_to_image),
-        ("flux.1 kontext", FAMILY, "tiny_flux_1.safetensors", kontext),
-        ("flux.2 t2i", FAMILY_2, "tiny_flux_2.safetensors", flux_2),
-        ("flux.2 edit", FAMILY_2, "tiny_flux_2.safetensors", flux_2_edit),
-        ("flux.2 klein", FAMILY_2, "tiny_flux_2_klein.safetensors", flux_2_edit),
-        ("chroma", CHROMA, "tiny_chroma.safetensors", picture_of(48)),
-    )
+VARIANTS = variants(
+    ("flux.1 t2i", FAMILY, "flux_1", text_to_image),
+    ("flux.1 kontext", FAMILY, "flux_1", kontext),
+    ("flux.2 t2i", FAMILY_2, "flux_2", flux_2),
+    ("flux.2 edit", FAMILY_2, "flux_2", flux_2_edit),
+    ("flux.2 klein", FAMILY_2, "flux_2_klein", flux_2_edit),
+    ("chroma", CHROMA, "chroma", picture_of(48)),
 )

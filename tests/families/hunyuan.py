@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from host.client import Workflow
 
-from .files import ModelFile
+from .files import tiny
 from .graphs import HEIGHT, LENGTH, WIDTH, encoder, node, picture, prompts, second_text, through
-from .variant import Variant
+from .variant import variants
 
 FAMILY = "HunyuanVideo"
 TEXT, POOLED = 48, 768  # the pooled text's width is fixed by ComfyUI's detection, as are heads of 128
@@ -17,28 +17,11 @@ SIZES |= {"meanflow": False, "use_cond_type_embedding": False, "vision_in_dim": 
 # 1.5 has no pooled text, guidance and single blocks; its latents have 32 channels, beside them a picture's and a mask.
 VISION, GLYPHS = 1152, 1472
 SIZES_15 = SIZES | {"in_channels": 65, "out_channels": 32, "patch_size": [1, 1, 1], "vec_in_dim": None, "byt5": True}
-SIZES_15 |= {
-    "hidden_size": 384,
-    "num_heads": 3,
-    "depth": 2,
-    "depth_single_blocks": 0,
-    "guidance_embed": False,
-    "use_cond_type_embedding": True,
-}
-SIZES_15 |= {"vision_in_dim": VISION, "meanflow_sum": True}
+SIZES_15 |= {"hidden_size": 384, "num_heads": 3, "depth": 2, "depth_single_blocks": 0, "guidance_embed": False}
+SIZES_15 |= {"use_cond_type_embedding": True, "vision_in_dim": VISION, "meanflow_sum": True}
 FILES = (
-    ModelFile(
-        name="tiny_hunyuan_video.safetensors",
-        class_path="comfy.ldm.hunyuan_video.model.HunyuanVideo",
-        arguments=SIZES,
-        seed=70,
-    ),
-    ModelFile(
-        name="tiny_hunyuan_video_15.safetensors",
-        class_path="comfy.ldm.hunyuan_video.model.HunyuanVideo",
-        arguments=SIZES_15,
-        seed=71,
-    ),
+    tiny("hunyuan_video", "hunyuan_video.model.HunyuanVideo", 70, SIZES),
+    tiny("hunyuan_video_15", "hunyuan_video.model.HunyuanVideo", 71, SIZES_15),
 )
 SIZE = {"width": WIDTH, "height": HEIGHT, "length": LENGTH, "batch_size": 1}
 SIZE_15 = SIZE | {"height": 2 * HEIGHT}  # 16 pixels a side of a latent pixel: 7 x 10 tokens a frame
@@ -78,12 +61,9 @@ def image_to_video_15(graph: Workflow) -> None:
     through(graph, "video", "HunyuanVideo15ImageToVideo", "positive", "negative", "latent_image", **inputs)
 
 
-VARIANTS = tuple(
-    Variant(name=name, family=FAMILY, file=f"{file}.safetensors", add=add)
-    for name, file, add in (
-        ("hunyuanvideo t2v", "tiny_hunyuan_video", text_to_video),
-        ("hunyuanvideo i2v", "tiny_hunyuan_video", image_to_video),
-        ("hunyuanvideo 1.5 t2v", "tiny_hunyuan_video_15", text_to_video_15),
-        ("hunyuanvideo 1.5 i2v", "tiny_hunyuan_video_15", image_to_video_15),
-    )
+VARIANTS = variants(
+    ("hunyuanvideo t2v", FAMILY, "hunyuan_video", text_to_video),
+    ("hunyuanvideo i2v", FAMILY, "hunyuan_video", image_to_video),
+    ("hunyuanvideo 1.5 t2v", FAMILY, "hunyuan_video_15", text_to_video_15),
+    ("hunyuanvideo 1.5 i2v", FAMILY, "hunyuan_video_15", image_to_video_15),
 )

@@ -6,9 +6,9 @@ from typing import Any
 
 from host.client import Workflow
 
-from .files import ModelFile, Rule
+from .files import Rule, tiny
 from .graphs import VIDEO_AND_AUDIO, encoder, node, picture, prompts, separate, through
-from .variant import Variant
+from .variant import variants
 
 FAMILY = "LTX"
 UNSHOWN = """class LTXAV(LTXV):
@@ -27,21 +27,11 @@ LTX_2 = {"rope_type": "split", "frequencies_precision": "float64", "use_middle_i
 LTX_2 |= {"timestep_scale_multiplier": 1000, "causal_temporal_positioning": True}
 
 
-def ltx_file(name: str, model: str, arguments: dict[str, Any], seed: int) -> ModelFile:
-    """A file whose metadata tell all of its sizes, as those of published files do."""
-    return ModelFile(
-        name=f"tiny_{name}.safetensors",
-        class_path=f"comfy.ldm.lightricks.{model}",
-        arguments=arguments,
-        told=tuple(arguments),
-        rules=(Rule(r"learnable_registers$", std=1.0),),
-        seed=seed,
-    )
-
-
-FILES = (
-    ltx_file("ltx_video", "model.LTXVModel", VIDEO, seed=50),
-    ltx_file("ltx_2", "av_model.LTXAVModel", {**VIDEO, **SOUND, **CONNECTOR, **LTX_2}, seed=51),
+BOTH = {**VIDEO, **SOUND, **CONNECTOR, **LTX_2}
+REGISTERS = (Rule(r"learnable_registers$", std=1.0),)
+FILES = (  # whose metadata tell all sizes, as those of published files do
+    tiny("ltx_video", "lightricks.model.LTXVModel", 50, VIDEO, told=tuple(VIDEO), rules=REGISTERS),
+    tiny("ltx_2", "lightricks.av_model.LTXAVModel", 51, BOTH, told=tuple(BOTH), rules=REGISTERS),
 )
 
 
@@ -113,25 +103,15 @@ def image_to_video_with_sound(graph: Workflow) -> None:
     with_sound(graph)
 
 
-VARIANTS = (
-    *(
-        Variant(name=f"ltx-video {name}", family=FAMILY, file="tiny_ltx_video.safetensors", add=add)
-        for name, add in (
-            ("t2v", text_to_video),
-            ("i2v", image_to_video),
-            ("guide", guided),
-            ("weak guide", weakly_guided),
-        )
-    ),
-    *(
-        Variant(
-            name=f"ltx-2 {name}",
-            family=FAMILY,
-            file="tiny_ltx_2.safetensors",
-            add=add,
-            latents=VIDEO_AND_AUDIO,
-            unshown=UNSHOWN,
-        )
-        for name, add in (("t2v", text_to_video_with_sound), ("i2v", image_to_video_with_sound))
-    ),
+VARIANTS = variants(
+    ("ltx-video t2v", FAMILY, "ltx_video", text_to_video),
+    ("ltx-video i2v", FAMILY, "ltx_video", image_to_video),
+    ("ltx-video guide", FAMILY, "ltx_video", guided),
+    ("ltx-video weak guide", FAMILY, "ltx_video", weakly_guided),
+)
+VARIANTS += variants(
+    ("ltx-2 t2v", FAMILY, "ltx_2", text_to_video_with_sound),
+    ("ltx-2 i2v", FAMILY, "ltx_2", image_to_video_with_sound),
+    latents=VIDEO_AND_AUDIO,
+    unshown=UNSHOWN,
 )

@@ -9,24 +9,15 @@ from typing import Any
 
 from host.client import Workflow
 
-from .files import ModelFile, Rule
+from .files import Rule, tiny
 from .graphs import HEIGHT, VIDEO_AND_AUDIO, WIDTH, encoder, node, picture, separate, through
-from .variant import Variant
+from .variant import variants
 
 FAMILY = "MiniMax H3"
-FILE = "tiny_minimax_h3.safetensors"
 SIZES = {"hidden_size": 120, "num_layers": 3, "token_refiner_num_layers": 1, "ffn_hidden_size": 160, "text_dim": 40}
 SIZES |= {"num_attention_heads": 5, "attention_head_dim": 32, "rope_inv_freq_len": 4}
 SIZES |= {"timestep_input_dim": 32, "time_embed_hidden_size": 64, "time_embed_dim": 48}
-FILES = (
-    ModelFile(
-        name=FILE,
-        class_path="comfy.ldm.minimax.model.MiniMaxH3Model",
-        arguments=SIZES,
-        rules=(Rule(r"inv_freq$", std=0.1, mean=0.4),),
-        seed=40,
-    ),
-)
+FILES = (tiny("minimax_h3", "minimax.model.MiniMaxH3Model", 40, SIZES, rules=(Rule(r"inv_freq$", std=0.1, mean=0.4),)),)
 TEXT_TOKENS = 12
 SIZE = {"width": 2 * WIDTH, "height": 2 * HEIGHT, "length": 22}  # 7 frames of 10 x 14 latent pixels, 37 of sound
 PICTURE = {"width": 2 * WIDTH, "height": 2 * HEIGHT}
@@ -68,11 +59,9 @@ def references(graph: Workflow) -> None:
     conditioned(graph, "MiniMaxH3ReferenceToVideo", **given)
 
 
-VARIANTS = tuple(
-    Variant(name=name, family=FAMILY, file=FILE, add=add, latents=VIDEO_AND_AUDIO)
-    for name, add in (
-        ("minimax h3 t2v", text_to_video),
-        ("minimax h3 keyframes", keyframes),
-        ("minimax h3 references", references),
-    )
+VARIANTS = variants(
+    ("minimax h3 t2v", FAMILY, "minimax_h3", text_to_video),
+    ("minimax h3 keyframes", FAMILY, "minimax_h3", keyframes),
+    ("minimax h3 references", FAMILY, "minimax_h3", references),
+    latents=VIDEO_AND_AUDIO,
 )

@@ -6,28 +6,14 @@ blocks; with one, an error of the text's stream would not reach the picture.
 
 from __future__ import annotations
 
-import torch
-
 from host.client import Workflow
 
-from .files import ModelFile
+from .files import large
 from .graphs import at_timestep_zero, encoder, picture_of, with_references
-from .variant import Variant
+from .variant import variants
 
 FAMILY = "Qwen-Image"
-FILE = "tiny_qwen_image.safetensors"
-FILES = (
-    ModelFile(
-        name=FILE,
-        class_path="comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
-        arguments={"num_layers": 2},
-        seed=30,
-        dtype=torch.bfloat16,
-        only_when_full=True,
-    ),
-)
-
-
+FILES = (large("qwen_image", "qwen_image.model.QwenImageTransformer2DModel", 30, {"num_layers": 2}),)
 text_to_image = picture_of(3584)
 
 
@@ -43,8 +29,8 @@ def edit_at_timestep_zero(graph: Workflow) -> None:
     at_timestep_zero(graph)
 
 
-VARIANTS = (
-    Variant(name="qwen-image", family=FAMILY, file=FILE, add=text_to_image),
-    Variant(name="qwen-image-edit", family=FAMILY, file=FILE, add=edit),
-    Variant(name="qwen-image-edit, timestep zero", family=FAMILY, file=FILE, add=edit_at_timestep_zero),
+VARIANTS = variants(
+    ("qwen-image", FAMILY, "qwen_image", text_to_image),
+    ("qwen-image-edit", FAMILY, "qwen_image", edit),
+    ("qwen-image-edit, timestep zero", FAMILY, "qwen_image", edit_at_timestep_zero),
 )

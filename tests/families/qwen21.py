@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from host.client import Workflow
 
-from .files import ModelFile, Rule
+from .files import Rule, tiny
 from .graphs import encoder, picture, prompts, through, with_references
-from .variant import Variant
+from .variant import variants
 
 FAMILY, FILE = "Qwen-Image 2.1", "tiny_qwen_image_2.1.safetensors"
 CHANNELS, PIXELS, TEXT = 64, 16, 48  # of a latent, of one of its rows and columns; numbers of a token of text
 WIDTH, HEIGHT = 7 * PIXELS, 5 * PIXELS  # 35 tokens, which neither 2 nor 3 divides
 SIZES = {"in_channels": CHANNELS, "out_channels": CHANNELS, "num_layers": 2, "attention_head_dim": 128}
-FILES = (
-    ModelFile(
-        name=FILE,
-        class_path="comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel",
-        arguments=SIZES | {"num_attention_heads": 5, "context_in_dim": TEXT, "mlp_ratio": 2},
-        rules=(Rule(r"text_norm\.weight$", std=0.1), Rule(r"modulation\.1\.weight$", gain=1.0)),
-        seed=92,
-    ),
-)
+SIZES |= {"num_attention_heads": 5, "context_in_dim": TEXT, "mlp_ratio": 2}
+RULES = (Rule(r"text_norm\.weight$", std=0.1), Rule(r"modulation\.1\.weight$", gain=1.0))
+FILES = (tiny("qwen_image_2.1", "qwen_image21.model.QwenImage21Transformer2DModel", 92, SIZES, rules=RULES),)
 
 
 def text_to_image(graph: Workflow) -> None:
@@ -37,7 +31,6 @@ def edit(graph: Workflow) -> None:
     with_references(graph, (WIDTH, HEIGHT))
 
 
-VARIANTS = (
-    Variant(name="qwen-image 2.1", family=FAMILY, file=FILE, add=text_to_image),
-    Variant(name="qwen-image 2.1 edit", family=FAMILY, file=FILE, add=edit),
+VARIANTS = variants(
+    ("qwen-image 2.1", FAMILY, "qwen_image_2.1", text_to_image), ("qwen-image 2.1 edit", FAMILY, "qwen_image_2.1", edit)
 )

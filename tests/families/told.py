@@ -13,7 +13,7 @@ import torch
 
 from host.client import Workflow
 
-from .files import ModelFile, Rule
+from .files import ModelFile, Rule, tiny
 from .graphs import (
     HEIGHT,
     VIDEO_AND_AUDIO,
@@ -27,7 +27,7 @@ from .graphs import (
     through,
     with_references,
 )
-from .variant import Variant
+from .variant import variants
 
 HEADS = {"num_attention_heads": 5}  # of 16, which 2 and 3 ranks share unevenly
 AXES, TEXT = [4, 6, 6], 48
@@ -72,15 +72,8 @@ SHAPE_21 = SHAPE | {"context_dim": 1024, "depth": 7, "guidance_cond_proj_dim": N
 
 def told(name: str, path: str, seed: int, sizes: dict[str, Any], **more: Any) -> ModelFile:
     """A file whose metadata tell all of its sizes."""
-    return ModelFile(
-        name=f"tiny_{name}.safetensors",
-        class_path=f"comfy.ldm.{path}",
-        arguments=sizes,
-        seed=seed,
-        told=tuple(name for name in sizes if name != "nerf_embedder_dtype"),
-        told_by_test_host=True,
-        **more,
-    )
+    said = tuple(name for name in sizes if name != "nerf_embedder_dtype")
+    return tiny(name, path, seed, sizes, told=said, told_by_test_host=True, **more)
 
 
 FILES = (
@@ -102,26 +95,9 @@ FILES = (
     ),
     told("triposplat", "triposplat.model.LatentSeqMMFlowModel", 109, SPLAT, dtype=torch.bfloat16),
     told("anima", "anima.model.Anima", 113, ANIMA, dtype=torch.bfloat16),  # 260 MB: its adapter of the text is whole
-    ModelFile(
-        name="tiny_hunyuan3d_2.safetensors",
-        class_path="comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-        arguments=SHAPE_2,
-        seed=110,
-    ),
-    ModelFile(
-        name="tiny_hunyuan3d_2_1.safetensors",
-        class_path="comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-        arguments=SHAPE_21,
-        dtype=torch.bfloat16,
-        seed=111,
-    ),
-    ModelFile(
-        name="tiny_cogvideox.safetensors",
-        class_path="comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
-        arguments=COG,
-        dtype=torch.bfloat16,
-        seed=112,
-    ),
+    tiny("hunyuan3d_2", "hunyuan3d.model.Hunyuan3Dv2", 110, SHAPE_2),
+    tiny("hunyuan3d_2_1", "hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", 111, SHAPE_21, dtype=torch.bfloat16),
+    tiny("cogvideox", "cogvideo.model.CogVideoXTransformer3DModel", 112, COG, dtype=torch.bfloat16),
 )
 
 
@@ -205,29 +181,21 @@ def shape(text: int) -> Any:
     return add
 
 
-VARIANTS = tuple(
-    Variant(name=name, family=family, file=f"tiny_{file}.safetensors", add=add)
-    for name, family, file, add in (
-        ("ernie-image", "Ernie-Image", "ernie", ernie),
-        ("boogu", "Boogu", "boogu", boogu),
-        ("boogu edit", "Boogu", "boogu", boogu_edit),
-        ("mage-flow", "Mage-Flow", "mage_flow", mage_flow),
-        ("mage-flow edit", "Mage-Flow", "mage_flow", mage_flow_edit),
-        ("pixeldit", "PixelDiT", "pixeldit", pixeldit),
-        ("pid", "PiD", "pid", pid),
-        ("z-image in pixels", "Z-Image in pixels", "z_image_pixel", z_pixel),
-        ("anima", "Anima", "anima", anima),
-        ("chroma radiance", "Chroma Radiance", "chroma_radiance", radiance),
-        ("hidream-o1", "HiDream-O1", "hidream_o1", hidream_o1),
-        ("hidream-o1 edit", "HiDream-O1", "hidream_o1", hidream_o1_edit),
-    )
+VARIANTS = variants(
+    ("ernie-image", "Ernie-Image", "ernie", ernie),
+    ("boogu", "Boogu", "boogu", boogu),
+    ("boogu edit", "Boogu", "boogu", boogu_edit),
+    ("mage-flow", "Mage-Flow", "mage_flow", mage_flow),
+    ("mage-flow edit", "Mage-Flow", "mage_flow", mage_flow_edit),
+    ("pixeldit", "PixelDiT", "pixeldit", pixeldit),
+    ("pid", "PiD", "pid", pid),
+    ("z-image in pixels", "Z-Image in pixels", "z_image_pixel", z_pixel),
+    ("anima", "Anima", "anima", anima),
+    ("chroma radiance", "Chroma Radiance", "chroma_radiance", radiance),
+    ("hidream-o1", "HiDream-O1", "hidream_o1", hidream_o1),
+    ("hidream-o1 edit", "HiDream-O1", "hidream_o1", hidream_o1_edit),
 )
-VARIANTS += tuple(
-    Variant(name=name, family=family, file=f"tiny_{file}.safetensors", add=add, latents=latents, previews=False)
-    for name, family, file, add, latents in (
-        ("cogvideox", "CogVideoX", "cogvideox", cogvideox, ("save",)),
-        ("triposplat", "TripoSplat", "triposplat", triposplat, VIDEO_AND_AUDIO),
-        ("hunyuan3d 2", "Hunyuan3D", "hunyuan3d_2", shape(TEXT), ("save",)),
-        ("hunyuan3d 2.1", "Hunyuan3D", "hunyuan3d_2_1", shape(1024), ("save",)),
-    )
-)
+SHAPES = (("hunyuan3d 2", "hunyuan3d_2", shape(TEXT)), ("hunyuan3d 2.1", "hunyuan3d_2_1", shape(1024)))
+VARIANTS += variants(("cogvideox", "CogVideoX", "cogvideox", cogvideox), previews=False)
+VARIANTS += variants(("triposplat", "TripoSplat", "triposplat", triposplat), latents=VIDEO_AND_AUDIO, previews=False)
+VARIANTS += variants(*((name, "Hunyuan3D", file, add) for name, file, add in SHAPES), previews=False)

@@ -9,6 +9,7 @@ No plan shares their tokens: they are not among `FAMILIES`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from safetensors.torch import load_file, save_file
 from host.client import Workflow
 from host.tiny_models import write_layout
 
-from .files import RULES, ModelFile, Rule, row
+from .files import RULES, Rule, large, row, tiny
 from .graphs import Add, encoder, node, picture, prompts, through
-from .variant import Variant
+from .variant import variants
 
-CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
+PATH = "modules.diffusionmodules.openaimodel.UNetModel"
+CLASS, OUT = f"comfy.ldm.{PATH}", {"out_channels": 4}
 WIDTH, HEIGHT = 112, 80  # 14 x 10 latent pixels: an odd number of rows after the first halving
 LEVEL = {"image_size": 32, "model_channels": 320, "use_spatial_transformer": True, "legacy": False}
 TEXT_15, TEXT_XL, POOLED, SIZES_XL = 768, 2048, 1280, 2816  # 1280 and six sizes of 256 numbers
@@ -72,34 +74,19 @@ STAGE_C = CASCADE | {"c_hidden": [64, 64], "nhead": [4, 4], "blocks": [[2, 1], [
 STAGE_C |= {"c_clip_text_pooled": CASCADE_TEXT, "stable_cascade_stage": "c"}
 STAGE_B = CASCADE | {"c_hidden": [32, 64, 64, 64], "nhead": [-1, -1, 4, 4], "blocks": [[1, 1, 1, 1], [1, 1, 1, 1]]}
 STAGE_B |= {"block_repeat": [[1, 1, 1, 1], [2, 2, 1, 1]], "c_clip": CASCADE_TEXT, "stable_cascade_stage": "b"}
-FILES = tuple(
-    ModelFile(name=f"tiny_{name}.safetensors", class_path=CLASS, seed=seed, dtype=torch.bfloat16, **more)
-    for name, seed, more in (
-        ("sd15", 90, {"arguments": SD15 | {"out_channels": 4}, "only_when_full": True}),
-        ("koala", 91, {"arguments": KOALA | {"out_channels": 4}}),  # 150 MB
-        ("sdxl", 92, {"arguments": SDXL | {"out_channels": 4}, "only_when_full": True}),
-        ("svd", 93, {"arguments": SVD | {"out_channels": 4}, "only_when_full": True}),
-        (
-            "sd2",
-            94,
-            {"arguments": SD2 | {"out_channels": 4}, "only_when_full": True}
-            | {"rules": (Rule(r"output_blocks\.11\.1\.transformer_blocks\.0\.norm1\.bias$", std=0.3),)},
-        ),
-        ("unclip", 95, {"arguments": UNCLIP | {"out_channels": 4}, "only_when_full": True}),
-        ("ssd1b", 96, {"arguments": SSD1B | {"out_channels": 4}, "only_when_full": True}),
-        ("vega", 97, {"arguments": VEGA | {"out_channels": 4}, "only_when_full": True}),
-        ("sdxl_refiner", 98, {"arguments": REFINER | {"out_channels": 4}, "only_when_full": True}),
-    )
-) + tuple(
-    ModelFile(
-        name=f"tiny_cascade_{stage}.safetensors",
-        class_path=f"comfy.ldm.cascade.stage_{stage}.Stage{stage.upper()}",
-        arguments=sizes,
-        told=tuple(sizes),
-        told_by_test_host=True,
-        seed=seed,
-    )
-    for stage, seed, sizes in (("b", 99, STAGE_B), ("c", 100, STAGE_C))
+V = Rule(r"output_blocks\.11\.1\.transformer_blocks\.0\.norm1\.bias$", std=0.3)  # by which SD2 predicts v
+FILES = (
+    large("sd15", PATH, 90, SD15 | OUT),
+    tiny("koala", PATH, 91, KOALA | OUT, dtype=torch.bfloat16),  # 150 MB
+    large("sdxl", PATH, 92, SDXL | OUT),
+    large("svd", PATH, 93, SVD | OUT),
+    replace(large("sd2", PATH, 94, SD2 | OUT), rules=(V,)),
+    large("unclip", PATH, 95, UNCLIP | OUT),
+    large("ssd1b", PATH, 96, SSD1B | OUT),
+    large("vega", PATH, 97, VEGA | OUT),
+    large("sdxl_refiner", PATH, 98, REFINER | OUT),
+    tiny("cascade_b", "cascade.stage_b.StageB", 99, STAGE_B, told=tuple(STAGE_B), told_by_test_host=True),
+    tiny("cascade_c", "cascade.stage_c.StageC", 100, STAGE_C, told=tuple(STAGE_C), told_by_test_host=True),
 )
 
 
@@ -145,21 +132,18 @@ def cascade_b(graph: Workflow) -> None:
         through(graph, f"{name} prior", "StableCascade_StageB_Conditioning", name, **inputs)
 
 
-VARIANTS = tuple(
-    Variant(name=name, family="U-Net", file=f"tiny_{file}.safetensors", add=add)
-    for name, file, add in (
-        ("sd1.5", "sd15", of_size(TEXT_15)),
-        ("sdxl koala", "koala", xl),
-        ("sdxl", "sdxl", xl),
-        ("svd", "svd", of_size(1024, tokens=1, pictures=3)),
-        ("sd2, v", "sd2", sd2),
-        ("sd2.1 unclip", "unclip", unclip),
-        ("ssd-1b", "ssd1b", xl),
-        ("segmind vega", "vega", xl),
-        ("sdxl refiner", "sdxl_refiner", of_size(1280, pooled=POOLED)),
-        ("stable cascade b", "cascade_b", cascade_b),
-        ("stable cascade c", "cascade_c", cascade_c),
-    )
+VARIANTS = variants(
+    ("sd1.5", "U-Net", "sd15", of_size(TEXT_15)),
+    ("sdxl koala", "U-Net", "koala", xl),
+    ("sdxl", "U-Net", "sdxl", xl),
+    ("svd", "U-Net", "svd", of_size(1024, tokens=1, pictures=3)),
+    ("sd2, v", "U-Net", "sd2", sd2),
+    ("sd2.1 unclip", "U-Net", "unclip", unclip),
+    ("ssd-1b", "U-Net", "ssd1b", xl),
+    ("segmind vega", "U-Net", "vega", xl),
+    ("sdxl refiner", "U-Net", "sdxl_refiner", of_size(1280, pooled=POOLED)),
+    ("stable cascade b", "U-Net", "cascade_b", cascade_b),
+    ("stable cascade c", "U-Net", "cascade_c", cascade_c),
 )
 OF_UNET = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.")  # what a ControlNet has of its U-Net
 HINT = (3, 16, 16, 32, 32, 96, 96, 256, 320)  # channels on the way from the picture to the first level

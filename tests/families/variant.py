@@ -46,3 +46,11 @@ class Variant:
         if loader is not None:
             graph["model"] = copy.deepcopy(loader)
         return graph
+
+
+def variants(*rows: tuple[str, str, str, Callable[[Workflow], None]], **more: Any) -> tuple[Variant, ...]:
+    """Of rows of a name, a family, a tiny file's name and what adds nodes; `more` is what all have in common."""
+    return tuple(
+        Variant(name=name, family=family, file=f"tiny_{file}.safetensors", add=add, **more)
+        for name, family, file, add in rows
+    )

@@ -19,10 +19,8 @@ from pathlib import Path
 from host.fetch import comfyui_says
 
 from . import (
-    cross,
     flux,
     hunyuan,
-    krea,
     ltx,
     lumina,
     minimax,
@@ -43,7 +41,7 @@ LATER = {
     qwen21: "QwenImage21",
 }  # of which ComfyUI's list of models has this class, or has not
 NEWER = tuple(module for module, name in LATER.items() if comfyui_says("comfy.model_base", f"class {name}("))
-MODULES = (wan, qwen, *NEWER, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images, told)
+MODULES = (wan, qwen, *NEWER, minimax, ltx, flux, hunyuan, lumina, sd3, more_images, told)
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 UNETS: tuple[Variant, ...] = unet.VARIANTS  # of which no plan shares the tokens
 FILES: dict[str, ModelFile] = {file.name: file for module in (*MODULES, unet) for file in module.FILES}

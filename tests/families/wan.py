@@ -6,9 +6,9 @@ from typing import Any
 
 from host.client import Workflow
 
-from .files import ModelFile
+from .files import ModelFile, tiny
 from .graphs import HEIGHT, LENGTH, WIDTH, encoder, node, picture, prompts, through
-from .variant import Variant
+from .variant import variants
 
 FAMILY = "Wan"
 TEXT, TOKENS = 48, 13
@@ -26,17 +26,14 @@ def wan_file(
     """A Wan file of heads of 24, three blocks. `large`: what is beside them has fixed widths."""
     sizes = {"num_heads": heads, "dim": heads * HEAD_DIM, "ffn_dim": 2 * heads * HEAD_DIM, "num_layers": 3}
     sizes |= {"freq_dim": 32, "text_dim": TEXT, "in_dim": 16, "out_dim": 16, "model_type": kind}
-    path, file = f"comfy.ldm.wan.{model}", f"tiny_wan_{name}.safetensors"
-    given = {"arguments": sizes | more, "told": TOLD, "seed": seed, "only_when_full": large}
-    return ModelFile(name=file, class_path=path, **given)
+    return tiny(f"wan_{name}", f"wan.{model}", seed, sizes | more, told=TOLD, only_when_full=large)
 
 
 def wide_file() -> ModelFile:
     """A file of which shapes tell everything, as most published ones: 5 heads of 128, a text of 4096 (57 MB)."""
     sizes = {"num_heads": 5, "dim": 640, "ffn_dim": 640, "num_layers": 2, "freq_dim": 256, "text_dim": 4096}
     sizes |= {"in_dim": 16, "out_dim": 16, "model_type": "t2v"}
-    path = "comfy.ldm.wan.model.WanModel"
-    return ModelFile(name="tiny_wan_wide.safetensors", class_path=path, arguments=sizes, seed=20)
+    return tiny("wan_wide", "wan.model.WanModel", 20, sizes)
 
 
 VACE = {"model": "model.VaceWanModel", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96}
@@ -163,21 +160,18 @@ def dancer(graph: Workflow) -> None:
     through(graph, "video", "WanDancerVideo", *ENDS, **inputs, clip_vision_output_ref=["vision", 0])
 
 
-VARIANTS = tuple(
-    Variant(name=name, family=FAMILY, file=f"tiny_wan_{file}.safetensors", add=add)
-    for name, file, add in (
-        ("wan 2.1 t2v", "t2v", text_to_video),
-        ("wan 2.1 t2v, sizes by shapes", "wide", wide),
-        ("wan 2.1 i2v", "i2v", image_to_video_with_vision),
-        ("wan 2.1 vace", "vace", vace),
-        ("wan 2.1 camera", "camera", camera),
-        ("wan 2.2 i2v", "22_i2v", image_to_video),
-        ("wan 2.2 5b t2v", "22_5b", five_b),
-        ("wan 2.2 5b i2v", "22_5b", five_b_from_image),
-        ("wan 2.1 scail", "scail", scail),
-        ("wan 2.1 scail-2", "scail2", scail_2),
-        ("wan 2.1 humo", "humo", humo),
-        ("wan 2.2 animate", "animate", animate),
-        ("wan 2.2 dancer", "dancer", dancer),
-    )
+VARIANTS = variants(
+    ("wan 2.1 t2v", FAMILY, "wan_t2v", text_to_video),
+    ("wan 2.1 t2v, sizes by shapes", FAMILY, "wan_wide", wide),
+    ("wan 2.1 i2v", FAMILY, "wan_i2v", image_to_video_with_vision),
+    ("wan 2.1 vace", FAMILY, "wan_vace", vace),
+    ("wan 2.1 camera", FAMILY, "wan_camera", camera),
+    ("wan 2.2 i2v", FAMILY, "wan_22_i2v", image_to_video),
+    ("wan 2.2 5b t2v", FAMILY, "wan_22_5b", five_b),
+    ("wan 2.2 5b i2v", FAMILY, "wan_22_5b", five_b_from_image),
+    ("wan 2.1 scail", FAMILY, "wan_scail", scail),
+    ("wan 2.1 scail-2", FAMILY, "wan_scail2", scail_2),
+    ("wan 2.1 humo", FAMILY, "wan_humo", humo),
+    ("wan 2.2 animate", FAMILY, "wan_animate", animate),
+    ("wan 2.2 dancer", FAMILY, "wan_dancer", dancer),
 )

@@ -7,10 +7,10 @@ from dataclasses import replace
 from host.client import Workflow
 
 from .graphs import LENGTH, encoder, picture, prompts, through
-from .variant import Variant
+from .variant import variants
 from .wan import CONDITIONS, ENDS, SIZE, TEXT, TOKENS, TOLD, vision, wan_file
 
-FAMILY, FILE = "Wan-Animate 2", "tiny_wan_animate2.safetensors"
+FAMILY = "Wan-Animate 2"
 MODEL = "model_animate2.WanAnimate2Model"
 # ComfyUI takes the kind of these weights from metadata alone
 FILES = (
@@ -33,7 +33,7 @@ def for_some_steps(graph: Workflow) -> None:
     animate(graph, pose_strength=0.6, pose_end_percent=0.5, reference_image_strength=1.5)
 
 
-VARIANTS = (
-    Variant(name="wan-animate 2", family=FAMILY, file=FILE, add=animate),
-    Variant(name="wan-animate 2, pose in some steps", family=FAMILY, file=FILE, add=for_some_steps),
+VARIANTS = variants(
+    ("wan-animate 2", FAMILY, "wan_animate2", animate),
+    ("wan-animate 2, pose in some steps", FAMILY, "wan_animate2", for_some_steps),
 )

@@ -39,9 +39,7 @@ def sound(tokens: int, **more: Any) -> dict[str, Any]:
     return given | {"global_embed": noise(2, 32)} | more
 
 
-@case("Stable Audio 1")
-def _() -> Case:
-    return stable_audio(), sound(34)
+case("Stable Audio 1")(lambda: (stable_audio(), sound(34)))
 
 
 @case("Stable Audio 3, what is to be kept, more tokens of its own than one rank has")
@@ -95,11 +93,5 @@ def music(frames: int) -> Case:
     return model, given | {"conditioning_scale": torch.ones(1, 1, 1)}
 
 
-@case("MiniMax Music 3, 10 frames", of=MUSIC)
-def _() -> Case:
-    return music(10)
-
-
-@case("MiniMax Music 3, windows of two lengths", of=MUSIC)
-def _() -> Case:
-    return music(210)
+case("MiniMax Music 3, 10 frames", of=MUSIC)(lambda: music(10))
+case("MiniMax Music 3, windows of two lengths", of=MUSIC)(lambda: music(210))

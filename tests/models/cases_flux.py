@@ -46,29 +46,11 @@ def mask(text: int = 9) -> Tensor:
     return weights
 
 
-@case("Flux.1")
-def _() -> Case:
-    return flux(), inputs()
-
-
-@case("Flux.1, 4 heads")
-def _() -> Case:
-    return flux(num_heads=4, axes_dim=[8, 8, 8]), inputs()
-
-
-@case("Flux.1, 3 tokens of text and 3 of image")
-def _() -> Case:
-    return flux(), inputs(height=2, width=6, text=3)
-
-
-@case("Flux.1, mask")
-def _() -> Case:
-    return flux(), inputs(attention_mask=mask())
-
-
-@case("Flux.1, 1 token of text, mask")
-def _() -> Case:
-    return flux(), inputs(text=1, attention_mask=mask(1))
+case("Flux.1")(lambda: (flux(), inputs()))
+case("Flux.1, 4 heads")(lambda: (flux(num_heads=4, axes_dim=[8, 8, 8]), inputs()))
+case("Flux.1, 3 tokens of text and 3 of image")(lambda: (flux(), inputs(height=2, width=6, text=3)))
+case("Flux.1, mask")(lambda: (flux(), inputs(attention_mask=mask())))
+case("Flux.1, 1 token of text, mask")(lambda: (flux(), inputs(text=1, attention_mask=mask(1))))
 
 
 @case("Flux.1, ControlNet")
@@ -83,9 +65,7 @@ def _() -> Case:
     return flux(), inputs(control=control, attention_mask=mask())
 
 
-@case("Flux.2")
-def _() -> Case:
-    return flux2(), inputs(ref_latents=[noise(2, 16, 6, 8)])
+case("Flux.2")(lambda: (flux2(), inputs(ref_latents=[noise(2, 16, 6, 8)])))
 
 
 @case("Flux.2, reference at timestep zero")

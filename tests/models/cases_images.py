@@ -76,9 +76,7 @@ def described(batch: int = 2, **more: Any) -> dict[str, Any]:
     return given | {"num_tokens": 9} | more
 
 
-@case("Z-Image")
-def _() -> Case:
-    return z_image(), described()
+case("Z-Image")(lambda: (z_image(), described()))
 
 
 @case("Z-Image Omni, reference and what vision sees")
@@ -92,9 +90,7 @@ def _() -> Case:
 MING = ("comfy.ldm.lumina.model", "ref_frames")
 
 
-@case("Ming-Image, 3 layers", of=MING)
-def _() -> Case:
-    return z_image(), described(1, x=noise(1, 16, 3, 10, 14))
+case("Ming-Image, 3 layers", of=MING)(lambda: (z_image(), described(1, x=noise(1, 16, 3, 10, 14))))
 
 
 @case("Ming-Image, two references of other sizes", of=MING)
@@ -103,9 +99,7 @@ def _() -> Case:
     return lumina(**Z_IMAGE, image_model="ming_image"), described(1, x=noise(1, 16, 1, 10, 14), ref_frames=frames)
 
 
-@case("Lumina 2, 2 groups of heads")
-def _() -> Case:
-    return lumina(n_kv_heads=2), described()
+case("Lumina 2, 2 groups of heads")(lambda: (lumina(n_kv_heads=2), described()))
 
 
 @case("OmniGen2, 2 groups of heads, reference")
@@ -138,14 +132,8 @@ def sd3(twice: list[int], **more: Any) -> Case:
     return model, given | more
 
 
-@case("SD3.5 medium, ControlNet")
-def _() -> Case:
-    return sd3([0, 1], control={"output": [noise(2, 35, 384), None, noise(2, 35, 384)]})
-
-
-@case("SD3.5 large")
-def _() -> Case:
-    return sd3([])
+case("SD3.5 medium, ControlNet")(lambda: sd3([0, 1], control={"output": [noise(2, 35, 384), None, noise(2, 35, 384)]}))
+case("SD3.5 large")(lambda: sd3([]))
 
 
 @case("PixArt alpha")
@@ -205,9 +193,7 @@ def hidream_o1(**references: Any) -> Case:
     return model, given | build_extra_conds(prompt, given["x"], **references)
 
 
-@case("HiDream-O1")
-def _() -> Case:
-    return hidream_o1()
+case("HiDream-O1")(lambda: hidream_o1())
 
 
 @case("HiDream-O1, two references")
@@ -228,9 +214,7 @@ def layered(batch: int = 2, **more: Any) -> dict[str, Any]:
     return given | {"transformer_options": {}} | more
 
 
-@case("Krea 2")
-def _() -> Case:
-    return krea2(), layered()
+case("Krea 2")(lambda: (krea2(), layered()))
 
 
 @case("Krea 2, reference at timestep zero")

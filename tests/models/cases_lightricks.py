@@ -63,9 +63,7 @@ def av(video_timestep: Tensor, **more: Any) -> dict[str, Any]:
     return given | {"attention_mask": None} | more
 
 
-@case("LTX-2, a timestep for each frame")
-def _() -> Case:
-    return ltx2(), av(at(0.1, 0.7, 0.6)[None].repeat_interleave(35, 1))
+case("LTX-2, a timestep for each frame")(lambda: (ltx2(), av(at(0.1, 0.7, 0.6)[None].repeat_interleave(35, 1))))
 
 
 @case("LTX-2, gates, adaptive text")
@@ -113,9 +111,7 @@ def ltx25() -> nn.Module:
     return ltx2(apply_gated_attention=True, **SIZES_25)
 
 
-@case("LTX-2.5", of=LTX25)
-def _() -> Case:
-    return ltx25(), av(at(0.1, 0.7, 0.6)[None].repeat_interleave(35, 1))
+case("LTX-2.5", of=LTX25)(lambda: (ltx25(), av(at(0.1, 0.7, 0.6)[None].repeat_interleave(35, 1))))
 
 
 @case("LTX-2.5, guide at half strength, no self attention in a block", of=LTX25)

@@ -38,9 +38,7 @@ def _() -> Case:
     return ideogram4(), packed(context=noise(2, 9, 48), attention_mask=there)
 
 
-@case("Ideogram 4, without text")
-def _() -> Case:
-    return ideogram4(), packed()
+case("Ideogram 4, without text")(lambda: (ideogram4(), packed()))
 
 
 @case("JoyImage, two references")

@@ -25,14 +25,8 @@ def picture(batch: int = 1, **more: Any) -> dict[str, Any]:
     return given | more
 
 
-@case("Qwen-Image 2.1", of=CLASS)
-def _() -> Case:
-    return qwen21(), picture()
-
-
-@case("Qwen-Image 2.1, 2 references in the text", of=CLASS)
-def _() -> Case:
-    return qwen21(), picture(**TWO)
+case("Qwen-Image 2.1", of=CLASS)(lambda: (qwen21(), picture()))
+case("Qwen-Image 2.1, 2 references in the text", of=CLASS)(lambda: (qwen21(), picture(**TWO)))
 
 
 @case("Qwen-Image 2.1, a reference behind the text, as many tokens as the picture has", of=CLASS)
@@ -40,6 +34,4 @@ def _() -> Case:
     return qwen21(), picture(ref_latents=[noise(1, 16, 5, 7)])
 
 
-@case("Qwen-Image 2.1, 2 pictures", of=CLASS)
-def _() -> Case:
-    return qwen21(), picture(2)
+case("Qwen-Image 2.1, 2 pictures", of=CLASS)(lambda: (qwen21(), picture(2)))

@@ -27,9 +27,7 @@ def clip(**payload: Any) -> dict[str, Any]:
     return given | ({"minimax_payload": payload} if payload else {})
 
 
-@case("MiniMax H3")
-def _() -> Case:
-    return h3(), clip()
+case("MiniMax H3")(lambda: (h3(), clip()))
 
 
 @case("MiniMax H3, first and last keyframe")
@@ -67,14 +65,8 @@ def mochi(text: int, cropped: int) -> Case:
     return build("comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint", **sizes), given
 
 
-@case("Mochi, cropped text")
-def _() -> Case:
-    return mochi(9, 6)
-
-
-@case("Mochi, 1 token of text")
-def _() -> Case:
-    return mochi(1, 1)
+case("Mochi, cropped text")(lambda: mochi(9, 6))
+case("Mochi, 1 token of text")(lambda: mochi(1, 1))
 
 
 @case("Kandinsky 5")

@@ -20,9 +20,7 @@ def wan(path: str = "WanModel", **config: Any) -> nn.Module:
     )
 
 
-@case("Wan t2v")
-def _() -> Case:
-    return wan(), {"x": noise(2, *VIDEO), "timestep": at(700, 700), "context": noise(2, 9, 48)}
+case("Wan t2v")(lambda: (wan(), {"x": noise(2, *VIDEO), "timestep": at(700, 700), "context": noise(2, 9, 48)}))
 
 
 @case("Wan i2v")
@@ -95,9 +93,7 @@ def scail(path: str, **more: Any) -> Case:
     return wan(path, model_type="scail", in_dim=20), inputs | more
 
 
-@case("Wan SCAIL, pose, reference")
-def _() -> Case:
-    return scail("SCAILWanModel", reference_latent=noise(1, 20, 1, 10, 14))
+case("Wan SCAIL, pose, reference")(lambda: scail("SCAILWanModel", reference_latent=noise(1, 20, 1, 10, 14)))
 
 
 @case("Wan SCAIL-2, two references, masks, replacing")
@@ -125,9 +121,7 @@ def animate2(height: int, width: int, **more: Any) -> Case:
     return model, inputs | {"clip_fea": noise(1, 257, 1280)} | more
 
 
-@case("Wan-Animate 2, pose", of=ANIMATE2)
-def _() -> Case:
-    return animate2(10, 14, pose_latents=noise(1, 16, 2, 10, 14))
+case("Wan-Animate 2, pose", of=ANIMATE2)(lambda: animate2(10, 14, pose_latents=noise(1, 16, 2, 10, 14)))
 
 
 @case("Wan-Animate 2, upright, another picture and prompt for the pose, strengths", of=ANIMATE2)
@@ -137,14 +131,8 @@ def _() -> Case:
     return animate2(13, 10, **pose)
 
 
-@case("Wan-Animate 2, a step without pose", of=ANIMATE2)
-def _() -> Case:
-    return animate2(10, 14)
-
-
-@case("Wan-Animate 2, 3 rows of tokens", of=ANIMATE2)
-def _() -> Case:
-    return animate2(6, 4, pose_latents=noise(1, 16, 2, 6, 4))
+case("Wan-Animate 2, a step without pose", of=ANIMATE2)(lambda: animate2(10, 14))
+case("Wan-Animate 2, 3 rows of tokens", of=ANIMATE2)(lambda: animate2(6, 4, pose_latents=noise(1, 16, 2, 6, 4)))
 
 
 @case("Wan causal, a whole video")

@@ -55,6 +55,12 @@ def _() -> Case:
     return h3(), clip(**payload, cond_audio_latents=[noise(1, 32, 2, 3), noise(1, 32, 2, 2)])
 
 
+@case("MiniMax H3, parts of video and sound are kept", of=("comfy.ldm.minimax.model", "audio_denoise_mask"))
+def _() -> Case:
+    masks = {"denoise_mask": noise(1, 1, *VIDEO).sigmoid(), "audio_denoise_mask": noise(1, 1, 2, 5).sigmoid()}
+    return h3(), clip() | masks
+
+
 def mochi(text: int, cropped: int) -> Case:
     """Mochi, of whose tokens of text so many count."""
     sizes = {"depth": 2, "patch_size": 2, "num_heads": 6, "hidden_size_x": 96, "hidden_size_y": 48, "in_channels": 12}

@@ -46,7 +46,7 @@ CONTROL = 1e-3  # without exchange a case must be this wrong
 # Case -> graphs: kinds of blocks, of which some classes have several (the last block is another one); and after a
 # whole call, if its blocks are given other things.
 GRAPHS = {
-    "MiniMax H3": 1,
+    "MiniMax H3, references, tagged text": 1,  # how many ranges there are differs by rank and by prompt
     "Z-Image": 1,
     "Flux.1": 2,
     "HunyuanVideo, text mask": 2,
@@ -78,6 +78,8 @@ def longer(value: Any) -> Any:
     """Another prompt and another size: noise in a tensor's new shape, masks with everything, numbers as they are."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(longer, value))
+    if isinstance(value, dict):
+        return {key: longer(each) for key, each in value.items()}
     if not isinstance(value, Tensor) or not {*value.shape} & {*LONGER}:
         return value
     shape = [LONGER.get(size, size) for size in value.shape]

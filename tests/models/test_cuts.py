@@ -220,14 +220,15 @@ def test_a_mask_is_in_the_order_of_the_ranks(parts: int) -> None:
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_ranges_name_the_same_tokens(parts: int) -> None:
-    ranges = [(0, 3, "a"), (3, 8, "b"), (8, None, "c")]
+    ranges = [(0, 3, "a", torch.arange(3)), (3, 8, "b", torch.arange(3, 8)), (8, None, "c", torch.arange(8, 12))]
     ranks = calls(parts, txt=5, img=7)
-    named = [name for start, end, name in ranges for _ in range(start, end or 12)]
+    named = [name for start, end, name, _ in ranges for _ in range(start, end or 12)]
     for call, cut in zip(ranks, shares(ranks, "ranges:txt+img", ranges), strict=True):
         mine = cutter(parse("txt+img"))(call, torch.arange(12)[None])[0].tolist()
-        found = {token: name for start, end, name in cut for token in mine[start:end]}
+        found = {token: name for start, end, name, _ in cut for token in mine[start:end]}
         assert [found[token] for token in mine] == [named[token] for token in mine]
-        assert sum(end - start for start, end, _ in cut) == len(mine)
+        assert all(rows.tolist() == mine[start:end] for start, end, _, rows in cut)
+        assert sum(end - start for start, end, *_ in cut) == len(mine)
 
 
 @pytest.mark.parametrize("parts", PARTS)

@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...wire.replies import CompiledReport as Report
@@ -38,6 +39,7 @@ from .traced_attention import OPTIONS, GraphAttention, graph_attention
 Forward = Callable[..., Any]
 Forms = Callable[[nn.Module], Form]  # of a block, what LoRAs run beside its layers
 PATCHES = "patches"
+ROWS_KEPT = 8  # rows of tokens: both prompts of a few sizes, for all blocks of a step
 # What ComfyUI and its classes say of a call in `transformer_options`.
 TOLD = frozenset(("block_index", "block_type", "total_blocks", "cond_or_uncond", "uuids", "sigmas", "sample_sigmas"))
 
@@ -51,7 +53,8 @@ class Kind:
     """Blocks of one list and class. `options`: where `transformer_options` stands.
 
     `with_loras`: `forward` with the form of its LoRAs before all else, so that graphs tell forms apart.
-    `unread`: what of `TOLD` no block reads; `reason`: why they have no graph.
+    `unread`: what of `TOLD` no block reads; `reason`: why they have no graph. `ranges`: where an argument of ranges
+    stands that may be one range, and its name (ShardingSpec.row_ranges).
     """
 
     title: str
@@ -60,9 +63,17 @@ class Kind:
     options: int | None
     unread: frozenset[str]
     reason: str = ""
+    ranges: tuple[int, str] | None = None
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """What the graph is given, and `transformer_options` as the class gave them, which attention gets."""
+        if self.ranges is not None:
+            place, name = self.ranges
+            device = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+            if name in kwargs:
+                kwargs = {**kwargs, name: _one_range(kwargs[name], device)}
+            elif place < len(args):
+                args = (*args[:place], _one_range(args[place], device), *args[place + 1 :])
         return self.read(tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()})
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -191,7 +202,9 @@ def _kind_of(block: nn.Module, spec: ShardingSpec, path: str) -> Kind:
     def with_loras(form: Form, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return forward(*args, **kwargs)
 
-    return Kind(type(block).__name__, forward, with_loras, options, unread, reason)
+    named = spec.row_ranges.get(path)
+    ranges = (taken.index(named), named) if named in taken else None
+    return Kind(type(block).__name__, forward, with_loras, options, unread, reason, ranges)
 
 
 def _with_helpers(functions: Iterable[FunctionType]) -> set[FunctionType] | None:
@@ -244,6 +257,22 @@ def _words(code: CodeType) -> Iterator[str]:
             yield each
         elif isinstance(each, CodeType):
             yield from _words(each)
+
+
+def _one_range(ranges: Any, device: torch.device) -> Any:  # noqa: ANN401
+    """Ranges (start, end, row) as one with the row of each token; as they are if they leave a token out."""
+    if not ranges or [start for start, *_ in ranges] != [0, *(end for _, end, *_ in ranges[:-1])]:
+        return ranges
+    runs = tuple((end - start, row) for start, end, row in ranges)
+    kept = not any(isinstance(row, Tensor) for _, row in runs)
+    return [(0, ranges[-1][1], (_rows if kept else _rows.__wrapped__)(runs, device))]
+
+
+@lru_cache(ROWS_KEPT)
+def _rows(runs: tuple[tuple[int, Any], ...], device: torch.device) -> Tensor:
+    """The row of each token, (S,): of runs of so many tokens, each of one row or with a row for each of its tokens."""
+    rows = (row if isinstance(row, Tensor) else torch.full((number,), row, device=device) for number, row in runs)
+    return torch.cat(list(rows))
 
 
 def _laid_out(value: Any) -> Any:  # noqa: ANN401

@@ -67,7 +67,10 @@ def _tokens_of(call: TokenCall, stream: str, part: int) -> tuple[Tensor, int]:
 
 
 def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[StreamTokens]) -> list[tuple]:
-    """Ranges (start, end, ...) of tokens, end None for the last, as ranges of this rank's tokens."""
+    """Ranges (start, end, ...) of tokens, end None for the last, as ranges of this rank's tokens.
+
+    A tensor in a range has a row for each of its tokens, and is cut with it.
+    """
     found = []
     for start, end, *rest in ranges:
         whole = mine = 0  # tokens before this run: of all there are in the value, of this rank
@@ -77,7 +80,9 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[StreamTo
             low = min(max(start - first, 0), here)
             high = here if end is None else min(max(end - first, 0), here)
             if low < high:
-                found.append((mine + low, mine + high, *rest))
+                its = slice(first + low - start, first + high - start)
+                held = (each[its] if isinstance(each, Tensor) and each.ndim else each for each in rest)
+                found.append((mine + low, mine + high, *held))
             whole += here if run.held else call.total(run.stream)
             mine += here
     return found

@@ -7,5 +7,6 @@ SPECS = {
         attention={"blocks": "all"},
         cut={"blocks.0": {"x": "all@0"}, "blocks.*": {"mod_segments": "ranges:all", "rope_freqs": "all"}},
         gather={"blocks.-1": "all@0"},
+        row_ranges={"blocks": "mod_segments"},
     ),
 }

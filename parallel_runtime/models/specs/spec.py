@@ -63,6 +63,10 @@ class ShardingSpec:
     tokens are in. `unstaged`: why blocks cannot be in stages, where these fields do not say it (`one_stage`).
 
     `keeps`: what the class keeps from call to call, if anything.
+
+    `row_ranges`: list of blocks -> the argument of theirs with ranges (start, end, row) of all their tokens, where row
+    may as well be a tensor with the row of each token. Compiled blocks are given that: a graph is of one number of
+    ranges, and that differs by rank and by prompt.
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -75,6 +79,7 @@ class ShardingSpec:
     hands: Mapping[str, Handed] = field(default_factory=dict)
     unstaged: str = ""
     keeps: Keeps | None = None
+    row_ranges: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}

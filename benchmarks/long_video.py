@@ -29,10 +29,10 @@ import torch  # noqa: E402
 from host.fetch import comfyui_path  # noqa: E402
 from parallel_runtime.checkpoint import ModelSpec  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
+from parallel_runtime.model_call import ModelCall  # noqa: E402
 from parallel_runtime.models.hosted.calls import forward_call  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
 from parallel_runtime.planner.comfyui_process import find_comfyui  # noqa: E402
-from parallel_runtime.pool.calls import ModelCall  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 from parallel_runtime.proof import relative_error  # noqa: E402
 
@@ -71,10 +71,7 @@ def video_call(tokens: int, *, channels: int = 16) -> ModelCall:
     numbers = torch.Generator().manual_seed(0)
     x = torch.randn(1, channels, FRAMES, 2 * height, 2 * width, generator=numbers)
     given = (x, torch.tensor([700.0]), torch.randn(1, 9, TEXT, generator=numbers))
-    call = forward_call(torch.nn.Identity(), channels, given, {})
-    return ModelCall(
-        tensors=call.tensors, out_shape=call.out_shape, out_dtype=torch.float32, options=dict(call.options)
-    )
+    return forward_call(torch.nn.Identity(), channels, given, {})
 
 
 def measured(path: Path, comfyui: str, plan: ParallelPlan, call: ModelCall, warm: ModelCall) -> Measured:

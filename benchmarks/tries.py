@@ -32,6 +32,7 @@ from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.comfyui_process import find_comfyui
@@ -39,7 +40,6 @@ from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.tries import LIMIT, KeptPlan, Tries, kept_of, worth_trying
 from parallel_runtime.planner.work import Work
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 from .before_after import core_s

@@ -24,9 +24,9 @@ from host.fetch import comfyui_path
 from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.comfyui_process import find_comfyui
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 from .before_after import core_s

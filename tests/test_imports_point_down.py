@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/compiling",
         "runtime/devices",
         "runtime/exchange_groups",
+        "runtime/model_call",
         "runtime/packages",
         "runtime/torch_flags",
         "runtime/weight_delta",

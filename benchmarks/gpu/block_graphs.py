@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs
-from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from parallel_runtime.planner.tries import GRAPHS_GAIN
 from parallel_runtime.proof import relative_error
@@ -54,7 +54,7 @@ def recorder_for(device: torch.device) -> Callable[[], GraphRecorder]:
 
 
 def compared(
-    rank: OneRank, call: HostedCall, ranks: int, steps: int, recorder: Callable[[], GraphRecorder]
+    rank: OneRank, call: ModelCall, ranks: int, steps: int, recorder: Callable[[], GraphRecorder]
 ) -> tuple[float, str]:
     """How many times as fast a step is, and its row. Raises `ValueError` where graphs compute something else."""
     sequence = local_sequence(ulysses=ranks, device=rank.device)

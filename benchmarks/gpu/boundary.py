@@ -21,7 +21,8 @@ from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.hosted.calls import HostedCall, from_tree
+from parallel_runtime.model_call import ModelCall
+from parallel_runtime.models.hosted.calls import from_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import wait_for_all
@@ -32,7 +33,7 @@ MODEL = "flux.1"
 WORTH_MS = 2.0  # of boundary a step, above which the loop belongs into the workers
 
 
-def bare_step(rank: OneRank, call: HostedCall) -> Callable[[], None]:
+def bare_step(rank: OneRank, call: ModelCall) -> Callable[[], None]:
     """ComfyUI's module without anything around it."""
     tensors = [call.tensors[f"t{number}"].to(rank.device) for number in range(len(call.tensors))]
 

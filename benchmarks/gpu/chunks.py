@@ -11,7 +11,7 @@ from benchmarks.share.attended import Attended, noting
 from benchmarks.share.bound import link_named
 from benchmarks.share.exchange import at_most, local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
-from parallel_runtime.models.hosted.calls import HostedCall
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.planner.hardware import Interconnect
 
 from .setting import Result, Setting
@@ -56,7 +56,7 @@ def run(setting: Setting) -> Result:
     return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
 
 
-def by_chunks(rank: OneRank, call: HostedCall, link: Interconnect, most: Sequence[int], steps: int) -> dict[int, Timed]:
+def by_chunks(rank: OneRank, call: ModelCall, link: Interconnect, most: Sequence[int], steps: int) -> dict[int, Timed]:
     """With at most 1, 2, ... chunks."""
     found = {}
     for count in most:
@@ -67,7 +67,7 @@ def by_chunks(rank: OneRank, call: HostedCall, link: Interconnect, most: Sequenc
     return found
 
 
-def around_a_ring(rank: OneRank, call: HostedCall, link: Interconnect, steps: int) -> Timed:
+def around_a_ring(rank: OneRank, call: ModelCall, link: Interconnect, steps: int) -> Timed:
     """The same ranks around a ring."""
     times = []
     for each in (None, link):
@@ -80,7 +80,7 @@ def around_a_ring(rank: OneRank, call: HostedCall, link: Interconnect, steps: in
 
 
 def _step(
-    rank: OneRank, call: HostedCall, link: Interconnect | None, steps: int, count: int
+    rank: OneRank, call: ModelCall, link: Interconnect | None, steps: int, count: int
 ) -> tuple[float, list[Attended]]:
     sequence = local_sequence(ulysses=RANKS, device=rank.device, link=link, chunks=count)
     run = rank.step(call, sequence)

@@ -8,7 +8,7 @@ from benchmarks.share import cases
 from benchmarks.share.bound import bounds_table, link_named, shares_table
 from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank, Share, timed_runs
-from parallel_runtime.models.hosted.calls import HostedCall
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.count import OperationCounter
 
 from .setting import Result, Setting
@@ -18,7 +18,7 @@ CHEAP = 0.01  # of a step that timers of every step may cost
 NOISE_RUNS = 7
 
 
-def operations_in(rank: OneRank, call: HostedCall, ranks: int) -> float:
+def operations_in(rank: OneRank, call: ModelCall, ranks: int) -> float:
     """Operations of one call as one rank of several."""
     run = rank.step(call, local_sequence(ulysses=ranks, device=rank.device))
     with OperationCounter() as counter:
@@ -26,7 +26,7 @@ def operations_in(rank: OneRank, call: HostedCall, ranks: int) -> float:
     return sum(amount for name, amount in counter.counts.items() if name.endswith("operations"))
 
 
-def timers(rank: OneRank, call: HostedCall, runs: int) -> float:
+def timers(rank: OneRank, call: ModelCall, runs: int) -> float:
     """How much longer a step with timers takes, as a part of it: the median of pairs."""
     sequence = local_sequence(ulysses=2, device=rank.device)
     plain, timed = rank.step(call, sequence), rank.step(call, sequence, timed=True)

@@ -17,7 +17,7 @@ from statistics import mean, median, quantiles
 
 from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank
-from parallel_runtime.models.hosted.calls import HostedCall
+from parallel_runtime.model_call import ModelCall
 
 from .setting import Result, Setting
 
@@ -56,7 +56,7 @@ def run(setting: Setting) -> Result:
     return Result(table=lines, decided=decided)
 
 
-def block_times(rank: OneRank, call: HostedCall, steps: int, *, frozen: bool) -> list[float]:
+def block_times(rank: OneRank, call: ModelCall, steps: int, *, frozen: bool) -> list[float]:
     """Seconds of host between two blocks, of all steps."""
     step = rank.step(call, local_sequence(ulysses=2, device=rank.device))
     step()

@@ -13,8 +13,8 @@ from statistics import median
 import torch
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs
-from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
 from parallel_runtime.models.specs import spec_of
@@ -124,7 +124,7 @@ class OneRank:
         """How many blocks the file has."""
         return len(self.model.weights.blocks)
 
-    def call(self, size: Size) -> HostedCall:
+    def call(self, size: Size) -> ModelCall:
         """A random call of that size, which the whole model has computed once. Raises `ValueError` for an impossible
         one.
         """
@@ -134,7 +134,7 @@ class OneRank:
             ((recorded,),) = make_calls(self.model.weights.whole, size, [size.text_tokens], steps=1, device=self.device)
         return recorded.call
 
-    def small_call(self, size: Size) -> HostedCall:
+    def small_call(self, size: Size) -> ModelCall:
         """A call in which the device has next to nothing to do."""
         for side, text in NEARLY_NOTHING:
             try:
@@ -145,7 +145,7 @@ class OneRank:
 
     def step(
         self,
-        call: HostedCall,
+        call: ModelCall,
         sequence: SequenceParallelAttention,
         *,
         timed: bool = False,
@@ -181,7 +181,7 @@ class OneRank:
         return run
 
     def measure(
-        self, call: HostedCall, small: HostedCall, *, ulysses: int = 1, ring: int = 1, steps: int = 5, index: int = 0
+        self, call: ModelCall, small: ModelCall, *, ulysses: int = 1, ring: int = 1, steps: int = 5, index: int = 0
     ) -> Share:
         """The share of one of ulysses * ring ranks; medians of `steps` steps."""
         sequence = local_sequence(ulysses=ulysses, ring=ring, index=index, device=self.device)

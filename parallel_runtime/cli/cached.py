@@ -7,8 +7,8 @@ Owns what both skipped and how far they are apart. Does not own the calls (trial
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..model_call import ModelCall
 from ..plan import ParallelPlan
-from ..pool.calls import ModelCall
 from ..proof import relative_error
 from ..report.build import cached_calls
 from ..wire.replies import CachedCalls

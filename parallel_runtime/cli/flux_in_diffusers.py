@@ -12,8 +12,8 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors import safe_open
 
+from ..model_call import ModelCall
 from ..models.hosted.calls import from_tree
-from ..pool.calls import ModelCall
 
 PATCH = 2
 KNOWN = {"x", "timestep", "context", "y", "guidance", "control", "transformer_options"}

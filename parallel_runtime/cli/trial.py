@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from ..checkpoint import ModelSpec, read_header
 from ..devices import Device
+from ..model_call import ModelCall
 from ..plan import ParallelPlan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
-from ..pool.calls import ModelCall
 from .reference_model import load_reference_model
 from .workload import Workload
 

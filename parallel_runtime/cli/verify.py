@@ -29,9 +29,9 @@ from functools import partial
 import torch
 
 from ..checkpoint import ModelSpec
+from ..model_call import ModelCall
 from ..plan import ParallelPlan
 from ..planner.machine import overlap
-from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from ..proof import relative_error
 from ..weight_delta import PRISTINE

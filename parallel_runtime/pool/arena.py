@@ -82,7 +82,6 @@ def _differs(given: DeviceInput) -> torch.Tensor | None:
     return (before.view(bits) != given.source.resolve_neg().view(bits)).any()
 
 
-OUT = "out"
 # A further segment is a multiple of this, so that sizes that creep up do not each need a new one.
 GROWTH_BYTES = 1 << 24
 # Of inputs that do not lie in plain CPU memory, a request's first ones up to this are kept to compare the next with.

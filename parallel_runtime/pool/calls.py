@@ -1,12 +1,13 @@
-"""Calls of a model and whole sampling runs as a caller gives them, what comes back, and their form on the wire."""
+"""What comes back of calls of a model, whole sampling runs as a caller gives them, and the form of both on the wire."""
 
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from ..model_call import OUT, ModelCall
 from ..parallel.batch_groups import cut_rows
 from ..parallel.shard import split_lengths
 from ..plan import BatchSlice, ParallelPlan
@@ -16,34 +17,12 @@ from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, RankStep, SampleReply, StepReply
 from ..wire.requests import GroupWork, Sample
-from .arena import OUT, Extent, dtype_name
+from .arena import Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 STALL_FACTOR = 10  # a step is stuck after 10x the slowest recent step of the same shapes
 REMEMBERED_SHAPES = 64
 REMEMBERED_STEPS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCall:
-    """One call of a model: `tensors` on any device, the shape and dtype of its result, and options of the engine.
-
-    The first dim of the result is the batch: its rows may be run by different batch groups.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-    out_shape: tuple[int, ...]
-    out_dtype: torch.dtype = torch.float32
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if OUT in self.tensors:
-            raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
-
-    @property
-    def rows(self) -> int:
-        """The batch; 1 for a result without dims."""
-        return self.out_shape[0] if self.out_shape else 1
 
 
 @dataclass(frozen=True)

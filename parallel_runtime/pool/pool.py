@@ -24,6 +24,7 @@ from ..devices import STOCK_NODES, Device, missing_system
 from ..errors import PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
+from ..model_call import ModelCall
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
 from ..weight_delta import PRISTINE, WeightDeltas
@@ -31,7 +32,6 @@ from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from . import nccl_files
 from .calls import (
-    ModelCall,
     RunResult,
     StepDone,
     StepHistory,

@@ -18,10 +18,11 @@ import torch
 
 from ..errors import OutOfMemoryInRankError, RaisedInRankError
 from ..exchange_formats import EXACT
+from ..model_call import ModelCall
 from ..models.hosted.calls import from_tree
 from ..proof import NOT_PROVEN, PROVEN, REFUSED, Proof, judged
 from ..redact_paths import redact_paths
-from .calls import ModelCall, RunResult
+from .calls import RunResult
 
 MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
 STEP, LEAST = 8, 8  # of the height and width of a smaller latent: what patches of any family divide

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
 from ..machines.machine import Machine
+from ..model_call import OUT, ModelCall
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
 from ..wire.replies import MeasureReply, ProbeReply
 from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
-from .arena import OUT
 from .calls import (
-    ModelCall,
     RunResult,
     StepDone,
     Steps,

@@ -101,7 +101,8 @@ def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_
     context = module_of_pack("nodes.host.sampling.run_context").RunContext
     run = context(model=model, decision=decision, compiled=compiled, captured=calls)
     tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
-    run.call(tensors, out_shape=(1, 4, 64), options={}, check_cancelled=lambda: None)
+    call = module_of_pack("parallel_runtime.model_call").ModelCall(tensors=tensors, out_shape=(1, 4, 64))
+    run.call(call, check_cancelled=lambda: None)
     assert [call.options["compiled"] for call in calls] == [compiled]
 
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from models.keeper import PLAN, WIDTH, Keeper
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.count_kept import Roomy
-from parallel_runtime.pool.calls import ModelCall
 
 
 class OnMeta(Keeper):

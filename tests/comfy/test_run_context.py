@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.model_call import ModelCall
+
+
+def made(tensors: dict[str, torch.Tensor] | None = None, options: dict[str, object] | None = None) -> ModelCall:
+    told = {"call": {}, "method": None, **(options or {})}
+    return ModelCall(tensors=tensors or {}, out_shape=(1, 4), options=told)
+
 
 @pytest.fixture(scope="module")
 def run_context(module_of_pack) -> ModuleType:
@@ -87,7 +94,7 @@ def test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls(new_r
     plain, masked = {"d": {"x": {"t": 0}}}, {"d": {"x": {"t": 0}, "mask": {"t": 0}}}
     for tree, x in [(plain, small), (masked, small), (copy.deepcopy(plain), small + 1), (masked, small), (plain, wide)]:
         with pytest.raises(NothingStartsError):
-            run.call({"t0": x}, out_shape=(1, 4), options={"call": tree, "method": None}, check_cancelled=stop)
+            run.call(made({"t0": x}, {"call": tree}), check_cancelled=stop)
     assert asked == [(plain, small.shape), (masked, small.shape), (plain, wide.shape)]
 
 
@@ -112,7 +119,7 @@ def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_an
     vars(run.model)["pool"] = Workers()
 
     def call(name: str) -> None:
-        run.call({}, out_shape=(1, 4), options={"call": name, "method": None}, check_cancelled=lambda: None)
+        run.call(made({}, {"call": name}), check_cancelled=lambda: None)
 
     turns.run_in_turns([lambda: call("first"), lambda: call("refused")], at_once=2)
     assert asked[:3] == [("first", ""), ("refused", ""), ("first", "another")]
@@ -135,7 +142,7 @@ def test_runs_in_turn_whose_calls_are_computed_otherwise_go_in_requests_of_their
     runs = [run, replace(run), *(replace(run, **changes) for changes in others)]
 
     def call(run: Any) -> None:
-        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+        run.call(made(), check_cancelled=lambda: None)
 
     turns.run_in_turns([lambda each=each: call(each) for each in runs], at_once=len(runs))
     assert sent == [("single", "a", 2), ("uly2", "a", 1), ("single", "b", 1), *[("single", "a", 1)] * 5]
@@ -158,7 +165,7 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
     model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
     run = replace(new_run("/a.safetensors"), model=model, compiled=True, listener=Listener(), recorder=None)
     for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
-        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+        run.call(made(), check_cancelled=lambda: None)
         assert told == run.remarks == (["blocks run uncompiled: A has no graph"] if said[0][1] else [])
 
 
@@ -180,7 +187,7 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     late = module_of_pack("nodes.host.sampling.late_previews").LateCallback
     run.late = late(lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps)), run)
     for step in range(2):
-        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+        run.call(made(), check_cancelled=lambda: None)
         denoised, x = torch.tensor(1.0), torch.tensor(2.0)
         run.late(step, denoised, x, 2)
         denoised.zero_(), x.zero_()

@@ -36,7 +36,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
     errors = module_of_pack("parallel_runtime.errors")
     ulysses, ring, cfg = (plan_of(**{axis: 2}) for axis in ("ulysses", "ring", "cfg"))
     proof = module_of_pack("parallel_runtime.proof").Proof
-    call_of = module_of_pack("parallel_runtime.pool.calls").ModelCall
+    call_of = module_of_pack("parallel_runtime.model_call").ModelCall
     key = module_of_pack("parallel_runtime.planner.kept_plans").TriesKey(
         devices=(), driver="", torch="", comfyui="", pack="", model="", weights="", kernels="", work=()
     )
@@ -100,7 +100,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         )
 
         def step(check: Callable[[], None] = lambda: None) -> None:
-            run.call(call.tensors, out_shape=(1, 4), options=call.options, check_cancelled=check)
+            run.call(call, check_cancelled=check)
 
         return SimpleNamespace(
             run=run, trier=trier, step=step, asked=asked, told=told, retracted=retracted, key=key, errors=errors,

@@ -20,8 +20,9 @@ from host.hosted_runs import asking, host_loop, make_run, with_options
 from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall, WorkerLoopRun
+from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 

@@ -17,9 +17,10 @@ from host.hosted_runs import euler, make_run, with_options
 from host.tiny_hosted import BLOCKS, CHANNELS, CLASS, TEXT_DIM, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall, RunResult, WorkerLoopResult
+from parallel_runtime.pool.calls import RunResult, WorkerLoopResult
 from parallel_runtime.proof import relative_error
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 

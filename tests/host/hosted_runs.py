@@ -17,10 +17,11 @@ import torch
 from families.variants import BY_NAME, write_families
 from host.tiny_hosted import CHANNELS, SIZE, TEXT_DIM, spec_of
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import Inpaint, ModelCall, WorkerLoopRun
+from parallel_runtime.pool.calls import Inpaint, WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 
@@ -138,9 +139,7 @@ def make_run(
         each = [model.given(texts[side], batch, numbers) for side in sides]
         asked: dict[str, Any] = {name: torch.cat([one[name] for one in each]) for name in each[0]}
         asked |= {"c_concat": None, "control": None, "transformer_options": {"cond_or_uncond": list(sides)}}
-        made = apply_call("Model", latent, sides, asked)
-        told = {"out_dtype": torch.float32, "options": dict(made.options)}
-        conds.append(ModelCall(tensors=made.tensors, out_shape=made.out_shape, **told))
+        conds.append(apply_call("Model", latent, sides, asked))
     more = {"cfg": 2.5, "given": given, "inpaint": inpaint, "timeline": timeline}
     return WorkerLoopRun(recurrence=recurrence, conds=tuple(conds), **more)
 

@@ -26,9 +26,9 @@ from host.fetch import comfyui_path
 from host.layouts import Row
 from host.tiny_models import write_layout
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
-from parallel_runtime.pool.calls import ModelCall
 
 HEADS, HEAD_DIM, BLOCKS, TEXT_DIM, CHANNELS = 12, 12, 4, 48, 16
 WIDTH = HEADS * HEAD_DIM

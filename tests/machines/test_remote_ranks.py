@@ -20,8 +20,8 @@ from host.workers import command
 from machines.loopback import LoopbackMachine
 from machines.worlds import Model, several_machines, tiny_model
 from parallel_runtime.errors import PoolError
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.proof import relative_error

@@ -24,9 +24,9 @@ from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 

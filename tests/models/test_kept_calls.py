@@ -18,6 +18,7 @@ from families.qwen21 import FILE
 from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
@@ -28,7 +29,7 @@ from parallel_runtime.planner.counting import Counts
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import memory_of, where_kept
 from parallel_runtime.planner.work import Work
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 

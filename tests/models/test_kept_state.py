@@ -12,11 +12,12 @@ from unittest import mock
 
 import torch
 
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted import count, count_kept
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.kept_state import FreeMemory, KeptState, alike_over, kept_state, log
 from parallel_runtime.parallel.shard import split_lengths
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.proving import prove
 from parallel_runtime.proof import PROVEN, REFUSED, Proof
 

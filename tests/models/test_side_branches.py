@@ -18,10 +18,10 @@ from families.variants import BY_NAME, write_families
 from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.errors import PoolError
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.arena import Arena
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error

@@ -11,8 +11,8 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 HERE = str(Path(__file__).parent)

@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.parallel.batch_groups import BatchSlice
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.worker_group import CallTracker
 
 PLAN = ParallelPlan(pipefusion=2, warmup_steps=2)

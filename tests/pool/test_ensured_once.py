@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.records import to_body

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from pool import echo_pool
 from pool.echo_pool import make_spec, run_step

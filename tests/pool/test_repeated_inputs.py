@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallel_runtime.model_call import OUT, ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
-from parallel_runtime.pool.arena import OUT, TWIN_BYTES, Arena, Extent
-from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.arena import TWIN_BYTES, Arena, Extent
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from pool.echo_pool import make_spec, repeated, run_step
 

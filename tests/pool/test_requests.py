@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from host.forked_ranks import start_ranks
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.wire.protocol import DTYPE_BYTES
 from pool.echo_pool import held, make_pool, make_spec, run_step
 

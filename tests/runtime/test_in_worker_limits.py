@@ -7,7 +7,8 @@ import torch
 from made_replies import run_reply
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, ModelCall, WorkerLoopRun
+from parallel_runtime.model_call import ModelCall
+from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, WorkerLoopRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.stock_caches import StockCache

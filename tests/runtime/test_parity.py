@@ -14,8 +14,9 @@ import torch
 
 from host.tiny_hosted import BLOCKS, HEAD_DIM, HEADS, WIDTH, OneProcess, call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 

@@ -21,10 +21,11 @@ from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError, SilentWorkersError
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree, to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import proving
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.failures import MAX_FAILURES
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, smaller_call

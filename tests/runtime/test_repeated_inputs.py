@@ -7,9 +7,9 @@ import torch
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 from parallel_runtime.worker.inputs import RepeatedInputs

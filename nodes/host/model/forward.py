@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ....parallel_runtime.models.hosted.block_hooks import OPTION
-from ....parallel_runtime.models.hosted.calls import RUN_KEY, CannotTravelError, HostedCall, forward_call
+from ....parallel_runtime.models.hosted.calls import RUN_KEY, CannotTravelError, forward_call
 from ....parallel_runtime.models.hosted.other_calls import method_call
 from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.specs import BETWEEN
@@ -61,16 +61,6 @@ class _Remote:
             run = run_inside(self.pooled)
         return self.transformer.outside_runs if run is None else run
 
-    def _send(self, call: HostedCall, run: RunContext, *, place: str | None = None) -> list[torch.Tensor]:
-        flat = run.call(
-            call.tensors,
-            out_shape=call.out_shape,
-            options=call.options,
-            place=place,
-            check_cancelled=check_cancelled,
-        )
-        return call.outputs(flat)
-
 
 class RemoteForward(_Remote):
     """Stands for the transformer's `forward`: same arguments, same result; wrappers around it run in this process."""
@@ -111,7 +101,7 @@ class RemoteForward(_Remote):
         except CannotTravelError as error:
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
-        parts = self._send(call, run, place=place_of(options))
+        parts = call.outputs(run.call(call, place=place_of(options), check_cancelled=check_cancelled))
         outs = [part.to(each.device, non_blocking=True) for part, each in zip(parts, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
 
@@ -145,5 +135,5 @@ class RemoteMethod(_Remote):
         result = without_values(self.transformer, stock, *args, **kwargs)
         (first, *_) = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
         call = method_call(type(self.transformer).__name__, self.name, args, kwargs, result.shape)
-        (out,) = self._send(call, self._run({}))
+        (out,) = call.outputs(self._run({}).call(call, check_cancelled=check_cancelled))
         return out.to(first.device, result.dtype)

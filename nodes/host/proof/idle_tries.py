@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.memory import PlannedMemory
-from ....parallel_runtime.pool.calls import ModelCall
 from ..contract.comfyui import PromptServer, comfy
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener

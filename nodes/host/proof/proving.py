@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from .... import parallel_runtime
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.build import Recognised
 from ....parallel_runtime.models.hosted.calls import from_tree
@@ -29,7 +30,7 @@ from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
-from ....parallel_runtime.pool.calls import ModelCall, RunResult
+from ....parallel_runtime.pool.calls import RunResult
 from ....parallel_runtime.pool.proving import arguments_of, prove
 from ....parallel_runtime.proof import (
     NOT_NEEDED,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import KeptPlans, TriesKey
 from ....parallel_runtime.planner.tries import (
@@ -27,7 +28,6 @@ from ....parallel_runtime.planner.tries import (
     kept_of,
     proof_pays,
 )
-from ....parallel_runtime.pool.calls import ModelCall
 from ....parallel_runtime.proof import NOT_NEEDED, PROVEN
 from ....parallel_runtime.redact_paths import redact_paths
 from ..sampling.run_context import RunContext

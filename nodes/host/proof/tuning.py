@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from safetensors.torch import load_file
 
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision, describe_work
 from ....parallel_runtime.planner.choose import Prediction
 from ....parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from ....parallel_runtime.planner.tries import Tries, changed_text, in_words, near, tried_in_s
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.pool.calls import ModelCall
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
 from .begin_tries import UNKNOWN, Tunable, is_asynchronous, key_of, under_graphs

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....parallel_runtime.exchange_formats import EXACT
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.pool.calls import ModelCall, StepDone, WorkerLoopResult, WorkerLoopRun
+from ....parallel_runtime.pool.calls import StepDone, WorkerLoopResult, WorkerLoopRun
 from ....parallel_runtime.proof import Proof
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.replies import SampleReply, StepReply
@@ -122,31 +123,17 @@ class RunContext:
         """The plan that runs."""
         return self.decision.plan
 
-    def call(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        out_shape: tuple[int, ...],
-        options: Mapping[str, object],
-        check_cancelled: Callable[[], None],
-        place: str | None = None,
-    ) -> torch.Tensor:
+    def call(self, call: ModelCall, *, check_cancelled: Callable[[], None], place: str | None = None) -> torch.Tensor:
         """One call of the transformer; in a task, others go first.
 
-        `tensors` and `options` are what the engine takes; the output is (B, numbers), all outputs side by side
-        (`worker/hosted.py`).
-        `place` tells the call from the others of its step. Returns the output on the CPU. Raises `PoolError` when a
+        `place` tells the call from the others of its step. Returns the result on the CPU. Raises `PoolError` when a
         worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
         something else, and whatever `check_cancelled` raises.
         """
-        call = ModelCall(
-            tensors=tensors,
-            out_shape=out_shape,
-            options={**options, **self._place(place), **self.engine_options()},
-        )
+        call = replace(call, options={**call.options, **self._place(place), **self.engine_options()})
         if self.captured is not None:
             self.captured.append(call)
-            return torch.zeros(out_shape)
+            return torch.zeros(call.out_shape)
         self.check(call, check_cancelled)
         return self._hand_over(call, check_cancelled)
 

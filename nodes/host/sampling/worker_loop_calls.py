@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.models.hosted.calls import rows_that_belong_together, takes_whole_batches
 from ....parallel_runtime.models.hosted.formats import coarse_inputs
 from ....parallel_runtime.models.hosted.other_calls import apply_call
 from ....parallel_runtime.models.specs import find_spec
 from ....parallel_runtime.models.specs.whole import find_whole
-from ....parallel_runtime.pool.calls import ModelCall, shape_of, work_of_groups
+from ....parallel_runtime.pool.calls import shape_of, work_of_groups
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from ..contract.refusals import INSIDE_BLOCKS
@@ -120,11 +121,7 @@ def _applied(
         raise HostLoopError(f"the plan would part the {together} frames of a video")
     sides = kwargs["transformer_options"]["cond_or_uncond"]
     call = apply_call(type(transformer).__name__, x.shape, sides, kwargs)
-    return ModelCall(
-        tensors=call.tensors,
-        out_shape=call.out_shape,
-        options={**call.options, **engine_options},
-    )
+    return replace(call, options={**call.options, **engine_options})
 
 
 def captured(

@@ -10,11 +10,11 @@ A constant is itself, a float that JSON has no word for and a tensor or containe
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
+from ...model_call import ModelCall
 from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError
 
 Tree: TypeAlias = "None | bool | int | float | str | dict[str, object]"
@@ -53,27 +53,12 @@ class CannotTravelError(ValueError):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostedCall:
-    """A call as it travels: tensors by name, options of the request, and (B, numbers) of the result."""
-
-    tensors: Mapping[str, torch.Tensor]
-    options: Mapping[str, object]
-    out_shape: tuple[int, int]
-    shapes: tuple[tuple[int, ...], ...]  # of the outputs that the numbers of all rows are
-
-    def outputs(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs that a result (B, numbers) holds side by side."""
-        numbers = [torch.Size(shape).numel() // self.out_shape[0] for shape in self.shapes]
-        return [part.reshape(shape) for part, shape in zip(flat.split(numbers, 1), self.shapes, strict=True)]
-
-
 def forward_call(
     transformer: torch.nn.Module,
     channels: int,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> HostedCall:
+) -> ModelCall:
     """A call of the transformer itself; `channels` are those of a latent, an input may have more beside it.
 
     Raises `ValueError` for what cannot travel, naming where it stands in the call.
@@ -88,7 +73,7 @@ def forward_call(
     title = type(transformer).__name__
     tensors, sent = travelling(title, args, kwargs, batched=rows)
     numbers = sum(torch.Size(shape).numel() for shape in shapes) // batch
-    return HostedCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
+    return ModelCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
 
 
 def without(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from .calls import HostedCall, forward_call
+from ...model_call import ModelCall
+from .calls import forward_call
 
 log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ class Size:
 class Recorded:
     """A call that the transformer was given, and its outputs (B, numbers) fp32 on the CPU."""
 
-    call: HostedCall
+    call: ModelCall
     out: torch.Tensor
 
 
@@ -170,7 +171,7 @@ def uncomputed_call(
     size: Size,
     shapes: Sequence[tuple[int, ...]],
     widths: Mapping[str, int | None],
-) -> HostedCall:
+) -> ModelCall:
     """A call as a step makes it, of all rows of `size`, which nothing computes: the weights may be on the meta device.
 
     Raises `ValueError` for a model that cannot be called so.

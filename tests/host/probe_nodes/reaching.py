@@ -58,8 +58,8 @@ class WithoutExchange:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
 
-    def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
-        return self.run.call(tensors, options={**options, self.option: True}, **rest)
+    def call(self, call: Any, **rest: Any) -> torch.Tensor:
+        return self.run.call(dataclasses.replace(call, options={**call.options, self.option: True}), **rest)
 
 
 def with_run_without_exchange(argument: Any, option: str) -> Any:

@@ -108,9 +108,7 @@ OnProgress = Callable[[int, int], None]
 class HeldWeights:
     """Models in layouts on the ranks of `generation`. `handles` gives new numbers.
 
-    `budget_bytes`: weights that a rank may hold; None: as much as its device has free. `version` rises with every
-    request that may change which weights the ranks hold, or how they are patched: while it stays, so does what was
-    found.
+    `budget_bytes`: weights that a rank may hold; None: as much as its device has free.
     """
 
     def __init__(
@@ -122,7 +120,6 @@ class HeldWeights:
         budget_bytes: int | None,
     ) -> None:
         self.models = HeldModels()
-        self.version = 0
         self._generation, self._handles = generation, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
         # Models that some of so many ranks may hold and others not: cancelled or evicted.
@@ -174,7 +171,6 @@ class HeldWeights:
             budget_bytes=self._budget_bytes,
             eviction_order=tuple(model.handle for model in self.models if model is not held),
         )
-        self.version += 1
         self._generation.ask(
             load, check, num_ranks=layout.ranks, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep
         )
@@ -200,7 +196,6 @@ class HeldWeights:
         if held is not None and (held.name, held.side_branch) == (deltas.name, deltas.side_branch):
             return
         model.deltas = None
-        self.version += 1
         if held is not None and deltas.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
             request = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
@@ -237,7 +232,6 @@ class HeldWeights:
             del self._generation.mapped[handle]
             self.partly_held.pop(handle, None)
 
-        self.version += 1
         self._generation.ask(Unload(model=handle), check, num_ranks=num_ranks, on_done=forget)
 
 

@@ -30,6 +30,7 @@ from ..rank_environment import RankSettings
 from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
+from ..wire.requests import MeasureDevice, Probe
 from . import nccl_files
 from .calls import (
     RunResult,
@@ -235,7 +236,7 @@ class Pool:
             workers = self._workers
             if workers is None or not workers.generation.ready:
                 return
-            if not workers.busy:
+            if workers.generation.in_flight is None:
                 workers.trim(ranks, check)
                 return
             first = workers.owe_trim(ranks)
@@ -278,10 +279,10 @@ class Pool:
         batch_groups = split_rows(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            ensured = workers.ensure(spec, plan, deltas, check)
+            model, mesh = workers.ensure(spec, plan, deltas, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
-            result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
+            result = workers.run(model, mesh, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
             self._pace.note(shape, result.wall_s - result.compile_s)
             return result
 
@@ -305,8 +306,8 @@ class Pool:
         refuse_unfit(plan, run)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            ensured = workers.ensure(spec, plan, deltas, check)
-            return workers.sample(ensured, plan, run, check, on_step=on_step)
+            model, mesh = workers.ensure(spec, plan, deltas, check)
+            return workers.sample(model, mesh, plan, run, check, on_step=on_step)
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
@@ -316,7 +317,7 @@ class Pool:
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""
         with self._lock.acquire(check_cancelled) as check:
-            return self._ready(check).measure(check)
+            return self._ready(check).generation.ask(MeasureDevice(), check).ranked()
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
@@ -330,7 +331,7 @@ class Pool:
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
             workers = self._ready(check)  # a plan that no model runs may be probed
-            return workers.probe(workers.mesh(plan, check), check)
+            return workers.generation.ask(Probe(mesh=workers.mesh(plan, check)), check).ranked()
 
     def retract_failure(self) -> None:
         """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""

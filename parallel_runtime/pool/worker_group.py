@@ -16,8 +16,7 @@ from ..model_call import OUT, ModelCall
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
-from ..wire.replies import MeasureReply, ProbeReply
-from ..wire.requests import CallSlot, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
+from ..wire.requests import CallSlot, CheckCopies, MakeMesh, Step, Trim
 from .calls import (
     RunResult,
     StepDone,
@@ -167,16 +166,6 @@ def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
     return asked
 
 
-@dataclass(frozen=True)
-class Ensured:
-    """A model with its weight deltas and a plan's mesh, as found for a use while the weights had a version."""
-
-    use: Hashable
-    version: int
-    model: HeldModel
-    mesh: int
-
-
 class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
@@ -200,17 +189,13 @@ class WorkerGroup:
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._tracker = CallTracker()
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
-        self._newest: Ensured | None = None  # what was used last; None once another model or mesh was
+        # What was used last, with the handles of its model and mesh; None once weights or groups may be others.
+        self._ensured: tuple[Hashable, tuple[int, int]] | None = None
         self._weights = HeldWeights(
             generation, self._handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes
         )
         self.models = self._weights.models
         self.vae = HeldVae(generation, self._handles, load_deadline_s)
-
-    @property
-    def busy(self) -> bool:
-        """Whether the ranks owe answers."""
-        return self.generation.in_flight is not None
 
     def too_few_for(
         self, plan: ParallelPlan | None, machines: Callable[[Check], Sequence[Machine]], check: Check
@@ -235,6 +220,7 @@ class WorkerGroup:
             self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whichever request comes
             self._owed = None
         if self._weights.partly_held:
+            self._ensured = None
             self._weights.free_partly_held(check)
         if self.vae.partly_held:
             self.vae.free(check)
@@ -249,16 +235,18 @@ class WorkerGroup:
         progress: OnProgress | None = None,
     ) -> HeldModel:
         """The model in that layout, which is the plan's if there is one."""
-        self._newest = None
+        self._ensured = None
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
         return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
+        self._ensured = None
         self._weights.apply_deltas(model, deltas, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
+        self._ensured = None
         self._tracker.forget()
         self.vae.free(check)
         self._weights.unload(spec, layout, check)
@@ -276,7 +264,7 @@ class WorkerGroup:
 
     def mesh(self, plan: ParallelPlan, check: Check) -> int:
         """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""
-        self._newest = None
+        self._ensured = None
         layouts = [model.layout for model in self.models]
         change = self.meshes.change_for(plan, layouts, new_handle=lambda: next(self._handles))
         if change is not None:
@@ -293,22 +281,20 @@ class WorkerGroup:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
         return handle
 
-    def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> Ensured:
-        """Weights, deltas and mesh. Those used last are as they were unless the weights' version has changed since, and
-        nothing is asked of the books of models and meshes."""
+    def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> tuple[int, int]:
+        """The handles of the model, with these deltas, and of the plan's mesh. Of those used last, which are as they
+        were, nothing is asked of the books of models and meshes."""
         use = (spec, plan, deltas.name, deltas.side_branch)
-        newest = self._newest
-        if newest is not None and newest.use == use and newest.version == self._weights.version:
-            return newest
-        model = self.load(spec, plan.layout, check, plan=plan)
-        self.apply_deltas(model, deltas, check)
-        mesh = self.mesh(plan, check)
-        self._newest = Ensured(use, self._weights.version, model, mesh)
-        return self._newest
+        if self._ensured is None or self._ensured[0] != use:
+            model = self.load(spec, plan.layout, check, plan=plan)
+            self.apply_deltas(model, deltas, check)
+            self._ensured = use, (model.handle, self.mesh(plan, check))
+        return self._ensured[1]
 
     def run(
         self,
-        ensured: Ensured,
+        model: int,
+        mesh: int,
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
         batch_groups: tuple[tuple[BatchSlice, ...], ...],
@@ -317,17 +303,20 @@ class WorkerGroup:
         deadline_s: float,
         on_sent: Callable[[], None],
     ) -> RunResult:
-        """Calls of a model, each batch group running its pieces. `on_sent` is called once the ranks have them."""
+        """Calls of a model, each batch group running its pieces; `on_sent` is called once the ranks have them.
+
+        `model` and `mesh` are what `ensure` has.
+        """
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         if self.generation.reach(plan.ranks) > self.generation.told_ranks:
             self.generation.arena.forget()  # further machines do not have what lies there
         placed = self.generation.arena.place(inputs_of(calls), results)
-        specs, model = placed.specs, ensured.model.handle
+        specs = placed.specs
         keeps = plan.pipefusion > 1 or any(call.options.get("place") for call in calls)
         step = Step(
             model=model,
-            mesh=ensured.mesh,
+            mesh=mesh,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
@@ -357,7 +346,7 @@ class WorkerGroup:
         return RunResult(taken, ranks, wall_s, traces)
 
     def sample(
-        self, ensured: Ensured, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
+        self, model: int, mesh: int, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
     ) -> WorkerLoopResult:
         """A whole sampling run."""
         began = time.perf_counter()
@@ -376,7 +365,7 @@ class WorkerGroup:
             on_step=on_step,
         )
         request = self.generation.ask(
-            run.request(plan, model=ensured.model.handle, mesh=ensured.mesh),
+            run.request(plan, model=model, mesh=mesh),
             check,
             specs,
             num_ranks=plan.ranks,
@@ -385,18 +374,10 @@ class WorkerGroup:
         steps.take(request.progress)
         return WorkerLoopResult(self.generation.arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
-    def measure(self, check: Check) -> list[MeasureReply]:
-        """What each rank says of its device."""
-        return self.generation.ask(MeasureDevice(), check).ranked()
-
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float | None = None) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""
         request = self.generation.ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
         return [reply.wrong_bytes for reply in request.ranked()]
-
-    def probe(self, mesh: int, check: Check) -> list[ProbeReply]:
-        """What each rank measured, in rank order; see `worker/probe.py`."""
-        return self.generation.ask(Probe(mesh=mesh), check).ranked()
 
     def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""

@@ -35,18 +35,8 @@ NEEDED |= {
     "subgraphs/Parallel Text to Image (Flux.1).json",
     "api_workflows/headless_client.py",
 }
-LEFT_OUT = (
-    ".github/",
-    "docker/",
-    "tests/",
-    "tools/",
-    "benchmarks/",
-    "demo/",
-    ".ci/",
-    ".pre-commit-config.yaml",
-    "Makefile",
-    "constraints.txt",
-)
+LEFT_OUT = (".github/", "docker/", "tests/", "tools/", "benchmarks/", "demo/", ".ci/", ".pre-commit-config.yaml")
+LEFT_OUT += ("Makefile", "constraints.txt")
 MOST_BYTES = 3_000_000
 
 

@@ -25,8 +25,11 @@ def benchmark(tiny: TinyModels, *, vae: bool = False, **inputs: Any) -> Workflow
     return graph | {"show": {"class_type": "ShowTimingReport", "inputs": show}}
 
 
-def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(benchmark(tiny_models, plans="ulysses=2\n\nring=2\nulysses=2", runs=2, stock=True, vae=True))
+def test_plans_stand_beside_one_rank_and_stock_comfyui_and_each_rank_is_traced(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    asked = {"plans": "ulysses=2\n\nring=2\nulysses=2", "runs": 2, "stock": True, "vae": True, "trace": True}
+    result = client.queue(benchmark(tiny_models, **asked))
     report = result.report("show")
     rows = {row["name"]: row for row in report["contenders"]}
     one_process = [name for name, row in rows.items() if row["kind"] == "one_process"]
@@ -47,19 +50,14 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny
     assert "warnings" not in report, "the server runs with torch's attention, as a comparison of equals needs"
     assert result.outputs["show"]["images"][0]["filename"].endswith(".png")
     assert any("run 1 of 3: one rank" in text for _, text in result.texts)
-
-
-def test_each_rank_is_traced_on_request(client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(benchmark(tiny_models, runs=1, trace=True))
-    report = result.report("show")
     files = result.outputs["sampler"]["files"]
     assert report["traces"] == [item["filename"] for item in files]
-    for rank, item in enumerate(files):
-        assert item["filename"].startswith("uly2_")
+    for number, item in enumerate(files):
+        assert item["filename"].startswith(("uly2_", "ring2_")[number // 2])
         name, *events = json.loads(gzip.decompress(client.view(item)))["traceEvents"]
-        assert name["args"] == {"name": f"rank {rank}"}
-        assert any("all_to_all" in event["name"] for event in events)
-    assert len(files) == 2
+        assert name["args"] == {"name": f"rank {number % 2}"}
+        assert number > 1 or any("all_to_all" in event["name"] for event in events)
+    assert len(files) == 4
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,8 @@ from parallel_runtime.models.hosted.contract_check import NOTHING, find, look
 from .contract_uses import files, uses_in
 
 # What Python's own types and aiohttp's bring, which no line has to name.
-PYTHONS = (
-    "__file__",
-    "__name__",
-    "get",
-    "values",
-    "items",
-    "append",
-    "create_task",
-    "on_startup",
-    "post",
-    "removeprefix",
-)
-PYTHONS += ("copy",)  # of each class of ControlNets its own
+PYTHONS = ("__file__", "__name__", "get", "values", "items", "append", "create_task", "on_startup", "post")
+PYTHONS += ("removeprefix", "copy")  # the last of each class of ControlNets its own
 PYTHONS += ("advice", "decision", "decision_for", "delta_set", "plan", "side_branch", "under")  # of a RemotePatcher
 PYTHONS += ("stock", "for_device")  # of what this pack puts in place of the attention function
 

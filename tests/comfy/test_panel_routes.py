@@ -231,21 +231,8 @@ def test_whatever_a_client_sends_is_answered_or_refused_and_breaks_nothing(comfy
     seed = time.time_ns()
     chance = random.Random(seed)  # noqa: S311  no secret
     pieces = [*"[]:@%\xb5/#? ", "::1", "127.0.0.1", "localhost", "8188", "evil.example"]
-    values = [
-        "",
-        "-1",
-        "9" * 1900,
-        "NaN",
-        "cpu:32",
-        "cpu:2",
-        "all",
-        "manual",
-        "sharded",
-        "\0",
-        "[]",
-        "x" * 500,
-        "\u0663",
-    ]
+    values = ["", "-1", "9" * 1900, "NaN", "cpu:32", "cpu:2", "all", "manual", "sharded", "\0", "[]", "x" * 500]
+    values += ["\u0663"]
     names = ["mode", "devices", "ulysses", "ring", "data", "cfg", "weights", "pipefusion", "patches", "lora", "self"]
     for _ in range(100):
         host = "".join(chance.choices(pieces, k=chance.randint(0, 5))).strip()

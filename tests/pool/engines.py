@@ -1,7 +1,7 @@
 """Engines that real ranks run in these tests: real collectives, and every way to fail, on demand.
 
 A rank finds this module through `python_path`. A step's options say what happens in it: `faults` by rank, each a list
-of actions with their arguments, done in order before the collective.
+of actions, functions of this file, with their arguments, done in order before the collective.
 """
 
 import json
@@ -122,7 +122,7 @@ class Echo:
             if action == "write_inputs":
                 Path(arguments[0]).write_text(str(self.segments.tensor(message.tensors[0]).tolist()), encoding="utf-8")
             else:
-                ACTIONS[action](message, beat, *arguments)
+                globals()[action](message, beat, *arguments)
         if options.get("sync", True):
             dist.barrier(self.groups[message.body.mesh])
         for number, own in enumerate(every_call):
@@ -293,13 +293,3 @@ def own_socket():
 
 def own_channel():
     return Channel(own_socket())
-
-
-ACTIONS = {
-    action.__name__: action
-    for action in (
-        *(fail, sleep, wait_at, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
-        *(receive, hold_the_interpreter, speak_out_of_turn, answer_for_generation),
-        *(say_compiling, send_garbage, close_channel, write_about, give_up_unasked, answer_other_fields),
-    )
-}

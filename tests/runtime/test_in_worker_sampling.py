@@ -5,15 +5,12 @@ The loop around it has the order of operations that ComfyUI has.
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
 from host.hosted_runs import (
     AskModel,
     asking,
-    euler,
     host_loop,
     make_run,
     read_otherwise,
@@ -85,28 +82,3 @@ def test_without_the_exchange_the_latent_is_wrong(
     run = make_run(texts=(7, 7))
     result = eight_ranks.sample(tiny_hosted, ParallelPlan.parse(name), with_options(run, local_attention=True))
     assert relative_error(result.out, host_loop(model, run)[0]) > 0.01
-
-
-def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
-    eight_ranks: Pool, tiny_hosted: ModelSpec, model: AskModel
-) -> None:
-    one, long = make_run(), make_run(recurrence=euler(40))
-    seen: list[int] = []
-    plan = ParallelPlan(ulysses=2)
-
-    class Stopped(Exception):  # noqa: N818  as ComfyUI's own interrupt is named
-        """What a caller raises to cancel."""
-
-    def check() -> None:
-        if len(seen) >= 3:
-            raise Stopped
-
-    def on_step(step: int, _: torch.Tensor) -> None:
-        seen.append(step)
-        time.sleep(0.02)  # ranks wait for it; the caller is asked every 50 ms, so after two or three more steps
-
-    with pytest.raises(Stopped):
-        eight_ranks.sample(tiny_hosted, plan, long, on_step=on_step, check_cancelled=check)
-    assert seen[-1] < 10, seen
-    result = eight_ranks.sample(tiny_hosted, plan, one)
-    assert relative_error(result.out, host_loop(model, one)[0]) <= TOLERANCE

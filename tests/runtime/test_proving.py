@@ -114,14 +114,8 @@ def test_a_right_plan_is_proven_in_three_calls(plan: str, pool: Pool, spec: Mode
     (whole,), (control,) = asked[1].outs, asked[2].outs
     assert relative_error(whole, alone) <= 1e-6 < TOLERANCE < relative_error(control, alone)
     assert [step.sent_bytes for step in asked[0].ran] != [0, 0]
-
-
-@pytest.mark.slow
-def test_whole_calls_gather_sharded_weights_block_by_block(pool: Pool, spec: ModelSpec) -> None:
-    plan = ParallelPlan.parse("ulysses=2,weights=sharded")
-    _, asked = proof_of(pool, spec, call_of(latent()), plan=plan)
     gathered, *others = [[(step.weight_collectives, step.weight_bytes) for step in each.ran] for each in asked]
-    assert others == [gathered] * 2 and gathered[0][1] > 0
+    assert others == [gathered] * 2 and (gathered[0][1] > 0) == ("sharded" in plan), "block by block in each call"
 
 
 @pytest.mark.slow

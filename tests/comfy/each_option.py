@@ -53,14 +53,10 @@ def compared(words: list[str]) -> dict[str, Any]:
     theirs = vars(host.args)
     rank = read([])
     left_out = apply_options(rank.parser, rank.args, told.told, cpu=False)
-    kept = {dest for dest, name in dests(rank.parser).items() if name in REASONS}
+    names = ((action.dest, action.option_strings[0]) for action in rank.parser._actions)
+    kept = {dest for dest, name in names if name in REASONS}
     unlike = [dest for dest, value in vars(rank.args).items() if dest not in kept and text(value) != text(theirs[dest])]
     return {"told": told.told, "untold": told.untold, "left_out": left_out, "unlike": unlike}
-
-
-def dests(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """An option by the name of its value."""
-    return {action.dest: action.option_strings[0] for action in parser._actions}
 
 
 def read(words: list[str]) -> Any:

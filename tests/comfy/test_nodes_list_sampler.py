@@ -87,27 +87,6 @@ def differences(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> list[flo
     return [relative_error(one, other) for one, other in zip(ours, stock, strict=True)]
 
 
-def seeds_of(graphs: list[Workflow]) -> list[Workflow]:
-    """The graphs, each with a seed of its own."""
-    for number, graph in enumerate(graphs):
-        graph["sampler"]["inputs"]["seed"] = number
-    return graphs
-
-
-def one_for_all(graph: Workflow, *slots: str) -> Workflow:
-    """The list graph with the first item of these lists alone."""
-    for slot in slots:
-        graph[f"all {slot}"]["inputs"] = {"item_0": graph[f"all {slot}"]["inputs"]["item_0"]}
-    return graph
-
-
-def assert_same_images(client: ComfyClient, graphs: list[Workflow], **plan: Any) -> PromptResult:
-    result = client.queue(listed(graphs, **plan))
-    errors = differences(latents(client, result, ["save"]), singles(client, graphs))
-    assert max(errors) <= TOLERANCE, errors
-    return result
-
-
 # Samplers that draw random numbers while they run.
 STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
 
@@ -117,7 +96,8 @@ STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
 )
 def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: str, client: ComfyClient) -> None:
     graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
-    result = assert_same_images(client, graphs, **DATA_2)
+    result = client.queue(listed(graphs, **DATA_2))
+    assert max(differences(latents(client, result, ["save"]), singles(client, graphs))) <= TOLERANCE
     values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
     assert values == [(value, 15) for value in range(1, 16)]
     assert len(result.previews) == 15
@@ -128,8 +108,12 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
 
 
 def test_one_for_all_is_written_once(client: ComfyClient) -> None:
-    graphs = seeds_of([single(0) for _ in range(3)])
-    ours = one_for_all(listed(graphs, **DATA_2), "positive", "negative", "latent_image")
+    graphs = [single(0) for _ in range(3)]
+    for number, graph in enumerate(graphs):
+        graph["sampler"]["inputs"]["seed"] = number
+    ours = listed(graphs, **DATA_2)
+    for slot in ("positive", "negative", "latent_image"):
+        ours[f"all {slot}"]["inputs"] = {"item_0": ours[f"all {slot}"]["inputs"]["item_0"]}
     found = latents(client, client.queue(ours), ["save"])
     assert max(differences(found, singles(client, graphs))) <= TOLERANCE
     assert relative_error(found[0], found[1]) > VISIBLE

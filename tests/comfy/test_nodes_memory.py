@@ -58,11 +58,6 @@ def pool_states(client: ComfyClient) -> list[str]:
     return [pool["state"] for pool in client.get("/parallel_dit/state")["pools"]]
 
 
-def weights_left(server: ComfyServer, held: list[int]) -> bool:
-    """Whether every rank holds less than it `held`, by about a model."""
-    return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
-
-
 def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
@@ -106,7 +101,8 @@ def test_free_takes_the_weights_out_of_every_rank_release_ends_the_ranks_and_the
     before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()
-    assert soon(lambda: weights_left(comfy_server, loaded))
+    left = lambda: [then - now for then, now in zip(loaded, private_bytes(comfy_server), strict=True)]  # noqa: E731
+    assert soon(lambda: min(left()) > HALF_A_MODEL), "every rank holds less by about a model"
     result = run(client, sharded(tiny_models, seed=63))
     assert loading(result), "the weights were not loaded again"
     assert torch.equal(saved_latent(client, result), before)

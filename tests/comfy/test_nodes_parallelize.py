@@ -14,11 +14,6 @@ def small(tiny: TinyModels, *, seed: int = 6) -> Workflow:
     return to_latent(workflows.text_to_image(tiny, steps=2, width=96, height=80, seed=seed))
 
 
-def from_checkpoint(graph: Workflow, tiny: TinyModels) -> Workflow:
-    graph["model"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": tiny.checkpoint}}
-    return graph
-
-
 def check(client: ComfyClient, stock: Workflow, ours: Workflow) -> None:
     assert relative_error(latent_of(client, ours), latent_of(client, stock)) <= TOLERANCE
 
@@ -26,7 +21,8 @@ def check(client: ComfyClient, stock: Workflow, ours: Workflow) -> None:
 def test_a_diffusion_model_and_a_checkpoint_equal_stock(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = small(tiny_models)
     check(client, graph, parallelized(graph))
-    graph = from_checkpoint(small(tiny_models, seed=7), tiny_models)
+    graph = small(tiny_models, seed=7)
+    graph["model"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": tiny_models.checkpoint}}
     check(client, graph, parallelized(graph))
 
 

@@ -1,16 +1,16 @@
-"""Cancelling: at once for the caller, never in the middle of a collective for the ranks, and without a trace after."""
+"""Cancelling: at once for the caller, never in the middle of a collective for the ranks, and without a trace after.
+
+At random moments: soak.py.
+"""
 
 import os
-import random
 import signal
 import time
-from contextlib import suppress
 
 import pytest
 import torch
 from pool.echo_pool import Gate, held, make_spec, run_step, wait_until
 
-from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 
@@ -123,67 +123,11 @@ def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
-def test_a_load_cancelled_by_its_progress_callback_is_not_reported_any_more(pool):
-    calls = []
-
-    def progress(*_):
-        calls.append(1)
-        raise Cancelled
-
-    with pytest.raises(Cancelled):
-        pool.load(make_spec("slow1"), progress=progress)
-    run_step(pool)
-    assert calls == [1]
-
-
 def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
     run_step(pool)
     with pytest.raises(Cancelled):
         run_step(pool, check_cancelled=after(0.0), faults={0: [["sleep", 5]]})
     assert pool.state == "idle"
-
-
-def slow_change(turn):
-    """A change of weights that takes 0.3 s, another one each turn."""
-    deltas = [WeightDelta(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
-    return WeightDeltas(f"change {turn}", tuple(deltas))
-
-
-@pytest.mark.full
-def test_cancelling_at_random_moments_leaves_every_result_right(pool):
-    seed = time.time_ns()
-    chance = random.Random(seed)  # noqa: S311  no secret
-    generation = pool.generation
-    wrong = []
-    for turn in range(30):
-        given = torch.full((3000,), float(turn))
-        name = chance.choice(["slow0", "slow1", "model", "model"])
-        if chance.random() < 0.3:
-            with suppress(Cancelled):
-                pool.load(make_spec(name), deltas=slow_change(turn), check_cancelled=after(chance.random() / 4))
-        moments = [["sleep", chance.random() / 20]]
-        try:
-            result = run_step(
-                pool,
-                given,
-                spec=make_spec(name),
-                plan=ParallelPlan(ulysses=chance.choice([1, 2])),
-                check_cancelled=after(chance.random() / 8),
-                faults={chance.randrange(2): moments},
-            )
-        except Cancelled:
-            continue
-        if not torch.equal(result.out, given):
-            wrong.append(turn)
-        if chance.random() < 0.3:
-            pool.unload(make_spec(name))
-    assert wrong == [], f"seed {seed}"
-    assert torch.equal(run_step(pool).out, torch.arange(10.0))
-    models = pool.status()["models"]
-    assert held(run_step(pool).ranks) == [sum(rank < model["held_by"] for model in models) for rank in range(2)], (
-        f"seed {seed}"
-    )
-    assert pool.generation == generation, f"seed {seed}"
 
 
 def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of, monkeypatch):

@@ -81,13 +81,9 @@ def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent
     found = rank_environment({}, on_gpus)
     assert found["TORCH_NCCL_HIGH_PRIORITY"] == "1"
     assert (found["TORCH_NCCL_ENABLE_MONITORING"], found["TORCH_NCCL_RETHROW_CUDA_ERRORS"]) == ("0", "0")
-    read_by_torch = torch_header("ProcessGroupNCCL.hpp")
+    headers = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+    read_by_torch = (headers / "ProcessGroupNCCL.hpp").read_text(encoding="utf-8")
     assert all(f'"{name}"' in read_by_torch for name in found if name.startswith("TORCH_NCCL_")), "torch reads no such"
-
-
-def torch_header(name):
-    """Of c10d, as the installed torch has it."""
-    return (Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d" / name).read_text(encoding="utf-8")
 
 
 def test_a_rank_imports_no_attention_package_and_changes_no_environment():

@@ -12,7 +12,7 @@ from host.forked_ranks import start_ranks
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire.protocol import DTYPE_BYTES
-from pool.echo_pool import held, make_pool, make_spec, run_step
+from pool.echo_pool import make_pool, make_spec, run_step
 
 MIB = 1 << 20
 
@@ -32,17 +32,11 @@ def test_every_dtype_travels_both_ways(pool, dtype):
 
 @pytest.mark.parametrize(
     "given",
-    [
-        torch.arange(24.0).reshape(4, 6).T,
-        torch.arange(24.0)[::3],
-        torch.ones(1).expand(5, 7),
-        torch.tensor(3.0),
-        torch.zeros(5, 0),
-        torch.nn.Parameter(torch.ones(3)),
-    ],
-    ids=["transposed", "strided", "expanded", "scalar", "empty", "parameter"],
+    [torch.tensor(3.0), torch.zeros(5, 0), torch.nn.Parameter(torch.ones(3))],
+    ids=["scalar", "empty", "parameter"],
 )
-def test_any_layout_travels(pool, given):
+def test_any_kind_of_tensor_travels(pool, given):
+    """Of any layout: test_repeated_inputs.py's."""
     out = run_step(pool, given).out
     assert torch.equal(out, given.detach())
     assert not out.requires_grad
@@ -92,15 +86,6 @@ def test_a_model_is_loaded_once_a_generation(pool):
     assert all(loaded <= total == 200 for loaded, total in seen)
     assert pool.load(make_spec("once"), progress=lambda *_: pytest.fail("loaded again")) is first
     assert (first.dtype, first.parameter_bytes) == ("float32", [100, 100])
-
-
-def test_unloading_frees_a_model_in_every_rank(pool):
-    before = held(run_step(pool).ranks)[0]
-    pool.load(make_spec("more"))
-    assert held(run_step(pool).ranks) == [before + 1] * 2
-    pool.unload(make_spec("more"))
-    pool.unload(make_spec("more"))
-    assert held(run_step(pool).ranks) == [before] * 2
 
 
 def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):

@@ -46,27 +46,17 @@ UPDATES = {
 }
 
 
-@pytest.fixture
-def pack(tmp_path: Path) -> Path:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "parallel_runtime", tmp_path / "pack" / "parallel_runtime", ignore=ignored)
-    return tmp_path / "pack"
-
-
-def start_after(pack: Path, update: dict[str, list[str]]) -> list[str]:
-    """What a start of workers says, line by line; the last is the pool's state."""
-    command = [sys.executable, "-c", PARENT, json.dumps(update)]
-    done = subprocess.run(command, cwd=pack, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.mark.parametrize(
     "update",
     [pytest.param(each, marks=[] if each == "other words in a message" else [pytest.mark.full]) for each in UPDATES],
 )
-def test_workers_of_another_version_are_refused_in_one_line(pack: Path, update: str) -> None:
-    first, *_, state = start_after(pack, NEW_VERSION | UPDATES[update])
+def test_workers_of_another_version_are_refused_in_one_line(tmp_path: Path, update: str) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "parallel_runtime", tmp_path / "parallel_runtime", ignore=ignored)
+    command = [sys.executable, "-c", PARENT, json.dumps(NEW_VERSION | UPDATES[update])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *_, state = done.stdout.splitlines()
     assert first.partition(": ")[2] == (
         f"the pack was updated: ComfyUI runs its version {VERSION}, 77.7.7 is installed; restart ComfyUI"
     )

@@ -127,8 +127,11 @@ def test_a_file_written_over_is_refused_at_the_next_step(pool: Pool, file: Path,
     pool.unload(spec)
 
 
-@pytest.mark.parametrize(("before", "after"), [(PRISTINE, PATCHES), (PATCHES, PRISTINE)], ids=["made", "taken back"])
-@pytest.mark.parametrize("plan", [PLAN, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    ("plan", "before", "after"),
+    [(PLAN, PRISTINE, PATCHES), (SHARDED, PATCHES, PRISTINE)],
+    ids=["made, of whole weights", "taken back, of sharded ones"],
+)
 def test_a_patch_of_a_file_written_over_is_refused(
     pool: Pool, file: Path, plan: ParallelPlan, before: WeightDeltas, after: WeightDeltas
 ) -> None:

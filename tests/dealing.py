@@ -20,12 +20,7 @@ TESTS = Path(__file__).resolve().parent
 NEEDS = {
     "hosted server": ("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py")
     + ("test_parallel_decode.py",),
-    "server": (
-        "comfy",
-        "demo_model",
-        "test_smoke_graph.py",
-        "test_nothing_private.py",
-    ),
+    "server": ("comfy", "demo_model", "test_smoke_graph.py", "test_nothing_private.py"),
     "browser": ("browser", "parity", "refusals"),
     "hosted modules": ("models",),
     "ranks": ("runtime",),

@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.proof import (
-    NOT_PROVEN,
-    PROVEN,
-    REFUSED,
-    Proof,
-    ProofKey,
-    ProofStore,
-    default_path,
-    judged,
-)
+from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path, judged
 
 KEY = ProofKey(
     comfyui="0.30.0",

@@ -38,10 +38,7 @@ def with_picture(made_up: MadeUp) -> None:
         re.compile(f"/history/{PROMPT}$"),
         lambda r: r.fulfill(json={PROMPT: {"prompt": [0, PROMPT, queued], "outputs": outputs}}),
     )
-    page.route(
-        re.compile(r"/view\?.*red\.png"),
-        lambda r: r.fulfill(body=picture.getvalue(), content_type="image/png"),
-    )
+    page.route(re.compile(r"/view\?.*red\.png"), lambda r: r.fulfill(body=picture.getvalue(), content_type="image/png"))
 
 
 WORK: dict[str, Any] = {

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -52,12 +53,19 @@ def in_comfyui() -> Iterator[Callable[..., list[str]]]:
     process.wait()
 
 
+@contextmanager
+def imported_pack(name: str) -> Iterator[ModuleType]:
+    """The pack imported as ComfyUI imports it, by its path and under a name of the importer's."""
+    spec = importlib.util.spec_from_file_location(name, PACK_ROOT / "__init__.py")
+    root = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(root)
+    yield root
+    for each in [each for each in sys.modules if each.split(".")[0] == name]:
+        del sys.modules[each]
+
+
 @pytest.fixture(scope="session")
 def module_of_pack() -> Iterator[Callable[[str], ModuleType]]:
     """Imports a module of the pack that needs no ComfyUI: `nodes` alone would be the name of a module of ComfyUI's."""
-    spec = importlib.util.spec_from_file_location(PACK, PACK_ROOT / "__init__.py")
-    root = sys.modules[PACK] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(root)
-    yield lambda name: importlib.import_module(f"{PACK}.{name}")
-    for name in [name for name in sys.modules if name.split(".")[0] == PACK]:
-        del sys.modules[name]
+    with imported_pack(PACK):
+        yield lambda name: importlib.import_module(f"{PACK}.{name}")

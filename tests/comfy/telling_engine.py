@@ -5,7 +5,6 @@ from pathlib import Path
 
 from told_states import states, values
 
-from parallel_runtime.torch_flags import read_flags
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.worker.engine import Engine
 
@@ -17,14 +16,4 @@ class Telling(Engine):
         reply = super().handle(message, **listeners)
         if message.op is Op.LOAD:
             Path(f"{message.body.spec.path}.json").write_text(json.dumps([values(), states()]), encoding="utf-8")
-        return reply
-
-
-class TellingSwitches(Engine):
-    """Writes FILE.json: torch's switches, of a rank that may have no ComfyUI."""
-
-    def handle(self, message, **listeners):
-        reply = super().handle(message, **listeners)
-        if message.op is Op.LOAD:
-            Path(f"{message.body.spec.path}.json").write_text(json.dumps(read_flags()), encoding="utf-8")
         return reply

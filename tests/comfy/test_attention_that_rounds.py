@@ -39,13 +39,17 @@ Asked.here = False
 found.append(source.rounding_attention(asking))
 attention.optimized_attention = attention_sage
 found += [source.rounding_attention(asking), source.rounding_attention(plain)]
+import comfy.cli_args
+for _ in range(2):  # the second time code has set it, as a pack may
+    found.append("--use-sage-attention" in source.this_comfyui().options)
+    comfy.cli_args.args.use_sage_attention = True
 print(json.dumps(found))
 """
 
 
-def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines(in_comfyui) -> None:
+def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines_as_it_is_now(in_comfyui) -> None:
     (found,) = in_comfyui(SCRIPT)
-    assert json.loads(found) == ["", "", "comfy_kitchen_int8", "", "sage", "sage"]
+    assert json.loads(found) == ["", "", "comfy_kitchen_int8", "", "sage", "sage", False, True]
 
 
 @pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])

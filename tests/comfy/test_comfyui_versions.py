@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import re
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from comfy.conftest import imported_pack
 
 from host import workflows
 from host.client import ComfyClient
@@ -19,8 +19,6 @@ from host.fetch import OLDEST_SDIST, TOO_OLD_SDIST, fetched
 from host.pack_workflows import latent_of, parallel
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
-
-NAME = "pack_in_a_comfyui"
 
 
 def version_of(comfyui: Path) -> str:
@@ -34,13 +32,8 @@ def oldest() -> str:
 
 @pytest.fixture
 def pack() -> Iterator[ModuleType]:
-    """The pack imported as ComfyUI imports it, by its path and under a name of the importer's."""
-    spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
-    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
-        del sys.modules[name]
+    with imported_pack("pack_in_a_comfyui") as module:
+        yield module
 
 
 @pytest.fixture

@@ -41,10 +41,7 @@ def decoded(kind: str, shape: str, *, seed: int = 3, devices: str = "cpu:2") -> 
     graph: Workflow = {
         "vae": {"class_type": "SmallVAE", "inputs": {"kind": kind}},
         "latent": {"class_type": "RandomLatent", "inputs": {"shape": shape, "seed": seed}},
-        "config": {
-            "class_type": "SPConfig",
-            "inputs": {"mode": "auto", "devices": devices, "ulysses": 1, "ring": 1},
-        },
+        "config": {"class_type": "SPConfig", "inputs": {"mode": "auto", "devices": devices, "ulysses": 1, "ring": 1}},
     }
     both: dict[str, Any] = {"samples": ["latent", 0], "vae": ["vae", 0]}
     tiling = {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8}

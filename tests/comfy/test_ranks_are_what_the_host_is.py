@@ -14,24 +14,28 @@ import pytest
 from families.hosted import QWEN
 from families.variants import write_families
 from host.fetch import comfyui_path
-from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.options import ALWAYS, REASONS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.torch_flags import read_flags
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
 TELL = f"""
 import json, os, sys, torch
 sys.path += [{str(ROOT)!r}, {str(HERE)!r}]
 import told_states
-torch.backends.cudnn.benchmark = True  # as packs do; main.py sets it too, and on a GPU alone
+torch.backends.cudnn.benchmark = True  # as packs do with all of these; main.py sets it too, and on a GPU alone
+torch.backends.cuda.enable_math_sdp(False)
+torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+torch.set_float32_matmul_precision("high")
+torch.use_deterministic_algorithms(True, warn_only=True)
 with open(os.environ["TELL"], "w") as file:
     json.dump([told_states.options().told, told_states.values(), told_states.states()], file)
 NODE_CLASS_MAPPINGS = {{}}
 """
+TURNED = ("backends.cudnn.benchmark", "backends.cuda.math_sdp", "backends.cuda.fp16_bf16_reduction_math_sdp")
+TURNED += ("float32_matmul_precision", "deterministic_algorithms")
 # What needs a GPU's packages: ComfyUI ends where it is asked for and they are missing.
 NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention", "--use-ck-attention"}
 # The host's, given to every run: they stay there.
@@ -63,7 +67,8 @@ def test_a_rank_computes_as_the_host_with_its_options_and_otherwise_without_them
     values, states = compare(words, tmp_path)
     their_values, their_states = rank((), {}, tmp_path)
     assert {"fast", "deterministic"} <= {name for name in their_values if their_values[name] != values[name]}
-    assert {"attention", "flags", "fp8"} <= {name for name in states if states[name] != their_states[name]}
+    assert {"attention", "fp8"} <= {name for name in states if states[name] != their_states[name]}
+    assert [name for name in TURNED if their_states["flags"][f"torch.{name}"] == states["flags"][f"torch.{name}"]] == []
 
 
 @pytest.mark.full
@@ -75,30 +80,6 @@ def test_a_rank_computes_as_the_host_with_every_other_option(each_option: dict[s
         compare(words, folder)
 
 
-def test_torchs_switches_reach_a_rank(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path / "tiny.safetensors", num_layers=1)
-    usual = read_flags()
-    changed = {
-        "torch.backends.cudnn.benchmark": True,
-        "torch.backends.cuda.math_sdp": False,
-        "torch.backends.cuda.fp16_bf16_reduction_math_sdp": True,
-        "torch.float32_matmul_precision": "high",
-        "torch.deterministic_algorithms": "warn",
-    }
-    assert all(usual[name] != value for name, value in changed.items()), "each is turned"
-    wanted = {**usual, **changed, "torch.backends.unheard_of": True}
-    told = []
-    for flags in (usual, wanted):
-        with Pool(
-            DEVICES, threads_per_rank=1, engine="telling_engine:TellingSwitches", python_path=(str(HERE),)
-        ) as pool:
-            pool.load(spec_of(path, flags=flags), ParallelPlan())
-        told.append(json.loads(Path(f"{path}.json").read_text()))
-    assert told[0] == usual
-    assert {name: told[1][name] for name in changed} == changed
-    assert told[1].keys() == usual.keys()
-
-
 def runs_of(each_option: dict[str, Any]) -> list[list[str]]:
     """Command lines without what this machine lacks."""
     return [[word for word in words if word not in NOT_INSTALLED] for words in each_option["runs"]]
@@ -107,7 +88,7 @@ def runs_of(each_option: dict[str, Any]) -> list[list[str]]:
 def compare(words: list[str], folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Hold a rank to the host of this command line; the host's values and states."""
     told, values, states = host(words, folder)
-    their_values, their_states = rank(tuple(told), states["flags"], folder)
+    their_values, their_states = rank(tuple(told), states["flags"] | {"torch.unheard_of": True}, folder)
     different = {name for name in values if their_values[name] != values[name]}
     assert different <= KEPT, f"{words}: {sorted(different - KEPT)}"
     assert their_states == states, words

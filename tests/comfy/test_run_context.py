@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -71,6 +72,19 @@ def test_a_run_inside_of_another_gives_the_options_back_to_it(run_context, new_r
     assert run_context.run_inside(outer.model) is None
 
 
+def workers(note: Callable[..., object], ranks: Callable[[], list] = list) -> SimpleNamespace:
+    """Stands where a pool is: tells `note` of each request, and answers it."""
+
+    def run(spec: Any, plan: Any, calls: Any, *, deltas: Any = None, on_sent: Any = None, **_: object) -> Any:
+        note(spec, plan, calls, deltas)
+        if on_sent is not None:
+            on_sent()
+        outs = [torch.zeros(1, 4) for _ in calls]
+        return SimpleNamespace(ranks=ranks(), wall_s=0.1, traces={}, outs=outs)
+
+    return SimpleNamespace(run=run)
+
+
 class NothingStartsError(Exception):
     """Raised where the pool would start workers."""
 
@@ -110,13 +124,11 @@ def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_an
             if call.options["call"] == "refused":
                 run.model.spec = replace(run.model.spec, found="another")
 
-    class Workers:
-        def run(self, spec: Any, plan: object, calls: Any, **_: object) -> SimpleNamespace:
-            sent.extend((call.options["call"], spec.found) for call in calls)
-            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4) for _ in calls])
+    def note(spec: Any, _: object, calls: Any, __: object) -> None:
+        sent.extend((call.options["call"], spec.found) for call in calls)
 
     run = replace(new_run("/a.safetensors"), prover=Prover(), recorder=None)
-    vars(run.model)["pool"] = Workers()
+    vars(run.model)["pool"] = workers(note)
 
     def call(name: str) -> None:
         run.call(made({}, {"call": name}), check_cancelled=lambda: None)
@@ -129,13 +141,8 @@ def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_an
 def test_runs_in_turn_whose_calls_are_computed_otherwise_go_in_requests_of_their_own(new_run, module_of_pack) -> None:
     turns, sent = module_of_pack("nodes.host.tasks.cooperative_tasks"), []
 
-    class Workers:
-        def run(self, spec: Any, plan: Any, calls: Any, *, deltas: Any, **_: object) -> SimpleNamespace:
-            sent.append((plan.name, deltas.name, len(calls)))
-            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4) for _ in calls])
-
     run = replace(new_run("/a.safetensors"), recorder=None)
-    vars(run.model)["pool"] = Workers()
+    vars(run.model)["pool"] = workers(lambda _, plan, calls, deltas: sent.append((plan.name, deltas.name, len(calls))))
     two = replace(run.decision, plan=module_of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2))
     others = [{"decision": two}, {"deltas": replace(run.deltas, name="b")}, {"compiled": True}, {"step_cache": 0.1}]
     others += [{"deltas": replace(run.deltas, side_branch=True)}, {"attention": "sage"}, {"exchange": "fp8"}]
@@ -156,13 +163,11 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
         def uncompiled(self, why: str) -> None:
             told.append(why)
 
-    class Workers:
-        def run(self, spec: object, plan: object, calls: object, **_: object) -> SimpleNamespace:
-            reports = [compiled(graphs=1, uncompiled_blocks=number, compile_s=0.0, reason=why) for number, why in said]
-            ranks = [SimpleNamespace(ran=SimpleNamespace(compiled=each)) for each in [*reports, None]]
-            return SimpleNamespace(ranks=ranks, wall_s=0.1, traces={}, outs=[torch.zeros(1, 4)])
+    def ranks() -> list:
+        reports = [compiled(graphs=1, uncompiled_blocks=number, compile_s=0.0, reason=why) for number, why in said]
+        return [SimpleNamespace(ran=SimpleNamespace(compiled=each)) for each in [*reports, None]]
 
-    model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
+    model = SimpleNamespace(pool=workers(lambda *_: None, ranks), spec=None, keeps_state=False)
     run = replace(new_run("/a.safetensors"), model=model, compiled=True, listener=Listener(), recorder=None)
     for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
         run.call(made(), check_cancelled=lambda: None)
@@ -176,13 +181,7 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     """The sampler goes on with the tensors that it showed, in place."""
     seen: list[object] = []
 
-    class Workers:
-        def run(self, *_: object, on_sent: Any, **__: object) -> SimpleNamespace:
-            seen.append("sent")
-            on_sent()
-            return SimpleNamespace(ranks=[], wall_s=0.1, traces={}, outs=[torch.zeros(1, 4)])
-
-    model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
+    model = SimpleNamespace(pool=workers(lambda *_: seen.append("sent")), spec=None, keeps_state=False)
     run = replace(new_run("/a.safetensors"), model=model, recorder=None, loop_reason=reason)
     late = module_of_pack("nodes.host.sampling.late_previews").LateCallback
     run.late = late(lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps)), run)

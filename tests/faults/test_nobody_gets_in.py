@@ -30,11 +30,7 @@ def test_no_socket_of_ours_is_reachable_from_outside(pool):
 
 
 @pytest.mark.parametrize(
-    "ours",
-    [
-        pytest.param(True, id="as it is"),
-        pytest.param(False, id="without our settings", marks=pytest.mark.full),
-    ],
+    "ours", [pytest.param(True, id="as it is"), pytest.param(False, id="without our settings", marks=pytest.mark.full)]
 )
 def test_a_machine_with_a_name_in_the_network_listens_on_loopback_alone(ours, tmp_path):
     """By itself gloo listens where the machine's name leads. `without our settings` is the negative control."""

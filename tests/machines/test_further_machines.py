@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from comfy.conftest import imported_pack
 
-from host.server import PACK_ROOT
 from parallel_runtime.devices import Device
 from parallel_runtime.machines.server import Offer
 
-PACK = "pack_that_waits"
 HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
 
 
@@ -44,16 +42,12 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "comfy", comfy)
     monkeypatch.setitem(sys.modules, "comfy.model_management", management)
     monkeypatch.setitem(sys.modules, "folder_paths", SimpleNamespace(get_user_directory=lambda: str(tmp_path)))
-    spec = importlib.util.spec_from_file_location(PACK, PACK_ROOT / "__init__.py")
-    assert spec is not None and spec.loader is not None
-    root = sys.modules[PACK] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(root)
-    found = importlib.import_module(f"{PACK}.nodes.host.panel.machines")
-    for name, value in {"MachineServer": Server, "FIRST_WAIT_S": 0.06, "AGAIN_WAIT_S": 0.02, "TICK_S": 0.01}.items():
-        monkeypatch.setattr(found, name, value)
-    yield found
-    for name in [name for name in sys.modules if name.split(".")[0] == PACK]:
-        del sys.modules[name]
+    with imported_pack("pack_that_waits") as pack:
+        found = importlib.import_module(f"{pack.__name__}.nodes.host.panel.machines")
+        waits = {"FIRST_WAIT_S": 0.06, "AGAIN_WAIT_S": 0.02, "TICK_S": 0.01}
+        for name, value in {"MachineServer": Server, **waits}.items():
+            monkeypatch.setattr(found, name, value)
+        yield found
 
 
 def shelf(device: str = "cpu:0") -> Any:

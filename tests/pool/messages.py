@@ -80,8 +80,7 @@ WORK = {
     "compiled": replies.CompiledReport(graphs=5, uncompiled_blocks=0, compile_s=0.5),
 }
 STEP = replies.StepReply(
-    memory=MEMORY,
-    ran=replies.RankStep(**WORK, began_s=1.5, step_s=0.25, regions={"embed_s": 0.125}, trace_bytes=9),
+    memory=MEMORY, ran=replies.RankStep(**WORK, began_s=1.5, step_s=0.25, regions={"embed_s": 0.125}, trace_bytes=9)
 )
 RUN = replies.SampleReply(
     memory=MEMORY,
@@ -95,9 +94,7 @@ RUN = replies.SampleReply(
         regions={"embed_s": (0.125, 0.0)},
         prepare_regions={"embed_s": 0.125},
         timeline=replies.StageTimeline(
-            stage=1,
-            spans=(replies.ChunkSpan(0, 0, 2, 0, asked_s=1.0, began_s=1.25, ended_s=1.5),),
-            left_out=0,
+            stage=1, spans=(replies.ChunkSpan(0, 0, 2, 0, asked_s=1.0, began_s=1.25, ended_s=1.5),), left_out=0
         ),
     ),
 )

@@ -53,9 +53,7 @@ def test_runs_that_travel_together_each_find_their_own_until_a_new_one_joins() -
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"plan": replace(PLAN, patches=3)}, {"model": 2}],
-    ids=["another plan", "another model"],
+    "other", [{"plan": replace(PLAN, patches=3)}, {"model": 2}], ids=["another plan", "another model"]
 )
 def test_another_plan_or_model_begins_anew(other: dict) -> None:
     tracker = CallTracker()

@@ -157,10 +157,7 @@ MACHINES: dict[str, tuple[Answers, set[str], dict[str, tuple[str, ...]]]] = {
         {
             "cuda": ("torch 2.5.1+rocm6.2 sees 4 device(s)",),
             "nccl": ("RCCL 2.20.5",),
-            "rocm": (
-                "torch is built for ROCm (HIP 6.2.41133-dd7f95766)",
-                "nobody has run this pack on AMD GPUs yet",
-            ),
+            "rocm": ("torch is built for ROCm (HIP 6.2.41133-dd7f95766)", "nobody has run this pack on AMD GPUs yet"),
             "capability": ("cuda:3 AMD Instinct MI210 gfx90a",),
             "peer access": ("every device reaches every other",),
         },

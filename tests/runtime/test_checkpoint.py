@@ -76,10 +76,7 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
 
 
 EXHAUSTING = (
-    (
-        b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,0]}' % i for i in range(250_000)),
-        "250000",
-    ),
+    (b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,0]}' % i for i in range(250_000)), "250000"),
     (b'{"x":[' + b"[]," * 5_000_000 + b"0]}", "parts"),
     (b"{" + b",".join(b'"%d":{}' % i for i in range(1_200_000)), "parts"),
     (b'{"x": [' + b"0," * 8_000_000 + b"0]}", "no description"),

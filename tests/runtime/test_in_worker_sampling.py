@@ -8,14 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from host.hosted_runs import (
-    AskModel,
-    asking,
-    host_loop,
-    make_run,
-    read_otherwise,
-    with_options,
-)
+from host.hosted_runs import AskModel, asking, host_loop, make_run, read_otherwise, with_options
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool

@@ -10,15 +10,7 @@ from matplotlib.figure import Figure
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.report.build import (
-    Span,
-    case,
-    compare,
-    new_report,
-    plan_part,
-    rank_parts,
-    span_timings,
-)
+from parallel_runtime.report.build import Span, case, compare, new_report, plan_part, rank_parts, span_timings
 from parallel_runtime.report.chart import NoChartError, draw, panels
 from parallel_runtime.report.text import describe
 from parallel_runtime.wire.replies import Memory

@@ -185,14 +185,7 @@ def test_cases_of_a_benchmark_whose_loops_ran_elsewhere_are_not_compared() -> No
 
 def test_a_benchmark_compares_its_own_cases_and_never_with_a_run() -> None:
     found = compared(benchmark(one=10.0, uly2=5.0), run(PAIR, 0.28))
-    assert found == {
-        "factor": 2.0,
-        "one_s": 0.5,
-        "plan_s": 0.25,
-        "plan": "uly2",
-        "number": 1,
-        "kind": "benchmark",
-    }
+    assert found == {"factor": 2.0, "one_s": 0.5, "plan_s": 0.25, "plan": "uly2", "number": 1, "kind": "benchmark"}
     assert compared(benchmark(uly2=5.0), run(PAIR, 0.28)) is None
     newer = compared(benchmark(one=10.0, uly2=5.0), run(ALONE, 0.42), run(PAIR, 0.28))
     assert newer is not None

@@ -134,11 +134,7 @@ def test_marks_on_a_device_are_on_the_hosts_clock_however_its_own_runs() -> None
         (StepPermit(at_s=10.0, waited_s=0.9), 10.0, "the permit came while the device was at the step before"),
         (StepPermit(at_s=9.0, waited_s=0.9), 10.0, "the permit was there long before"),
         (StepPermit(at_s=10.25, waited_s=0.9), 10.25, "the device waited for a part of what the host did"),
-        (
-            StepPermit(at_s=10.75, waited_s=0.25),
-            10.25,
-            "the host was late without waiting: that is the step's own",
-        ),
+        (StepPermit(at_s=10.75, waited_s=0.25), 10.25, "the host was late without waiting: that is the step's own"),
     ],
 )
 def test_a_step_begins_where_its_device_could_go_on(permit: StepPermit, began_s: float, why: str) -> None:

@@ -1,12 +1,14 @@
-"""A step of hosted models in two checkouts of this pack, in turn: what a change does to a step.
+"""A step of hosted models in two checkouts of this pack, in turn: what a change does to a step, or to loading.
 
-    PYTHONPATH=tests python -m benchmarks.before_after OTHER_CHECKOUT [--only wan] [--pairs 11] [--write FILE]
+    PYTHONPATH=tests python -m benchmarks.before_after OTHER_CHECKOUT [--only wan] [--pairs 11] [--loads] [--write FILE]
 
 Each checkout has a process with a pool of two CPU ranks of one thread; both are alive all the time and take turns at
 the same call of the same file, so that a neighbour slows both alike. Of each model there is a file that arithmetic
 binds and one that the overhead of many small operations binds. "On a core" are the seconds for which the busiest rank
 had a core, by the kernel's own books (`/proc/PID/task/*/schedstat`): work, without waiting. Hand-over is a call of the
-pool less the time that the slowest rank was at it.
+pool less the time that the slowest rank was at it. With `--loads` each turn unloads the model, and a row is the
+step that loads it again, and what a rank holds then: its own memory, and its part of what it shares with other
+processes (Pss).
 
 The processes run this file by its path, with the other checkout's modules: it uses what both of them have.
 """
@@ -29,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RANKS, WARMUP, TEXT = (1, 2), 2, 48
 HEAD = ("model", "bound by", "ranks", "before ms", "after ms", "clock, of each pair", "on a core, of each pair")
 HEAD += ("quartiles", "hand-over ms, before and after")
+KEPT = ("replicated", "sharded")  # the weights, at two ranks
+LOADS_HEAD = ("model", "MB", "weights", "load s, before and after", "clock, of each pair", "quartiles")
+LOADS_HEAD += ("MB of a rank's own, before and after", "Pss MB, before and after")
 
 
 def _flux(blocks: int, heads: int) -> dict[str, Any]:
@@ -81,6 +86,7 @@ MODELS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int | None, i
     "Flux.1": ("flux.model.Flux", _flux, None, 512),
 }
 BOUNDS = {"arithmetic": (4, 4), "overhead": (24, 2)}  # blocks and heads; the second is called with 128 pixels
+TO_LOAD = (8, 8)  # of a file whose loading is timed, called with as few
 
 
 def main() -> None:
@@ -89,26 +95,30 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="a checkout of the pack as it was before")
     parser.add_argument("--only", default="", help="models with this in their name")
     parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--loads", action="store_true", help="loading and memory, instead of a step")
     parser.add_argument("--write", type=Path, help="append the rows to this file")
     arguments = parser.parse_args()
-    lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
+    head = LOADS_HEAD if arguments.loads else HEAD
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     show(*lines)
     with tempfile.TemporaryDirectory(prefix="before-after-") as folder, ExitStack() as until:
         comfyui = str(told_comfyui(Path(folder)))
         both = [until.enter_context(closing(Checkout(root, comfyui))) for root in (arguments.other.resolve(), ROOT)]
         for name in MODELS:
-            for bound in BOUNDS if arguments.only.lower() in name.lower() else ():
-                asked = call_of(name, bound, write_model(Path(folder), name, *BOUNDS[bound]))
+            sizes = {"load": TO_LOAD} if arguments.loads else BOUNDS
+            for bound in sizes if arguments.only.lower() in name.lower() else ():
+                path = write_model(Path(folder), name, *sizes[bound])
                 try:
                     for side in both:
-                        side.ask(open=asked)
-                    for ranks in RANKS:
-                        lines.append(
-                            f"| {name} | {bound} | {ranks} | {' | '.join(compared(both, ranks, arguments.pairs))} |"
-                        )
+                        side.ask(open=call_of(name, bound, path))
+                    for each in KEPT if arguments.loads else RANKS:
+                        row = (loaded if arguments.loads else compared)(both, each, arguments.pairs)
+                        what = str(path.stat().st_size // 10**6) if arguments.loads else bound
+                        lines.append(f"| {name} | {what} | {each} | {' | '.join(row)} |")
                         show(lines[-1])
                 except ValueError as error:
                     show(f"{name}, {bound}: {error}")
+                path.unlink()
     if arguments.write:
         with arguments.write.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
@@ -150,14 +160,33 @@ def call_of(name: str, bound: str, path: Path) -> dict[str, Any]:
     return {"path": str(path), "size": {"width": side, "height": side, "frames": frames, "text_tokens": TEXT}}
 
 
-def compared(both: list["Checkout"], ranks: int, pairs: int) -> tuple[str, ...]:
-    """A row: medians, and of the ratio of each pair its median."""
+def pairs_of(both: list["Checkout"], pairs: int, **what: Any) -> list[list[dict[str, float]]]:  # noqa: ANN401
+    """What both answer to the same request, in turn; which is first alternates."""
     taken: list[list[dict[str, float]]] = []
     for number in range(pairs + WARMUP):
         order = both if number % 2 else both[::-1]
-        took = {side: side.ask(step=ranks) for side in order}
+        took = {side: side.ask(**what) for side in order}
         taken.append([took[side] for side in both])
-    taken = taken[WARMUP:]
+    return taken[WARMUP:]
+
+
+def loaded(both: list["Checkout"], weights: str, pairs: int) -> tuple[str, ...]:
+    """A row of loading: medians, and of the ratio of each pair its median."""
+    taken = pairs_of(both, pairs, load=weights)
+    middle = {what: [median(pair[side][what] for pair in taken) for side in (0, 1)] for what in taken[0][0]}
+    clock = [after["clock"] / before["clock"] for before, after in taken]
+    low, _, high = quantiles(clock, n=4)
+    return (
+        ", ".join(f"{seconds:.3f}" for seconds in middle["clock"]),
+        f"{median(clock):.3f}x",
+        f"{low:.3f} to {high:.3f}",
+        *(", ".join(f"{held:.1f}" for held in middle[what]) for what in ("own", "pss")),
+    )
+
+
+def compared(both: list["Checkout"], ranks: int, pairs: int) -> tuple[str, ...]:
+    """A row of a step: medians, and of the ratio of each pair its median."""
+    taken = pairs_of(both, pairs, step=ranks)
     middle = [{what: 1000 * median(pair[side][what] for pair in taken) for what in taken[0][0]} for side in (0, 1)]
     clock, core = ([after[what] / before[what] for before, after in taken] for what in ("clock", "core"))
     low, _, high = quantiles(core, n=4)
@@ -221,6 +250,7 @@ def steps(comfyui: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # ComfyUI prints
     devices = parse_devices(f"cpu:{max(RANKS)}").devices
     plans = {ranks: ParallelPlan(ulysses=ranks) for ranks in RANKS}
+    plans |= {kept: ParallelPlan(ulysses=max(RANKS), weights=kept) for kept in KEPT}
     trial = None
     with Pool(devices, threads_per_rank=1) as pool:
         pool.start()
@@ -235,6 +265,9 @@ def steps(comfyui: str) -> None:
                     trial = Trial(*given, steps=1, comfyui=comfyui, device=devices[0])
                     runners = {each: PlanRunner(pool, trial.spec, plan, options={}) for each, plan in plans.items()}
                     answer = {}
+                elif "load" in asked:
+                    pool.unload(trial.spec)
+                    answer = load(runners[asked["load"]], trial.calls, pool.status()["pids"])
                 else:
                     answer = step(runners[asked["step"]], trial.calls, pool.status()["pids"])
             except ValueError as error:
@@ -252,6 +285,17 @@ def step(runner: Any, calls: Any, pids: list[int]) -> dict[str, float]:  # noqa:
     clock = time.perf_counter() - began
     core = max(core_s(pid) - was for pid, was in zip(pids, before, strict=True))
     return {"clock": clock, "core": core, "hand_over": clock - max(rank.step_s for rank in runner.ranks)}
+
+
+def load(runner: Any, calls: Any, pids: list[int]) -> dict[str, float]:  # noqa: ANN401  of either checkout
+    """Seconds of a step that loads the weights, and the most that a rank holds then in MB: its own, and its part."""
+    began = time.perf_counter()
+    runner.run(calls)
+    clock, held = time.perf_counter() - began, []
+    for pid in pids:
+        rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        held.append({row[0]: int(row[1]) * 1024 / 1e6 for row in rows})
+    return {"clock": clock, "own": max(one["Anonymous:"] for one in held), "pss": max(one["Pss:"] for one in held)}
 
 
 def core_s(pid: int) -> float:

@@ -7,10 +7,10 @@ follows the file. What ran before a test ended is saved then, though the process
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import coverage
@@ -18,7 +18,8 @@ import coverage
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "coverage"
 RUNNING = FOLDER / "running"
 FORKS = {"host.forked_ranks", "models.ranks"}  # what they fork calls `follow`
-FOLLOW_S = 0.02
+IN_MOVED_TO = 0x80  # of <sys/inotify.h>: a file was put in another's place
+EVENTS_BYTES = 64 * 1024
 
 
 def start(settings: str) -> None:
@@ -49,11 +50,15 @@ def _note_of_an_ancestor() -> Path | None:
 
 
 def _follow(note: Path) -> None:
-    before = _said(note)
+    libc = ctypes.CDLL(None, use_errno=True)
+    changes = libc.inotify_init1(os.O_CLOEXEC)
+    if libc.inotify_add_watch(changes, bytes(note.parent), IN_MOVED_TO) < 0:
+        raise OSError(ctypes.get_errno(), f"{note.parent} cannot be watched: raise fs.inotify.max_user_instances")
+    before = ""
     while True:
-        time.sleep(FOLLOW_S)
         if (said := _said(note)) != before:
             switch(before := said)
+        os.read(changes, EVENTS_BYTES)
 
 
 def _said(note: Path) -> str:

@@ -79,21 +79,6 @@ def test_the_oldest_comfyui_and_newer_ones_are_looked_at(version, pretend_versio
     assert caplog.records == []
 
 
-def test_a_comfyui_that_lacks_something_is_told_in_one_line(pretend_version, pack, monkeypatch, caplog) -> None:
-    pretend_version("0.99.0")
-    monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
-    assert len(pack.NODE_CLASS_MAPPINGS) == 11
-    (record,) = caplog.records
-    line = record.getMessage()
-    assert "\n" not in line
-    for word in (
-        "ComfyUI 0.99.0 has no `comfy_api.latest.ComfyExtension`",
-        "every node of Parallel DiT is off",
-        "pack",
-    ):
-        assert word in line
-
-
 def test_what_no_line_of_the_contract_names_costs_one_line_too(pretend_version, pack, monkeypatch, caplog) -> None:
     """A name that the pack needs while it is imported, and that nobody has written down."""
     pretend_version("0.99.0")

@@ -29,7 +29,7 @@ torch.backends.cudnn.benchmark = True  # as packs do with all of these; main.py 
 torch.backends.cuda.enable_math_sdp(False)
 torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
 torch.set_float32_matmul_precision("high")
-torch.use_deterministic_algorithms(True, warn_only=True)
+torch.use_deterministic_algorithms(True)
 with open(os.environ["TELL"], "w") as file:
     json.dump([told_states.options().told, told_states.values(), told_states.states()], file)
 NODE_CLASS_MAPPINGS = {{}}

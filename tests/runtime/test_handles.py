@@ -45,31 +45,19 @@ def names(pool: Pool) -> list[str]:
     return [model["name"] for model in pool.status()["models"]]
 
 
-def test_models_and_plans_take_turns_in_the_same_processes(
+def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
     room_for_two: Pool, eight_ranks: Pool, files: list[ModelSpec]
 ) -> None:
     expected = [run(eight_ranks, spec, ParallelPlan()) for spec in files]
     assert relative_error(expected[0], expected[1]) > 0.05
-    room_for_two.start()
-    pids = room_for_two.status()["pids"]
-    for turn in range(6):
-        plan = (ParallelPlan(ulysses=2), ParallelPlan(ring=2), ParallelPlan())[turn % 3]
-        which = turn // 2 % 3
+    plans = (ParallelPlan(ulysses=2), ParallelPlan(ring=2), ParallelPlan(), ParallelPlan(ulysses=2))
+    for which, plan in zip((0, 1, 0, 2), plans, strict=True):
         assert relative_error(run(room_for_two, files[which], plan), expected[which]) <= 1e-5
-    assert room_for_two.status()["pids"] == pids
-    assert room_for_two.generation == 1
-
-
-def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
-    room_for_two: Pool, files: list[ModelSpec]
-) -> None:
-    plan = ParallelPlan(ulysses=2)
-    for spec in (files[0], files[1], files[0], files[2]):
-        run(room_for_two, spec, plan)
     assert names(room_for_two) == [Path(files[0].path).name, Path(files[2].path).name]
-    assert [len(reply.evicted) for reply in room_for_two.load(files[2], plan).ranks] == [1, 1]
+    assert [len(reply.evicted) for reply in room_for_two.load(files[2], plans[0]).ranks] == [1, 1]
     room_for_two.unload(files[0])
     assert names(room_for_two) == [Path(files[2].path).name]
+    assert room_for_two.generation == 1
 
 
 def test_evicting_gives_the_memory_back(room_for_two: Pool, files: list[ModelSpec]) -> None:

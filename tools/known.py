@@ -97,7 +97,7 @@ def since(names: Iterable[str], version: str) -> None:
 
 def record(said: Found, equal: set[str], version: str) -> None:
     """Note the classes and cases of one ComfyUI; `equal`: transformers whose cases are all equal."""
-    found = {name: each["path"] for name, each in said["classes"].items()}
+    found = said["classes"]
     beside = set(said["cases"].values()) - set(found.values())  # whose file alone is there
     found |= {f"({path.rpartition('.')[2]})": path for path in sorted(beside)}
     known = classes()

@@ -95,8 +95,7 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name_and_cau
     assert report["proof"]["verdict"] == "not needed" and "cuts no tokens" in report["proof"]["reason"]
 
 
-@pytest.mark.parametrize(("cfg", "plan"), [(3.0, "cfg2-ring1-uly1"), (1.0, "single")])
-@pytest.mark.parametrize("variant", [MIXES, RAISES], ids=lambda variant: variant.name)
+@pytest.mark.parametrize(("variant", "cfg", "plan"), [(MIXES, 3.0, "cfg2-ring1-uly1"), (RAISES, 1.0, "single")])
 def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_stock(
     variant: Any, cfg: float, plan: str, drifted: Drifted
 ) -> None:

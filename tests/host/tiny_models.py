@@ -2,13 +2,10 @@
 
 Owns: values (deterministic by seed and tensor name), types, the files' names and folders. Does not own: which tensors
 a model has (layouts.py, encoder_layouts.py). Files are written tensor by tensor, so memory stays at one tensor.
-
-`PYTHONPATH=tests python -m host.tiny_models DIR` fills DIR/models.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -101,11 +98,6 @@ def write_flux(
     return write_layout(path, rows, seed=seed, dtype=dtype, prefix=prefix)
 
 
-def num_bytes(rows: Iterable[Row], dtype: torch.dtype) -> int:
-    """The bytes of all values of a layout in `dtype`."""
-    return sum(math.prod(row.shape) for row in rows) * dtype.itemsize
-
-
 @dataclass(frozen=True)
 class TinyModels:
     """A base directory whose `models` folder holds the tiny files, and the names a workflow gives them."""
@@ -157,20 +149,3 @@ def write_tiny_models(base: Path, *, dtype: torch.dtype = torch.float32, **sizes
     write_layout(save / "controlnet" / tiny.controlnet_xlabs, xlabs, seed=9, dtype=dtype)
     write_layout(save / "controlnet" / tiny.controlnet_union, union, seed=10, dtype=dtype)
     return tiny
-
-
-def main() -> None:
-    """Command line: fills a base directory and lists what it wrote."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", type=Path)
-    for name, default in vars(FluxShape()).items():
-        if name not in ("guidance", "in_channels"):  # the files below differ in just these two
-            parser.add_argument(f"--{name}", type=int, default=default)
-    arguments = vars(parser.parse_args())
-    tiny = write_tiny_models(arguments.pop("base"), **arguments)
-    for path in sorted(tiny.models.rglob("*.safetensors")):
-        print(f"{path.stat().st_size / 1e6:9.2f} MB  {path.relative_to(tiny.base)}")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -55,13 +55,6 @@ def text_to_image(
     }
 
 
-def schnell(tiny: TinyModels, *, steps: int = 2, width: int = 128, height: int = 128) -> Workflow:
-    """Flux schnell: no guidance embedding."""
-    graph = text_to_image(tiny, steps=steps, width=width, height=height)
-    graph["model"]["inputs"]["unet_name"] = tiny.schnell
-    return graph
-
-
 def between(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
     """The graph with one more node between its model and its sampler."""
     graph = copy.deepcopy(graph)
@@ -75,15 +68,9 @@ def with_lora(graph: Workflow, name: str, *, strength: float = 1.0) -> Workflow:
     return between(graph, "lora", "LoraLoaderModelOnly", lora_name=name, strength_model=strength)
 
 
-def with_image(graph: Workflow, image: str) -> Workflow:
-    """Adds a LoadImage of an uploaded image; its mask is output 1."""
-    graph["image"] = node("LoadImage", image=image)
-    return graph
-
-
 def with_controlnet(graph: Workflow, tiny: TinyModels, name: str, image: str, *, strength: float = 0.7) -> Workflow:
     """Applies a ControlNet with an uploaded hint image to both conditionings."""
-    with_image(graph, image)
+    graph["image"] = node("LoadImage", image=image)
     graph["controlnet"] = node("ControlNetLoader", control_net_name=name)
     source = "controlnet"
     if name == tiny.controlnet_union:

@@ -18,7 +18,7 @@ from torch import Tensor
 # What some classes look up before they build anything.
 SIZES = {"in_channels": 4, "hidden_size": 2604, "dim": 2000}
 
-Found = dict[str, Any]  # "version", "classes": name -> {"path", "refused"}, "cases": name -> path
+Found = dict[str, Any]  # "version", "classes": name -> path, "cases": name -> path
 
 
 def path_of(kind: type) -> str:
@@ -47,17 +47,6 @@ def transformer_of(described: type) -> type:
         raise RuntimeError(f"{described.__name__} of supported_models makes no model: {error!r}") from error
 
 
-def refusal(kind: type) -> str:
-    """What is said of a class that ranks are to share the tokens of; "" where it has a plan."""
-    from parallel_runtime.models.specs import not_sampled, spec_of
-
-    try:
-        spec_of(kind)
-    except ValueError as error:
-        return not_sampled(kind) or str(error)
-    return ""
-
-
 def found(_: object) -> Found:
     """What this process's ComfyUI has, and the classes of the cases that it can make: run in a rank."""
     import comfy.supported_models
@@ -72,6 +61,6 @@ def found(_: object) -> Found:
             cases[name] = path_of(type(make()[0]))
     return {
         "version": comfyui_version.__version__,
-        "classes": {name: {"path": path_of(kind), "refused": refusal(kind)} for name, kind in kinds.items()},
+        "classes": {name: path_of(kind) for name, kind in kinds.items()},
         "cases": cases,
     }

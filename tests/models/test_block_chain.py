@@ -18,7 +18,7 @@ from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
 from parallel_runtime.weights.unit_feed import UnitFeed
 
-CPU = torch.device("cpu")
+CPU, CUT = torch.device("cpu"), {"blocks.0:forward_pose": {"x": "x"}}
 
 
 class Block(nn.Module):
@@ -67,7 +67,7 @@ def plan(**changed: object) -> ShardingSpec:
     """A plan of `Model`."""
     said = {
         "attention": {"blocks": "x"},
-        "cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"x": "x"}},
+        "cut": {**CUT, "blocks.*:forward_gen": {"x": "x"}},
         "gather": {"blocks.-1:forward_gen": "x"},
     }
     return ShardingSpec(**{**said, **changed})  # type: ignore[arg-type]
@@ -156,11 +156,16 @@ def test_a_path_with_a_colon_names_a_method() -> None:
     [
         ({"gather": {"blocks.-1:forward_all": "x"}}, "Model of this ComfyUI has no method 'blocks.1:forward_all'"),
         ({"gather": {"parts.*:forward": "x"}}, "Model of this ComfyUI has no module 'parts.*'"),
+        ({"whole": {"middle": {"x": "x"}}}, "Model of this ComfyUI has no module 'middle'"),
+        ({"attention": {"stages": "x"}}, "Model of this ComfyUI has no module 'stages.*'"),
+        ({"attention": {"blocks": {"attention": "x"}}}, "Model of this ComfyUI has no module 'blocks.*.attention'"),
+        ({"cut": {**CUT, "rear.*": {"e": "x"}}}, "Model of this ComfyUI has no module 'rear.*'"),
+        ({"cut": {**CUT, "blocks.1": {"**pe": "x"}}}, "Model: blocks.1 of this ComfyUI takes no argument '**pe'"),
         (
-            {"cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"pe": "x"}}},
+            {"cut": {**CUT, "blocks.*:forward_gen": {"pe": "x"}}},
             "Model: blocks.0:forward_gen of this ComfyUI takes no argument 'pe'",
         ),
-        ({"cut": {"blocks.0:forward_pose": {"x": "x"}, "0": {"pe": "x"}}}, "Model: blocks of this ComfyUI takes no"),
+        ({"cut": {**CUT, "0": {"pe": "x"}}}, "Model: blocks of this ComfyUI takes no"),
         ({"attention": {"blocks": {"layer:forward_pose": "x"}}}, "no method 'blocks.*.layer:forward_pose'"),
     ],
 )

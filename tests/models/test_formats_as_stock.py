@@ -9,7 +9,8 @@ call agree is test_quantised.py's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from host.formats import BLOCK
 from host.outcomes import StockFailsError
 from host.quantised import quantised
-from host.weight_traffic import Use, WeightTraffic, matrices_of
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.models.hosted.build import recognise
 from parallel_runtime.models.hosted.dtypes import loaded_dtypes
 from parallel_runtime.models.hosted.formats import widened_formats
+from parallel_runtime.models.parts import plain_parts
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.worker.hosted_weights import HostedWeights
 
@@ -49,6 +52,58 @@ class OnACard(HostedWeights):
     """Weights of a rank that has a device, which lie on the CPU all the same."""
 
     own_copy = True
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a call did: kernels by name and the dtype that they had the matrix in; bytes moved and held."""
+
+    kernels: Mapping[str, int]
+    moved_bytes: int
+    held_bytes: int
+
+
+class WeightTraffic(TorchDispatchMode):
+    """Counts what uses matrices, and the bytes of them that move, while it is entered; `use` says what it found.
+
+    A copy of a matrix in another dtype is read once and written once, and read again by its product: what a device does
+    with memory, whatever its caches hold. Activations are not counted, nor biases and norms.
+    """
+
+    def __init__(self, matrices: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._parts = [part for matrix in matrices for part in plain_parts(matrix)[0] if part.numel() > 1]
+        self._known = {_address(part) for part in self._parts}
+        self._alive: list[torch.Tensor] = []  # what was made of them: its address stays its own
+        self._kernels: Counter[str] = Counter()
+        self._moved = 0
+
+    @property
+    def use(self) -> Use:
+        return Use(self._kernels, self._moved, sum(part.nbytes for part in self._parts))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a quantised tensor says what it does by kernels of plain ones, which come here
+        out = func(*args, **(kwargs or {}))
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        matrices = [each for each in given if _address(each) in self._known]
+        made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+        changed = func._schema.is_mutable
+        if not matrices or (not changed and all(_address(each) in self._known for each in made)):  # views
+            return out
+        others = [each for each in given if _address(each) not in self._known and each.numel() > 1]
+        self._moved += sum(each.nbytes for each in matrices)
+        self._kernels[f"{func} {' '.join(sorted({str(each.dtype)[6:] for each in matrices}))}"] += 1
+        if not others or changed:
+            self._moved += sum(each.nbytes for each in made)
+            self._alive += made
+            self._known |= {_address(each) for each in made}
+        return out
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)
@@ -140,30 +195,34 @@ def write_files(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
 
 def called(module: torch.nn.Module, dtype: torch.dtype) -> Loaded:
     """One call of a transformer that computes in that dtype."""
-    matrices, numbers = matrices_of(module)
+    linear = [each for each in module.modules() if hasattr(each, "in_features") and hasattr(each, "out_features")]
     inputs = {name: noise(*shape).to(dtype) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
-    with torch.inference_mode(), WeightTraffic(matrices, numbers=numbers) as counted:
+    with torch.inference_mode(), WeightTraffic(each.weight for each in linear) as counted:
         out = module(**inputs)
     layer: Any = module.get_submodule("blocks.0.ffn.0")
     return Loaded(counted.use, out, type(layer).__qualname__, dtype)
 
 
-def of_stock(path: Path) -> Loaded:
-    """What ComfyUI's loader makes of a file, called."""
-    import comfy.sd
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and its metadata, as ComfyUI reads them."""
     import comfy.utils
 
     tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+    return tensors, metadata or {}
+
+
+def of_stock(path: Path) -> Loaded:
+    """What ComfyUI's loader makes of a file, called."""
+    import comfy.sd
+
+    tensors, metadata = read(path)
     whole = comfy.sd.load_diffusion_model_state_dict(tensors, metadata=metadata).model
     return called(whole.diffusion_model, whole.get_dtype_inference())
 
 
 def of_rank(path: Path) -> Loaded:
     """What a rank makes of it, called; its spec is what the loader of this pack says of the file."""
-    import comfy.utils
-
-    tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
-    recognised = recognise(str(path), tensors, metadata or {})
+    recognised = recognise(str(path), *read(path))
     dtype, kept = loaded_dtypes("default", recognised.weights, recognised.config, CPU)
     name = str(dtype).removeprefix("torch.")
     weights = OnACard(
@@ -178,10 +237,7 @@ def of_rank(path: Path) -> Loaded:
 
 def said_of(path: Path) -> list[str]:
     """The formats of a file that are said to be widened on this card."""
-    import comfy.utils
-
-    tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
-    recognised = recognise(str(path), tensors, metadata or {})
+    recognised = recognise(str(path), *read(path))
     return list(widened_formats(recognised.config, recognised.weights))
 
 
@@ -191,7 +247,6 @@ def row(stock: Loaded, rank: Loaded, file_bytes: int) -> dict[str, Any]:
         "kernels": [dict(stock.use.kernels), dict(rank.use.kernels)],
         "moved": [stock.use.moved_bytes, rank.use.moved_bytes],
         "held": [stock.use.held_bytes, rank.use.held_bytes],
-        "a weight": [round(each.use.bytes_a_weight, 3) for each in (stock, rank)],
         "layers": [stock.layer, rank.layer],
         "dtypes": [str(stock.dtype), str(rank.dtype)],
         "equal": torch.equal(stock.out, rank.out),

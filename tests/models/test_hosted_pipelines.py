@@ -1,6 +1,6 @@
 """PipeFusion of ComfyUI's own classes: exact in warm-up, then what one process with keys of the step before computes.
 
-Owns the bounds, and which classes are refused stages. How a pipeline and its simulation run is pipelines.py's.
+Owns the bounds. How a pipeline and its simulation run is pipelines.py's.
 """
 
 from __future__ import annotations
@@ -23,23 +23,6 @@ CASES = (
     *("PixArt alpha", "SD3.5 medium, ControlNet", "Qwen-Image, text mask", "Wan 5B, a timestep for each frame"),
     *("Z-Image", "Cosmos Predict2, an upright image (Anima)"),
 )
-UNSTAGED = {  # the class's name -> a word of the reason
-    "HunYuanDiT": "long skips",
-    "HunYuanDiTPlain": "long skips",
-    "VaceWanModel": "take turns",
-    "WanModel_S2V": "audio_injector needs all tokens",
-    "AnimateWanModel": "face_adapter",
-    "WanDancerModel": "music_injector",
-    "GeneralDIT": "pos_embedder",
-    "HiDreamImageTransformer2DModel": "other text",
-    "HiDreamO1Transformer": "attend to themselves alone",
-    "NextDiTPixelSpace": "dec_net",
-    "WanAnimate2Model": "the pose first",
-    "MiniMaxMusic3DiT": "one part of the sound after another",
-    "QwenImage21Transformer2DModel": "keys of all tokens",
-}
-
-
 KINDS = {(2, "ulysses"): CASES, (4, "ulysses"): CASES[1::2], (4, "ring"): CASES[::2]}
 FEW = "Flux.1, 3 tokens of text and 3 of image"  # a token a patch, so none for each of two ranks
 STAGED = [each.name for each in cases().values() if each.name in ALL and SPECS[each.path].one_stage == ""]
@@ -60,9 +43,3 @@ def test_a_pipeline_is_exact_in_warm_up_and_as_stale_as_one_process_after_it(
     if group.index == group.parts - 1:
         assert max(found["warm"], found["simulated"]) <= ERROR, found
         assert found["stale"] > STALE, found
-
-
-def test_classes_that_cannot_be_staged_say_why() -> None:
-    reasons = {path.rpartition(".")[2]: plan.one_stage for path, plan in SPECS.items() if plan.one_stage}
-    assert reasons.keys() == UNSTAGED.keys()
-    assert all(word in reasons[name] for name, word in UNSTAGED.items()), reasons

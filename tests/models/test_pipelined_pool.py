@@ -1,21 +1,26 @@
-"""PipeFusion of a model that ComfyUI's own modules compute, in real workers: hybrids, controls, cancelling, bad input.
+"""PipeFusion of models that ComfyUI's own modules compute, in real workers: hybrids, controls, cancelling, bad input.
 
 That a pipeline without other axes computes what it should after its warm-up is test_hosted_pipelines.py's; here all
-other plans of as many patches must compute the same.
+other plans of as many patches must compute the same, and whole sampling runs, in which a pipeline stays full between
+steps, each number of those in which it does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from host.hosted_runs import FLUX, SD35, WAN, Model, asking, euler, heun, host_loop, make_run
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 
@@ -88,34 +93,87 @@ def test_without_the_keys_of_others_it_is_wrong(pool: Pool, wan: ModelSpec, stal
     assert relative_error(got[2], stale[1][2]) > 10 * DIFFERENT
 
 
-class Cancelled(Exception):  # noqa: N818  stands for the caller's own
-    """What the caller raises to cancel."""
-
-
-def test_a_cancelled_step_in_the_middle_of_a_run_leaves_nothing(pool: Pool, wan: ModelSpec, stale: dict) -> None:
-    plan = ParallelPlan(pipefusion=2, patches=4)
-    many = [
-        replace(made, options={**made.options, "place": {"run": "cancelled", "key": str(number)}})
-        for number, made in enumerate([call(0, text=TEXTS[0])] * 40)
-    ]
-    pool.run(wan, plan, many)
-    generation, asked = pool.generation, []
-
-    def cancel() -> None:
-        asked.append(pool.state)
-        if asked.count("busy") > 1:
-            raise Cancelled
-
-    with pytest.raises(Cancelled):
-        pool.run(wan, plan, many, check_cancelled=cancel)
-    again = run_steps(pool, wan, plan, run="after")
-    assert all(relative_error(got, want) <= TOLERANCE for got, want in zip(again, stale[1], strict=True))
-    assert pool.generation == generation
-
-
 def test_fewer_tokens_than_patches_are_refused_with_both_numbers(pool: Pool, wan: ModelSpec, stale: dict) -> None:
     plan = ParallelPlan(pipefusion=2, patches=4)
     with pytest.raises(PoolError, match="patches=4 is more than the tokens of this call, 2 of x; use fewer patches"):
         pool.run(wan, plan, [call(0, text=7, size=(1, 2, 4))])
     again = run_steps(pool, wan, plan, run="after few")
     assert relative_error(again[2], stale[1][2]) <= TOLERANCE
+
+
+TWO = "pipefusion=2,patches=4"
+# By what is special about it: a model, a plan, what the run is made of.
+RUNS: dict[str, tuple[Model, str, dict[str, Any]]] = {
+    "Wan, three stages": (WAN, "pipefusion=3,patches=4", {}),
+    "Flux.1": (FLUX, TWO, {"texts": (7,)}),
+    "SD3.5, ranks share a patch": (SD35, "pipefusion=2,patches=3,ulysses=2", {}),
+    "a side for each group": (WAN, f"{TWO},cfg=2", {}),
+    "two calls a step, both sides in one, a mask, two videos": (
+        WAN,
+        TWO,
+        {"recurrence": heun(), "texts": (7, 7), "together": True, "mask": True, "batch": 2},
+    ),
+}
+
+
+def sampled(model: Model, **made: Any) -> WorkerLoopRun:
+    """Four Euler steps of two calls each, or another run."""
+    return make_run(model, **{"recurrence": euler(4, timesteps=1.0), "texts": (7, 12), **made})
+
+
+def step_by_step(
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: WorkerLoopRun, *, name: str, keys_of: int = 1
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The same with the loop here and a request for each call, so that the pipeline is empty between any two steps."""
+    ends = run.recurrence.step_ends
+    steps_before = [sum(end < call for end in ends) for call in range(run.recurrence.num_calls)]
+    calls = sum(before < plan.warmup_steps for before in steps_before)
+    return host_loop(asking(pool, spec, replace(plan, warmup_steps=calls), run=name, keys_of=keys_of), run)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: Path, name: str) -> None:
+    model, written, made = RUNS[name]
+    spec, plan, shown = model.write(tmp_path), ParallelPlan.parse(written), list[torch.Tensor]()
+    run = sampled(model, **made)
+    got = pool.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
+    assert [each.drained for each in got.ran] == [None] * plan.ranks
+    want, previews = step_by_step(pool, spec, plan, run, name=name.replace(" ", "_"))
+    assert relative_error(got.out, want) <= TOLERANCE
+    for seen, preview in zip(shown, previews, strict=True):
+        assert relative_error(seen, preview) <= TOLERANCE
+    other, _ = step_by_step(pool, spec, plan, run, name="other_keys", keys_of=2)
+    assert relative_error(got.out, other) > DIFFERENT, "keys of the step before last would pass"
+
+
+def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_says_why(
+    pool: Pool, wan: ModelSpec
+) -> None:
+    """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's."""
+    plan = ParallelPlan.parse("pipefusion=3,patches=4")
+    run = sampled(WAN, size=(1, 7, 12))
+    got = pool.sample(wan, plan, run)
+    assert got.ran[-1].drained == "WanModel mixes the tokens of patches outside of its blocks"
+    want, _ = step_by_step(pool, wan, plan, run, name="odd")
+    assert relative_error(got.out, want) <= TOLERANCE
+
+
+class Cancelled(Exception):  # noqa: N818  stands for the caller's own
+    """What the caller raises to cancel."""
+
+
+def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec) -> None:
+    plan = ParallelPlan.parse("pipefusion=3,patches=4")
+    run = sampled(WAN, recurrence=euler(20, timesteps=1.0))
+    generation, steps = pool.generation, list[int]()
+
+    def cancel() -> None:
+        if len(steps) > 2:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        pool.sample(wan, plan, run, on_step=lambda step, _: steps.append(step), check_cancelled=cancel)
+    short = sampled(WAN)
+    again, want = pool.sample(wan, plan, short), step_by_step(pool, wan, plan, short, name="after")[0]
+    assert relative_error(again.out, want) <= TOLERANCE and len(steps) < 20
+    assert pool.generation == generation

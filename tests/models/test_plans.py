@@ -213,11 +213,3 @@ def test_plans_are_read_without_torch_and_comfyui() -> None:
     program = "import sys, parallel_runtime.models.specs; print(sorted({'torch', 'comfy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("path", SPECS)
-def test_every_plan_cuts_gathers_and_says_whose_attention(path: str) -> None:
-    plan = SPECS[path]
-    assert plan.cut and all(plan.gathers) and plan.attention
-    shared = [word for blocks in plan.attention for word in plan.attention_of(blocks).values() if not word.local]
-    assert shared, "no attention is shared"

@@ -32,14 +32,13 @@ def said(comfyui_ranks: Ranks) -> Found:
 
 
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:
-    unknown = {name: each["path"] for name, each in said["classes"].items() if each["path"] not in {*SPECS, *WITHOUT}}
+    unknown = {name: path for name, path in said["classes"].items() if path not in {*SPECS, *WITHOUT}}
     assert not unknown, "add a plan, or a reason to models/specs/without.py"
     assert len(said["classes"]) > 90
 
 
 def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_there(said: Found) -> None:
-    paths = {each["path"] for each in said["classes"].values()}
-    assert {path for path in WITHOUT if is_there(path)} <= paths
+    assert {path for path in WITHOUT if is_there(path)} <= set(said["classes"].values())
     shown = [SPECS.get(path) for path in said["cases"].values()]
     missing = [path for path, plan in SPECS.items() if is_there(path) and plan not in shown]
     assert not missing, "add a case to cases_*.py"
@@ -47,9 +46,7 @@ def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_t
 
 def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
     known, remedy = classes(), "python -m tools.known, then make models-list"
-    assert {name: each["path"] for name, each in said["classes"].items()}.items() <= {
-        (name, each.path) for name, each in known.items()
-    }, remedy
+    assert said["classes"].items() <= {(name, each.path) for name, each in known.items()}, remedy
     version = number(said["version"])
     assert not [name for name in said["classes"] if number(known[name].since) > version], remedy
     assert not [each.name for each in known.values() if each.path in SPECS and not each.newest], remedy
@@ -58,15 +55,6 @@ def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
     assert {(name, path) for name, path in said["cases"].items()} <= {(e.name, e.path) for e in cases().values()}
     assert came_with("0.20.1") == "0.20.1 or before"
     assert came_with("0.30.0") == "after 0.24.0, by 0.30.0"
-
-
-def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
-    refused = {each["path"]: each["refused"] for each in said["classes"].values() if each["refused"]}
-    for path, sentence in refused.items():
-        reason, instead = WITHOUT[path]
-        assert sentence.startswith(path.rpartition(".")[2])
-        assert sentence.endswith(f": {reason}; {instead}")
-    assert set(refused) == {path for path in WITHOUT if is_there(path)}
 
 
 READS = re.compile(r"\b(weight|bias|parameters\(\)\))\.dtype")

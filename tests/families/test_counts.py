@@ -30,7 +30,7 @@ from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 
-from .files import ModelFile, write_model_files
+from .files import write_model_files
 from .variants import FILES
 
 WAN, KOALA, H3, BOOGU = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3", "boogu"))
@@ -174,15 +174,6 @@ def test_a_step_of_a_full_pipeline_is_shared_out_over_its_stages(folder: Path) -
     assert one.weights - two.weights == pytest.approx(2 / 3 * sum(model.block_bytes), abs=1)
     keys = 2 * 2 * work.image_tokens * WIDTH * found.element_bytes  # of both calls, keys and values, of one block
     assert two.buffers - one.buffers == pytest.approx(keys * LAYERS / 3, rel=1e-6)
-
-
-def test_a_model_that_takes_no_small_picture_is_counted(folder: Path) -> None:
-    arguments = {"depth": 1, "model_max_length": 300, "micro_condition": False}
-    kind = "comfy.ldm.pixart.pixartms.PixArtMS"
-    file = ModelFile(name="pixart.safetensors", class_path=kind, arguments=arguments, seed=8)
-    write_model_files(folder, [file])
-    model = counted(folder, file.name, width=512, height=512).model
-    assert (model.image_tokens(4 * 64 * 64), model.key_heads, model.staged_blocks) == (32 * 32, 16, 1)
 
 
 def test_ranks_that_cannot_share_an_image_are_offered_prompts_and_batches_alone(folder: Path) -> None:

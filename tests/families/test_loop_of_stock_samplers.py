@@ -5,7 +5,6 @@ Where a loop ran is seen by a run whose loop in the workers is wrong on purpose:
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from parity.runner import parallelized
 
 from .conftest import Stock
 from .graphs import node
-from .hosted import VISIBLE, WAN
+from .hosted import VISIBLE, WAN, between
 
 PLAN: dict[str, Any] = {"devices": "cpu:2", "ulysses": 2}
 STEPS = 3
@@ -75,25 +74,13 @@ GRAPHS = {
 }
 
 
-def behind_model(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
-    """The graph with one more node between its MODEL and all that samples with it."""
-    graph = copy.deepcopy(graph)
-    readers = [each for each in graph.values() if each["inputs"].get("model") is not None]
-    link = graph["sampler"]["inputs"].get("model") or graph["guider"]["inputs"]["model"]
-    for each in readers:
-        if each["inputs"]["model"] == link:
-            each["inputs"]["model"] = [name, 0]
-    graph[name] = node(class_type, model=link, **inputs)
-    return graph
-
-
 def ours(graph: Workflow, **config: Any) -> Workflow:
     return parallelized(graph, **PLAN, **config)
 
 
 def wrong(graph: Workflow) -> Workflow:
     """The same graph of ours, its loop in the workers wrong on purpose."""
-    return behind_model(graph, "wrong", "SwitchLoopWrong", way="local_attention")
+    return between(graph, "wrong", "SwitchLoopWrong", way="local_attention")
 
 
 def progress_of(result: PromptResult) -> list[tuple[float, float]]:
@@ -154,7 +141,7 @@ LOOKS = {
 
 @pytest.mark.parametrize("way", LOOKS)
 def test_the_loop_stays_where_a_node_looks_at_each_step(way: str, hosted_client: ComfyClient, stock: Stock) -> None:
-    graph = behind_model(ksampler(), "look", "LookAtSteps", way=way)
+    graph = between(ksampler(), "look", "LookAtSteps", way=way)
     check_looked(hosted_client, stock(ksampler()), graph, LOOKS[way])
 
 

@@ -1,9 +1,8 @@
-"""U-Nets: SD1.5, SD2, unCLIP, SDXL with its relatives, Stable Cascade; ControlNets, and a checkpoint's other parts.
+"""U-Nets: SD1.5, SD2, unCLIP, SDXL with its relatives; ControlNets, and a checkpoint's other parts.
 
 ComfyUI's detection fixes the width of the first level (320), that of the text, and for SDXL the depth of each level's
 transformers; the number of levels and their widths are the file's. So here each level is as wide as the first. SDXL
-proper has 24 transformer blocks of the text's width at least, which makes 280 MB; KOALA has 7. Of Stable Cascade it
-fixes all sizes; the test host tells it small ones.
+proper has 24 transformer blocks of the text's width at least, which makes 280 MB; KOALA has 7.
 No plan shares their tokens: they are not among `FAMILIES`.
 """
 
@@ -21,7 +20,7 @@ from host.client import Workflow
 from host.tiny_models import write_layout
 
 from .files import RULES, Rule, large, row, tiny
-from .graphs import Add, encoder, node, picture, prompts, through
+from .graphs import Add, node, prompts, through
 from .variant import variants
 
 PATH = "modules.diffusionmodules.openaimodel.UNetModel"
@@ -68,12 +67,6 @@ SSD1B = sdxl(2, 2, 2, deep=[0, 0, 2, 2, 4, 4], up=[0, 0, 0, 1, 0, 0, 1, 0, 0], m
 VEGA = sdxl(2, 2, 2, deep=[0, 0, 1, 1, 2, 2], up=[0, 0, 0, 1, 0, 0, 1, 0, 0], middle=1)
 REFINER = sdxl(2, 2, 2, 2, deep=[0, 0, 4, 4, 4, 4, 0, 0], up=[0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0], middle=1)
 REFINER |= {"model_channels": 384, "context_dim": 1280, "adm_in_channels": 2560}
-CASCADE_TEXT = 48
-CASCADE = {"c_cond": 64, "c_r": 64}
-STAGE_C = CASCADE | {"c_hidden": [64, 64], "nhead": [4, 4], "blocks": [[2, 1], [1, 2]], "c_clip_text": CASCADE_TEXT}
-STAGE_C |= {"c_clip_text_pooled": CASCADE_TEXT, "stable_cascade_stage": "c"}
-STAGE_B = CASCADE | {"c_hidden": [32, 64, 64, 64], "nhead": [-1, -1, 4, 4], "blocks": [[1, 1, 1, 1], [1, 1, 1, 1]]}
-STAGE_B |= {"block_repeat": [[1, 1, 1, 1], [2, 2, 1, 1]], "c_clip": CASCADE_TEXT, "stable_cascade_stage": "b"}
 V = Rule(r"output_blocks\.11\.1\.transformer_blocks\.0\.norm1\.bias$", std=0.3)  # by which SD2 predicts v
 FILES = (
     large("sd15", PATH, 90, SD15 | OUT),
@@ -85,8 +78,6 @@ FILES = (
     large("ssd1b", PATH, 96, SSD1B | OUT),
     large("vega", PATH, 97, VEGA | OUT),
     large("sdxl_refiner", PATH, 98, REFINER | OUT),
-    tiny("cascade_b", "cascade.stage_b.StageB", 99, STAGE_B, told=tuple(STAGE_B), told_by_test_host=True),
-    tiny("cascade_c", "cascade.stage_c.StageC", 100, STAGE_C, told=tuple(STAGE_C), told_by_test_host=True),
 )
 
 
@@ -114,24 +105,6 @@ def unclip(graph: Workflow) -> None:
         through(graph, f"{name} unclip", "unCLIPConditioning", name, noise_augmentation=0.1, **inputs)
 
 
-def cascade_c(graph: Workflow) -> None:
-    """6 x 6 latent pixels."""
-    prompts(graph, width=CASCADE_TEXT, tokens=11, pooled=CASCADE_TEXT)
-    size = {"width": 272, "height": 256, "compression": 42, "batch_size": 1}
-    through(graph, "latent", "StableCascade_EmptyLatentImage", "latent_image", **size)
-
-
-def cascade_b(graph: Workflow) -> None:
-    """64 x 68 latent pixels, made of a latent of 6 x 4."""
-    cascade_c(graph)
-    graph["sampler"]["inputs"]["latent_image"] = ["latent", 1]
-    pixels = picture(graph, "picture", width=48, height=32)
-    graph["prior"] = node("VAEEncode", pixels=pixels, vae=encoder(graph, temporal=0))
-    for name in ("positive", "negative"):
-        inputs = {"conditioning": [name, 0], "stage_c": ["prior", 0]}
-        through(graph, f"{name} prior", "StableCascade_StageB_Conditioning", name, **inputs)
-
-
 VARIANTS = variants(
     ("sd1.5", "U-Net", "sd15", of_size(TEXT_15)),
     ("sdxl koala", "U-Net", "koala", xl),
@@ -142,8 +115,6 @@ VARIANTS = variants(
     ("ssd-1b", "U-Net", "ssd1b", xl),
     ("segmind vega", "U-Net", "vega", xl),
     ("sdxl refiner", "U-Net", "sdxl_refiner", of_size(1280, pooled=POOLED)),
-    ("stable cascade b", "U-Net", "cascade_b", cascade_b),
-    ("stable cascade c", "U-Net", "cascade_c", cascade_c),
 )
 OF_UNET = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.")  # what a ControlNet has of its U-Net
 HINT = (3, 16, 16, 32, 32, 96, 96, 256, 320)  # channels on the way from the picture to the first level

@@ -56,11 +56,13 @@ def text_to_image(
 
 
 def between(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
-    """The graph with one more node between its model and its sampler."""
+    """The graph with one more node between its model and all that samples with it."""
     graph = copy.deepcopy(graph)
-    sampler = graph["sampler"]["inputs"]
-    graph[name] = node(class_type, model=sampler["model"], **inputs)
-    sampler["model"] = [name, 0]
+    link = graph["sampler"]["inputs"].get("model") or graph["guider"]["inputs"]["model"]
+    for each in graph.values():
+        if each["inputs"].get("model") == link:
+            each["inputs"]["model"] = [name, 0]
+    graph[name] = node(class_type, model=link, **inputs)
     return graph
 
 

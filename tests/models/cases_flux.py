@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tiny import Case, at, build, case, noise
+from .tiny import Case, at, build, case, noise, text_mask
 
 FLUX = "comfy.ldm.flux.model.Flux"
 SIZES = {"hidden_size": 96, "mlp_ratio": 2.0, "num_heads": 6, "depth": 2, "depth_single_blocks": 2, "qkv_bias": True}
@@ -111,9 +111,7 @@ def video(**more: Any) -> dict[str, Any]:
 
 @case("HunyuanVideo, text mask")
 def _() -> Case:
-    there = torch.ones(1, 9, dtype=torch.long)
-    there[:, 6:] = 0
-    return hunyuan(), video(y=noise(1, 32), guidance=at(6), attention_mask=there)
+    return hunyuan(), video(y=noise(1, 32), guidance=at(6), attention_mask=text_mask(1))
 
 
 @case("HunyuanVideo i2v, token replaced")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .tiny import Case, at, build, case, noise
+from .tiny import Case, at, build, case, noise, text_mask
 
 
 def qwen(**config: Any) -> nn.Module:
@@ -22,17 +22,12 @@ def picture(batch: int = 2, **more: Any) -> dict[str, Any]:
     return {"x": noise(batch, 16, 1, 10, 14), "timestep": at(*[0.7] * batch), "context": noise(batch, 9, 48)} | more
 
 
-@case("Qwen-Image, text mask")
-def _() -> Case:
-    there = torch.ones(2, 9, dtype=torch.long)
-    there[1, 6:] = 0
-    return qwen(), picture(attention_mask=there)
+case("Qwen-Image, text mask")(lambda: (qwen(), picture(attention_mask=text_mask(2))))
 
 
 @case("Qwen-Image, 1 token of text, text mask")
 def _() -> Case:
-    there = torch.tensor([[1], [0]])
-    return qwen(), picture(context=noise(2, 1, 48), attention_mask=there)
+    return qwen(), picture(context=noise(2, 1, 48), attention_mask=torch.tensor([[1], [0]]))
 
 
 @case("Qwen-Image-Edit, two references")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tiny import Case, at, build, case, noise
+from .tiny import Case, at, build, case, noise, text_mask
 
 SIZES = {"in_channels": 16, "cross_attention_dim": 96, "attention_head_dim": 16, "num_attention_heads": 6}
 SIZES |= {"caption_channels": 48, "num_layers": 2, "positional_embedding_max_pos": [20, 64, 64]}
@@ -44,10 +44,8 @@ def _() -> Case:
 
 @case("LTX-Video, a timestep for each token, text mask")
 def _() -> Case:
-    there = torch.ones(1, 9, dtype=torch.long)
-    there[:, 6:] = 0
     given = {"x": noise(1, 16, 3, 5, 7), "timestep": noise(1, 105).sigmoid(), "context": noise(1, 9, 48)}
-    return ltxv(), given | {"attention_mask": there}
+    return ltxv(), given | {"attention_mask": text_mask(1)}
 
 
 @case("LTX-Video, guide at half strength")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .cases_videos import COSMOS, PREDICT2
-from .tiny import Case, at, build, case, noise
+from .tiny import Case, at, build, case, noise, text_mask
 
 
 @case("Ernie-Image")
@@ -33,9 +33,7 @@ def packed(**more: Any) -> dict[str, Any]:
 
 @case("Ideogram 4, text mask")
 def _() -> Case:
-    there = torch.ones(2, 9, dtype=torch.long)
-    there[1, :3] = 0
-    return ideogram4(), packed(context=noise(2, 9, 48), attention_mask=there)
+    return ideogram4(), packed(context=noise(2, 9, 48), attention_mask=text_mask(2, slice(3)))
 
 
 case("Ideogram 4, without text")(lambda: (ideogram4(), packed()))
@@ -56,9 +54,7 @@ def _() -> Case:
     sizes = {"in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 6}
     sizes |= {"enc_hidden_dim": 24, "axes_dims_rope": (4, 6, 6), "selected_layer_index": (0, 1)}
     given = {"x": noise(2, 64, 5, 7), "timestep": at(0.7, 0.7), "context": noise(2, 9, 2 * 24)}
-    there = torch.ones(2, 9, dtype=torch.long)
-    there[1, 6:] = 0
-    given |= {"attention_mask": there, "control": {"input": [noise(2, 35, 96), None]}}
+    given |= {"attention_mask": text_mask(2), "control": {"input": [noise(2, 35, 96), None]}}
     return build("comfy.ldm.lens.model.LensTransformer2DModel", **sizes), given
 
 
@@ -77,9 +73,12 @@ def _() -> Case:
 def _() -> Case:
     sizes = {"in_channels": 16, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 6}
     sizes |= {"joint_attention_dim": 48, "axes_dims_rope": (4, 6, 6)}
-    there = torch.ones(2, 9, dtype=torch.long)
-    there[1, 6:] = 0
-    given = {"x": noise(2, 16, 5, 7), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48), "attention_mask": there}
+    given = {
+        "x": noise(2, 16, 5, 7),
+        "timestep": at(0.7, 0.7),
+        "context": noise(2, 9, 48),
+        "attention_mask": text_mask(2),
+    }
     given |= {"ref_latents": [noise(2, 16, 3, 4)], "control": {"input": [noise(2, 35, 96), None]}}
     return build("comfy.ldm.mage_flow.model.MageFlowTransformer2DModel", **sizes), given
 

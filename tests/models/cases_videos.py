@@ -117,16 +117,9 @@ def cog(**more: Any) -> nn.Module:
     return build("comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel", **sizes | more)
 
 
-@case("CogVideoX 1.5")
-def _() -> Case:
-    given = {"x": noise(1, 16, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return cog(patch_size_t=1), given
-
-
-@case("CogVideoX 2B, positions that are added")
-def _() -> Case:
-    given = {"x": noise(1, 16, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return cog(use_rotary_positional_embeddings=False), given
+COG = {"x": noise(1, 16, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+case("CogVideoX 1.5")(lambda: (cog(patch_size_t=1), {**COG}))
+case("CogVideoX 2B, positions that are added")(lambda: (cog(use_rotary_positional_embeddings=False), {**COG}))
 
 
 @case("CogVideoX 1.5 i2v, two frames a token")

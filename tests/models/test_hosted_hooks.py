@@ -139,17 +139,6 @@ def test_lengths_that_streams_tell_are_not_asked_for(group: GlooGroup) -> None:
 
 
 @in_ranks(2)
-def test_another_crop_of_the_text_is_another_length_of_keys(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Mochi, cropped text")
-    crops = (6, 4, 1, 9)
-    wanted = [model(**{**inputs, "num_tokens": tokens}) for tokens in crops]
-    SharedModel(model, plan, group)
-    for tokens, want in zip(crops, wanted, strict=True):
-        got = model(**{**inputs, "num_tokens": tokens})
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=f"{tokens} tokens")
-
-
-@in_ranks(2)
 def test_a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> None:
     model, plan, inputs = fresh("Flux.1, ControlNet and mask")
     SharedModel(model, plan, group)

@@ -1,6 +1,6 @@
 """Words of plans, plans, and which class has which: pure data, without torch and ComfyUI.
 
-Does not own: what a word does to a tensor (test_cuts.py), a plan against ComfyUI's class (test_hosted_parity.py).
+Does not own: what a word means (test_cuts.py), a plan against ComfyUI's class (test_hosted_parity.py).
 """
 
 from __future__ import annotations
@@ -12,52 +12,9 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.models.specs import SPECS, WITHOUT, ShardingSpec, not_sampled, spec_of
-from parallel_runtime.models.specs.words import (
-    Attention,
-    Each,
-    Every,
-    Frames,
-    Grid,
-    Guides,
-    Index,
-    Last,
-    Order,
-    Ranges,
-    StreamTokens,
-    Tokens,
-    introduced_by,
-    parse,
-    parse_attention,
-)
+from parallel_runtime.models.specs.words import introduced_by, parse
 
 ROOT = Path(__file__).resolve().parents[2]
-TXT, IMG = StreamTokens("txt"), StreamTokens("img")
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("img", Tokens((IMG,))),
-        ("img@0", Tokens((IMG,), 0)),
-        ("-txt+img@2", Tokens((StreamTokens("txt", held=True), IMG), 2)),
-        ("img+*", Tokens((IMG,), 1, rest=True)),
-        ("order:txt+img", Order((TXT, IMG))),
-        ("ranges:-txt+img", Ranges((StreamTokens("txt", held=True), IMG))),
-        ("index:img", Index("img")),
-        ("last:img", Last("img")),
-        ("every:txt", Every("txt")),
-        ("rest:txt+img", Tokens((TXT, IMG), opens=True)),
-        ("heads:img", Tokens((IMG,), heads=True)),
-        ("guides:vid", Guides("vid")),
-        ("frames:x", Frames("x")),
-        ("frames4:x", Frames("x", 4)),
-        ("grid@1", Grid(1)),
-        ("flat:grid@0", Grid(0, flat=True)),
-        (("img", ""), Each((Tokens((IMG,)), None))),
-    ],
-)
-def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
-    assert parse(text) == word
 
 
 @pytest.mark.parametrize(
@@ -73,23 +30,6 @@ def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "attention"),
-    [
-        ("txt+img", Attention(("txt", "img"), ("txt", "img"))),
-        ("vid<-aud", Attention(("vid",), ("aud",))),
-        ("local", Attention(local=True)),
-        ("x within window", Attention(("x",), ("x",), within="window")),
-        ("frames", Attention(("grid",), ("grid",), frames=True)),
-        ("frames again", Attention(("grid",), ("grid",), frames=True, again=True)),
-        ("vid+index:txt", Attention(("vid", "index:txt"), ("vid", "index:txt"))),
-        ("txt+img|img", Attention(("txt", "img"), ("txt", "img"), otherwise=Attention(("img",), ("img",)))),
-    ],
-)
-def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
-    assert parse_attention(text) == attention
-
-
-@pytest.mark.parametrize(
     "text",
     ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local|txt", "a+b within w", "x within", "x again"],
 )
@@ -99,23 +39,11 @@ def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) ->
     assert repr(text) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["img", "img@2", ("img", "")])
-def test_a_stream_named_alone_gives_its_length(text: str | tuple[str, ...]) -> None:
-    assert introduced_by(parse(text)) == {"img"}
-
-
 def test_a_number_that_all_have_and_what_is_left_give_lengths() -> None:
     assert introduced_by(parse("every:txt")) == {"txt"}
     assert introduced_by(parse("rest:txt+img")) == {"img"}
     with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
         ShardingSpec(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
-
-
-@pytest.mark.parametrize(
-    "text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1", "heads:img"]
-)
-def test_no_other_word_gives_a_length(text: str) -> None:
-    assert introduced_by(parse(text)) == set()
 
 
 @pytest.mark.parametrize(

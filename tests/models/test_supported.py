@@ -14,6 +14,7 @@ from parallel_runtime.models.hosted.build import READ_DTYPES
 from parallel_runtime.models.specs import SPECS, WITHOUT
 from tools.class_list import DOCUMENT, section, with_section, with_share, written
 from tools.known import came_with, cases, classes, is_there, number
+from tools.readme_table import README, table, with_table
 from tools.usage import KINDS, templates
 
 from .cases import CASES
@@ -85,10 +86,12 @@ def test_each_used_template_is_of_a_known_class_or_says_why_not() -> None:
     assert {row.kind for row in rows} == set(KINDS)
 
 
-def test_the_page_has_the_section_that_the_code_writes() -> None:
+def test_the_page_has_the_section_that_the_code_writes_and_the_readme_the_table_that_the_page_gives() -> None:
     text, page = section(), DOCUMENT.read_text(encoding="utf-8")
     assert written(page) == text, "make models-list"
     assert with_section(with_section(page, text + "more\n\n"), text) == page
     assert with_share(page) == page, "make models-list"
-    assert "SDXL" in text
+    readme, models = README.read_text(encoding="utf-8"), table(page)
+    assert with_table(readme, models) == readme, "make readme-models"
+    assert "SDXL" in text and "Qwen-Image" in models
     assert "shared, a plan of" in text

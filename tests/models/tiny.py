@@ -76,6 +76,13 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def text_mask(batch: int, hidden: slice = slice(6, None)) -> Tensor:
+    """Of 9 tokens of text, of which those of the last row that are `hidden` are padding."""
+    there = torch.ones(batch, 9, dtype=torch.long)
+    there[-1, hidden] = 0
+    return there
+
+
 def at(*values: float) -> Tensor:
     """A timestep for each image."""
     return torch.tensor(values)

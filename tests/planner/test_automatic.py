@@ -132,10 +132,6 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         assert weights in ("replicated", plan.weights)
 
 
-def test_deciding_for_eight_gpus_always_says_the_same() -> None:
-    assert on_gpus(8, 80) == on_gpus(8, 80)
-
-
 def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
     devices = parse_devices("cpu:2").devices
@@ -227,11 +223,3 @@ def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
         for count in (2, 4, 8):
             held = on_gpus(count, 80, known).plan
             assert plan_of_run(FLUX, usual_work(), [80 * GIB] * count, known, held=held).plan == held
-
-
-def test_the_shape_given_decides_and_not_the_usual_one() -> None:
-    """A model of two heads cannot be split over three ranks by heads."""
-    small = replace(FLUX, key_heads=2)
-    devices = [Device("cpu", index) for index in range(3)]
-    decision = automatic_plan(small, usual_work(), devices, [GIB] * 3, None)
-    assert decision.plan == ParallelPlan(ring=3)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.share.attended import Attended
-from benchmarks.share.bound import bound_s, bounds_table, exchange_s, link_named, shown_s
-from benchmarks.share.exchange import Delivery, at_most, fill, local_sequence
+from benchmarks.share.bound import bound_s, exchange_s, link_named, shown_s
+from benchmarks.share.exchange import Delivery, at_most, local_sequence
 from benchmarks.share.rank import Share
 from parallel_runtime.parallel.overlap import SharedHeads
 from parallel_runtime.planner.hardware import Interconnect
@@ -59,13 +59,6 @@ def test_a_deeper_model_has_more_of_what_blocks_take_and_as_much_of_the_rest() -
     assert shown_s(deep, LINK) == pytest.approx(11 * shown_s(SHARE, LINK))
 
 
-def test_no_table_of_bounds_calls_them_a_speed() -> None:
-    said = "\n".join(bounds_table([replace(SHARE, ranks=1, num_bytes=0, attended=()), SHARE], [LINK]))
-    assert "bound" in said
-    assert "at most" in said
-    assert "speed" not in said
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "wire", "nan"])
 def test_a_link_that_there_is_not_is_refused(text) -> None:
     with pytest.raises(ValueError, match=r"nvlink4|link 'wire' is unknown"):
@@ -102,9 +95,3 @@ def test_a_message_takes_as_long_as_its_link_says() -> None:
 
 def test_heads_go_in_as_many_chunks_as_come_out_even_and_no_more_than_asked() -> None:
     assert [at_most(HEADS, chunks) for chunks in (1, 2, 5, 8)] == [1, 2, 4, 6]  # 12 heads a rank
-
-
-def test_what_is_longer_than_its_source_is_filled_from_the_start_again() -> None:
-    target = torch.zeros(5)
-    fill(target, torch.arange(2.0))
-    assert target.tolist() == [0, 1, 0, 1, 0]

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from host.client import ComfyClient, PromptRefusedError
 from host.fetch import WRITTEN_WITH
@@ -30,17 +29,6 @@ def test_comfyui_lists_every_template_once(client: ComfyClient) -> None:
     listed = client.get("/workflow_templates")[PACK_NAME]
     assert sorted(listed) == sorted(TEMPLATES)
     assert {path.stem for path in FOLDER.iterdir()} == set(TEMPLATES)
-
-
-@each_template
-def test_comfyui_serves_a_template_with_its_thumbnail(name: str, client: ComfyClient) -> None:
-    assert client.get(f"/api/workflow_templates/{PACK_NAME}/{name}.json") == saved(name)
-    picture = client.get_bytes(f"/api/workflow_templates/{PACK_NAME}/{name}.jpg")
-    path = FOLDER / f"{name}.jpg"
-    assert picture == path.read_bytes()
-    assert len(picture) < MOST_BYTES
-    with Image.open(path) as opened:
-        assert opened.width >= 300
 
 
 @each_template

@@ -38,24 +38,14 @@ RUNS = {
 }
 
 
-def small(name: str, *, cfg: float = 3.0, steps: int = 3, **sampler: Any) -> Workflow:
-    """A stock graph; `sampler` are other inputs of KSampler."""
-    graph = BY_NAME[name].graph(cfg=cfg, steps=steps)
-    graph["sampler"]["inputs"] |= sampler
-    return graph
+def small(name: str, *, cfg: float = 3.0, steps: int = 2) -> Workflow:
+    return BY_NAME[name].graph(cfg=cfg, steps=steps)
 
 
-def ours(graph: Workflow, plan: str | dict[str, Any] = PLAN, *, loop: str = "auto") -> Workflow:
-    degrees = PLANS[plan] if isinstance(plan, str) else plan
-    graph = parallelized(graph, **degrees)
+def ours(graph: Workflow, plan: str | dict[str, Any] = PLAN) -> Workflow:
+    graph = parallelized(graph, **(PLANS[plan] if isinstance(plan, str) else plan))
     graph["sampler"]["class_type"] = "ParallelSampler"
-    graph["sampler"]["inputs"]["loop"] = loop
     return graph
-
-
-def wrong(graph: Workflow, way: str) -> Workflow:
-    """The same graph of ours, its loop in the workers wrong on purpose."""
-    return between(graph, "wrong", "SwitchLoopWrong", way=way)
 
 
 def check(client: ComfyClient, stock: Stock, graph: Workflow, plan: str | dict[str, Any] = PLAN) -> PromptResult:
@@ -71,11 +61,11 @@ def test_a_model_samples_in_the_workers_as_stock_does_and_wrong_runs_are_seen(
     name: str, hosted_client: ComfyClient
 ) -> None:
     plan, cfg = RUNS[name]
-    client, graph, variant = hosted_client, small(name, cfg=cfg), BY_NAME[name]
+    client, graph, variant = hosted_client, small(name, cfg=cfg, steps=3), BY_NAME[name]
     stock = client.queue(graph).require_success()
     mine = ours(graph, plan)
     way = "local_attention" if "ulysses" in plan else "one_side"
-    for kind, run in (("ours", mine), ("wrong", wrong(mine, way))):
+    for kind, run in (("ours", mine), ("wrong", between(mine, "wrong", "SwitchLoopWrong", way=way))):
         result = client.queue(run)
         assert result.report()["loop"] == {"kind": "resident"}
         latents = [[saved_latent(client, each, node=saves) for each in (result, stock)] for saves in variant.latents]
@@ -90,7 +80,7 @@ def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
     hosted_client: ComfyClient, stock: Stock
 ) -> None:
     """What such a class says of a mask may need both parts of the latent, of their sizes."""
-    graph = small("minimax h3 t2v", steps=2)
+    graph = small("minimax h3 t2v")
     plain = stock(graph)
     graph["mask"] = node("SolidMask", value=0.7, width=56, height=40)
     graph["parts"] = node("LTXVSeparateAVLatent", av_latent=graph["sampler"]["inputs"]["latent_image"])
@@ -104,7 +94,7 @@ def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
 
 
 def test_a_batch_whose_images_have_texts_of_their_own(hosted_client: ComfyClient, stock: Stock) -> None:
-    graph = small(WAN.name, steps=2)
+    graph = small(WAN.name)
     graph["latent"]["inputs"]["batch_size"] = 2
     for name in ("positive", "negative"):
         graph[name]["inputs"]["batch"] = 2
@@ -121,11 +111,6 @@ def controlled(graph: Workflow) -> Workflow:
     graph["both"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["negative", 0])
     graph["sampler"]["inputs"]["positive"] = ["both", 0]
     return graph
-
-
-def post_cfg(graph: Workflow) -> Workflow:
-    """With a node that changes the cfg function."""
-    return between(graph, "rescale", "RescaleCFG", multiplier=0.7)
 
 
 def partly(graph: Workflow) -> Workflow:
@@ -145,7 +130,10 @@ def weighted(graph: Workflow) -> Workflow:
 STAYS = {
     "a strength": (weighted, "a conditioning has a strength"),
     "two prompts on one side": (controlled, "the positive conditioning has 2 parts"),
-    "another cfg function": (post_cfg, "a node replaces the cfg function"),
+    "another cfg function": (
+        lambda graph: between(graph, "rescale", "RescaleCFG", multiplier=0.7),
+        "a node replaces the cfg function",
+    ),
     "some steps only": (partly, "a conditioning is for some steps only"),
 }
 
@@ -155,7 +143,7 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
     name: str, hosted_client: ComfyClient, stock: Stock
 ) -> None:
     edit, reason = STAYS[name]
-    graph = edit(small(WAN.name, steps=2))
+    graph = edit(small(WAN.name))
     result = hosted_client.queue(ours(graph))
     loop = result.report()["loop"]
     assert loop["kind"] == "host" and reason in loop["reason"], loop
@@ -164,7 +152,7 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
 
 
 def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client: ComfyClient, stock: Stock) -> None:
-    graph = partly(small(WAN.name, steps=2))
+    graph = partly(small(WAN.name))
     graph["first"]["inputs"]["end"] = 1.0
     check(hosted_client, stock, graph)
 
@@ -181,7 +169,7 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
         tensors, said = quantised({name: file.get_tensor(name) for name in file.keys()}, "int8")
         save_file(tensors, path, metadata=(file.metadata() or {}) | said)
     together = "layers of the file's format round all rows of a step by one scale"
-    graph = small(WAN.name, steps=2)
+    graph = small(WAN.name)
     graph["model"]["inputs"]["unet_name"] = path.name
     right, allowed = same_picture(hosted_client, graph, least=ROUNDED)
     for plan, reason in ((PLAN, None), ("cfg 2", together)):
@@ -194,7 +182,7 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
 
 
 def test_a_pipeline_whose_patches_share_numbers_says_so(hosted_client: ComfyClient, stock: Stock) -> None:
-    graph = small(WAN.name, steps=2)
+    graph = small(WAN.name)
     graph["latent"]["inputs"] |= {"width": 120, "height": 72, "length": 1}
     result = hosted_client.queue(ours(graph, PIPELINE))
     why = "the pipeline is empty between steps: WanModel mixes the tokens of patches outside of its blocks"

@@ -159,25 +159,6 @@ def test_what_a_layer_was_given_is_forgotten_when_it_has_run(group: GlooGroup) -
         assert QuantizedTensor.from_float.layer_input is None
 
 
-@in_ranks(1)
-def test_nothing_is_exchanged_for_formats_that_round_token_by_token(group: GlooGroup) -> None:
-    axis = group.axis
-    from comfy.quant_ops import QuantizedTensor
-
-    class Silent(SequenceParallelAttention):
-        """Ranks that are never asked."""
-
-        def maximum(self, *_: object) -> Tensor:
-            """Raises."""
-            raise AssertionError("a number was exchanged")
-
-    silent = Silent(ulysses=axis)
-    with shared_scales([silent]):
-        for layout in ("TensorCoreMXFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout"):
-            QuantizedTensor.from_float(noise(32, 64), layout)
-        QuantizedTensor.from_float(noise(32, 64), "TensorCoreNVFP4Layout", scale="recalculate")  # of a weight
-
-
 def without(*names: str) -> Callable[[Tensors], None]:
     """Takes tensors of the layer out of a file."""
 

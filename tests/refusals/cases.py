@@ -198,9 +198,14 @@ def cast_to_fp8(tiny: TinyModels) -> Workflow:
     return graph
 
 
-def done_by(what: str, kind: str, way: str, *says: str, node: str = "KSampler", stock: bool = True) -> Case:
+def told_by(node: str, what: str, build: Build, *says: str, stock: bool = False, needs: str = "") -> Case:
+    """A case by the node that tells it."""
+    return Case(what, node, says, build, stock=stock, needs=needs)
+
+
+def done_by(kind: str, way: str, what: str, *says: str, node: str = "KSampler", stock: bool = True) -> Case:
     """A node of probe_nodes between loader and sampler, which does what packs were seen to do; it is named."""
-    return Case(what, node, (f"{kind} (node between)", *says), between(kind, way=way), stock=stock)
+    return told_by(node, what, between(kind, way=way), f"{kind} (node between)", *says, stock=stock)
 
 
 CHANGE = "ChangeModules"
@@ -213,150 +218,94 @@ STRENGTH = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
 TALK = {"mode": "single_speaker", "positive": ["guidance", 0], "negative": ["guidance", 0], "vae": ["encoder", 0]}
 TALK |= {"width": 64, "height": 64, "length": 5, "start_image": ["pictures", 0], "motion_frame_count": 5}
 TALK |= {"audio_encoder_output_1": ["inputs", 2], "audio_scale": 1.0}
-NAMES = TinyModels  # the defaults of its fields are the files' names
+LLLITE = patched_by("AnimaLLLiteApply", **INPUTS, image=["pictures", 0], **STRENGTH)
+USO = patched_by("USOStyleReference", **INPUTS, clip_vision_output=["inputs", 1])
+TALKING = patched_by("WanInfiniteTalkToVideo", **INPUTS, **TALK)
+SAVED = saved("CheckpointSave", clip=["clip", 0], vae=["vae", 0])
+LORA = with_hook("CreateHookLora", lora_name=TinyModels.lora_fused)  # the defaults of fields are the files' names
+HOOK = with_hook("CreateHookModelAsLora", ckpt_name=TinyModels.checkpoint)
+COMPILE, DTYPE, MERGE, ADOPT = "TorchCompileModel", "ModelComputeDtype", "ModelMergeSimple", "ParallelizeModel"
+SAMPLER, BETWEEN = "KSampler", "(node between)"
 CASES = (
-    Case("Model merging", "ModelMergeSimple", ("ModelMergeSimple (node between)",), merged_after, stock=True),
-    Case("Save Model", "ModelSave", ("ModelSave (node between)",), saved("ModelSave"), stock=True),
-    Case(
-        "Save Checkpoint",
-        "CheckpointSave",
-        ("Save Checkpoint (node between)",),
-        saved("CheckpointSave", clip=["clip", 0], vae=["vae", 0]),
+    told_by(MERGE, "Model merging", merged_after, "ModelMergeSimple (node between)", stock=True),
+    told_by("ModelSave", "Save Model", saved("ModelSave"), "ModelSave (node between)", stock=True),
+    told_by("CheckpointSave", "Save Checkpoint", SAVED, "Save Checkpoint (node between)"),
+    told_by("FluxKVCache", "Flux KV Cache", between("FluxKVCache"), "Flux KV Cache (node between)", stock=True),
+    told_by("AnimaLLLiteApply", "Anima LLLite", LLLITE, BETWEEN, "post_input", needs="AnimaLLLiteApply"),
+    told_by("USOStyleReference", "USO Style Reference", USO, BETWEEN, "post_input"),
+    told_by(
+        *("WanInfiniteTalkToVideo", "Wan InfiniteTalk", TALKING, BETWEEN, "attn2_patch"), needs="WanInfiniteTalkToVideo"
     ),
-    Case("Flux KV Cache", "FluxKVCache", ("Flux KV Cache (node between)",), between("FluxKVCache"), stock=True),
-    Case(
-        "Anima LLLite",
-        "AnimaLLLiteApply",
-        ("(node between)", "post_input"),
-        patched_by("AnimaLLLiteApply", **INPUTS, image=["pictures", 0], **STRENGTH),
-        needs="AnimaLLLiteApply",
-    ),
-    Case(
-        "USO Style Reference",
-        "USOStyleReference",
-        ("(node between)", "post_input"),
-        patched_by("USOStyleReference", **INPUTS, clip_vision_output=["inputs", 1]),
-    ),
-    Case(
-        "Wan InfiniteTalk",
-        "WanInfiniteTalkToVideo",
-        ("(node between)", "attn2_patch"),
-        patched_by("WanInfiniteTalkToVideo", **INPUTS, **TALK),
-        needs="WanInfiniteTalkToVideo",
-    ),
-    Case(
-        "Sampler AR Video",
-        "SamplerCustom",
-        ("Sampler AR Video (node frames)", "ar_state"),
-        frame_by_frame,
+    told_by(
+        *("SamplerCustom", "Sampler AR Video", frame_by_frame, "Sampler AR Video (node frames)", "ar_state"),
         needs="SamplerARVideo",
     ),
-    Case(
-        "Qwen Fun ControlNet",
-        "KSampler",
-        ("(node control)", "QwenFunControlNet"),
-        with_fun_controlnet,
-    ),
-    done_by("Attention of another kind at each step (block sparse attention)", LATER, "at each step", OVERRIDE),
+    told_by(SAMPLER, "Qwen Fun ControlNet", with_fun_controlnet, "(node control)", "QwenFunControlNet"),
+    done_by(LATER, "at each step", "Attention of another kind at each step (block sparse attention)", OVERRIDE),
     done_by(
-        *("A method replaced for the time of a call (TeaCache, MagCache, WaveSpeed)", CHANGE, "method for a call"),
+        *(CHANGE, "method for a call", "A method replaced for the time of a call (TeaCache, MagCache, WaveSpeed)"),
         "replaces diffusion_model.forward_orig",
     ),
     done_by(
-        *("The forward replaced for the time of a call (TeaCache, NAG's samplers)", CHANGE, "forward for a call"),
+        *(CHANGE, "forward for a call", "The forward replaced for the time of a call (TeaCache, NAG's samplers)"),
         "replaces diffusion_model.forward,",
     ),
     done_by(
-        *("Blocks replaced for the time of a call (WaveSpeed)", CHANGE, "blocks for a call"),
+        *(CHANGE, "blocks for a call", "Blocks replaced for the time of a call (WaveSpeed)"),
         "replaces diffusion_model.single_blocks",
     ),
-    done_by("A patch that a node goes on without", LATER, "go on", "double_block"),
+    done_by(LATER, "go on", "A patch that a node goes on without", "double_block"),
     done_by(
-        *("Compiling that a node goes on without", LATER, "compile and go on", "compiles", "compiled=blocks"),
+        *(LATER, "compile and go on", "Compiling that a node goes on without", "compiles", "compiled=blocks"),
         stock=False,
     ),
-    done_by("Weights read by a node that goes on without", LATER, "read and go on", "reads the model's weights"),
-    Case(
-        "Another attention function, in the MODEL of the node before",
-        "KSampler",
-        ("RefusedLater (node between)", OVERRIDE),
-        in_the_model_of_another,
+    done_by(LATER, "read and go on", "Weights read by a node that goes on without", "reads the model's weights"),
+    told_by(
+        *(SAMPLER, "Another attention function, in the MODEL of the node before", in_the_model_of_another),
+        *("RefusedLater (node between)", OVERRIDE),
         stock=True,
     ),
-    Case(
-        "A patch by a node inside of another node",
-        "KSampler",
-        ("(node between)", OVERRIDE),
-        between("PatchInside"),
+    told_by(SAMPLER, "A patch by a node inside of another node", between("PatchInside"), BETWEEN, OVERRIDE, stock=True),
+    told_by(
+        *(DTYPE, DTYPE, between(DTYPE, dtype="bf16"), f"{DTYPE} {BETWEEN}", "weight_dtype in Parallel Model Loader"),
         stock=True,
     ),
-    Case(
-        "ModelComputeDtype",
-        "ModelComputeDtype",
-        ("ModelComputeDtype (node between)", "weight_dtype in Parallel Model Loader"),
-        between("ModelComputeDtype", dtype="bf16"),
-        stock=True,
+    told_by(SAMPLER, "Hook LoRA", LORA, "Create Hook LoRA (node hook)", stock=True),
+    told_by(SAMPLER, "Hook of a model", HOOK, "Create Hook Model as LoRA (node hook)"),
+    told_by(
+        *(COMPILE, f"{COMPILE} after our loader", between(COMPILE, backend="inductor"), f"{COMPILE} {BETWEEN}"),
+        "compiles",
     ),
-    Case(
-        "Hook LoRA",
-        "KSampler",
-        ("Create Hook LoRA (node hook)",),
-        with_hook("CreateHookLora", lora_name=NAMES.lora_fused),
-        stock=True,
-    ),
-    Case(
-        "Hook of a model",
-        "KSampler",
-        ("Create Hook Model as LoRA (node hook)",),
-        with_hook("CreateHookModelAsLora", ckpt_name=NAMES.checkpoint),
-    ),
-    Case(
-        "TorchCompileModel after our loader",
-        "TorchCompileModel",
-        ("TorchCompileModel (node between)", "compiles"),
-        between("TorchCompileModel", backend="inductor"),
-    ),
-    Case(
-        "TorchCompileModel before Parallelize Model",
-        "ParallelizeModel",
-        ("TorchCompileModel (node before)",),
-        before("TorchCompileModel", backend="inductor"),
+    told_by(
+        *(ADOPT, f"{COMPILE} before Parallelize Model", before(COMPILE, backend="inductor"), f"{COMPILE} (node before)")
     ),
     done_by(
-        *("MultiGPU CFG Split (and Select Model Device to another device)", REACH, "copy to device"),
+        *(REACH, "copy to device", "MultiGPU CFG Split (and Select Model Device to another device)"),
         "name those devices in SP Config",
         **DONE_AT_ONCE,
     ),
-    done_by("Injections", REACH, "inject", "injects modules", node=REACH),
-    Case(
-        "Injections before Parallelize Model",
-        "ParallelizeModel",
-        ("ReachIntoModel (node before)", "injects"),
-        before(REACH, way="inject"),
+    done_by(REACH, "inject", "Injections", "injects modules", node=REACH),
+    told_by(
+        *(ADOPT, "Injections before Parallelize Model", before(REACH, way="inject")),
+        *("ReachIntoModel (node before)", "injects"),
     ),
-    done_by("Wrapped weights", REACH, "wrap weight", "wraps weights", **DONE_AT_ONCE),
-    done_by("A layer replaced", REACH, "replace layer", "replaces diffusion_model.img_in", **DONE_AT_ONCE),
-    done_by("Patches inside of blocks", REACH, "patch block", "double_block", **DONE_AT_ONCE),
-    done_by("Blocks replaced", REACH, "replace block", "single_block 1", node=REACH),
-    done_by("Another attention function", REACH, "override attention", OVERRIDE),
-    Case(
-        "Model merging before Parallelize Model",
-        "ParallelizeModel",
-        ("ModelMergeSimple (node merged)", "another model's weights"),
-        lambda tiny: merged(adopted(tiny, "merged"), "merged"),
+    done_by(REACH, "wrap weight", "Wrapped weights", "wraps weights", **DONE_AT_ONCE),
+    done_by(REACH, "replace layer", "A layer replaced", "replaces diffusion_model.img_in", **DONE_AT_ONCE),
+    done_by(REACH, "patch block", "Patches inside of blocks", "double_block", **DONE_AT_ONCE),
+    done_by(REACH, "replace block", "Blocks replaced", "single_block 1", node=REACH),
+    done_by(REACH, "override attention", "Another attention function", OVERRIDE),
+    told_by(
+        *(ADOPT, "Model merging before Parallelize Model", lambda tiny: merged(adopted(tiny, "merged"), "merged")),
+        *("ModelMergeSimple (node merged)", "another model's weights"),
     ),
-    Case(
-        "A GGUF file of a model that has an int8 file",
-        "ParallelizeModel",
-        ("LoadAsGGUF (node model)", "with z_image_turbo_int8_convrot.safetensors"),
-        read_by("z_image_turbo-Q4_K_M.gguf"),
+    told_by(
+        *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),
+        *("LoadAsGGUF (node model)", "with z_image_turbo_int8_convrot.safetensors"),
     ),
-    Case(
-        "A GGUF file of another model, or a loader of classes of its own (nunchaku)",
-        "ParallelizeModel",
-        ("LoadAsGGUF (node model)", "in int8 or fp8"),
-        read_by("svdq-int4_r32-flux.1-dev.gguf"),
+    told_by(
+        *(ADOPT, "A GGUF file of another model, or a loader of classes of its own (nunchaku)"),
+        *(read_by("svdq-int4_r32-flux.1-dev.gguf"), "LoadAsGGUF (node model)", "in int8 or fp8"),
     ),
-    Case("Parallelize Model twice", "ParallelizeModel", ("parallel already", "change SP Config"), twice),
-    Case("A cast to fp8, and another dtype", "ParallelizeModel", ("remove ModelComputeDtype", "default"), cast_to_fp8),
+    told_by(ADOPT, "Parallelize Model twice", twice, "parallel already", "change SP Config"),
+    told_by(ADOPT, "A cast to fp8, and another dtype", cast_to_fp8, "remove ModelComputeDtype", "default"),
 )

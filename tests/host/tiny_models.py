@@ -84,18 +84,9 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def write_flux(
-    path: Path,
-    *,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    prefix: str = "",
-    norm_suffix: str = "scale",
-    **sizes: int,
-) -> Path:
+def write_flux(path: Path, *, seed: int = 0, **sizes: int) -> Path:
     """Writes a Flux file; `sizes` are FluxShape's fields (hidden, depth, single, ctx, vec, in_channels, guidance)."""
-    rows = layouts.flux(FluxShape(**sizes), norm_suffix=norm_suffix)
-    return write_layout(path, rows, seed=seed, dtype=dtype, prefix=prefix)
+    return write_layout(path, layouts.flux(FluxShape(**sizes)), seed=seed)
 
 
 @dataclass(frozen=True)

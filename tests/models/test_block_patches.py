@@ -20,7 +20,6 @@ from .gloo_group import GlooGroup, OwnTokensOnly
 from .ranks import in_ranks, refused
 from .tiny import build, difference, noise
 
-LATENT = (10, 14)
 SIDES = (80, 112)  # of the picture, which the VAE makes a latent of 10 x 14 of
 QWEN_SIZES = {"num_layers": 2, "in_dim": 64, "dim": 96}
 Z_SIZES = {"dim": 288, "n_heads": 6, "n_kv_heads": 6, "n_control_layers": 2}

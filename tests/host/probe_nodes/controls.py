@@ -28,8 +28,6 @@ def random_module(kind: Any, *, dtype: torch.dtype, **sizes: Any) -> torch.nn.Mo
 
 
 FAMILIES = {
-    "qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2}),
-    "z-image": (ZImage_Control, {"n_control_layers": 1}),
     "small qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2, "dim": 80}),
     "small z-image": (ZImage_Control, {"n_control_layers": 1, "dim": 288, "n_heads": 6, "n_kv_heads": 6}),
 }

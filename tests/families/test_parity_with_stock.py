@@ -1,6 +1,6 @@
 """Families once beside stock ComfyUI, in a real server; `make parity-models` runs each variant under each plan.
 
-Of a family that is not here, tests/models runs the class over 2 and 3 ranks (`AS_MODULES`).
+Of a family that is not here, its files being large or another having its class, tests/models runs the class over ranks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from host.client import ComfyClient
 from host.server import ComfyServer
 from models.cases import CASES
 from parity.runner import Bench, seen
+from tools.known import cases as known_cases
 
-from . import qwen21, wan_animate2
+from . import wan_animate2
 from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
 from .comfy_classes import detected
-from .variants import BY_NAME, FAMILIES, FILES, NEWER, SMALL, write_families
+from .variants import BY_NAME, FAMILIES, FILES, KNOWN, NEWER, SMALL, write_families
 
 # A plan for each family, so that every plan that exchanges tokens is there, with one prompt and with both.
 SUBSET = (
@@ -33,38 +34,12 @@ SUBSET = (
 )
 if wan_animate2 in NEWER:
     SUBSET += ((Case(BY_NAME["wan-animate 2, pose in some steps"], CFG), "cfg 2 x ulysses 2, sharded"),)
-# Families whose files are large, or whose class another family has: cases of tests/models, which take less time.
-AS_MODULES = {
-    "Qwen-Image": ["Qwen-Image, text mask", "Qwen-Image-Edit, two references"],
-    "Chroma": ["Chroma"],
-    "Lumina 2": ["Lumina 2, 2 groups of heads"],
-    "Z-Image": ["Z-Image", "Z-Image Omni, reference and what vision sees"],
-    "Krea 2": ["Krea 2, reference at timestep zero"],
-    "SD3.5": ["SD3.5 medium, ControlNet", "SD3.5 large"],
-    "PixArt": ["PixArt alpha"],
-    "HunyuanDiT": ["HunyuanDiT, long skips"],
-    "Lens": ["Lens, text mask, ControlNet"],
-    "Ideogram 4": ["Ideogram 4, text mask", "Ideogram 4, without text"],
-    "JoyImage": ["JoyImage, two references"],
-    "Kandinsky 5": ["Kandinsky 5"],
-    "Ernie-Image": ["Ernie-Image"],
-    "Boogu": ["Boogu, references"],
-    "Mage-Flow": ["Mage-Flow, reference, text mask, ControlNet"],
-    "PixelDiT": ["PixelDiT"],
-    "PiD": ["PiD"],
-    "Z-Image in pixels": ["Z-Image in pixel space"],
-    "Chroma Radiance": ["Chroma Radiance, mask, ControlNet"],
-    "CogVideoX": ["CogVideoX 1.5", "CogVideoX 1.5 i2v, two frames a token"],
-    "HiDream-O1": ["HiDream-O1", "HiDream-O1, two references"],
-    "Hunyuan3D": ["Hunyuan3D 2", "Hunyuan3D 2.1, experts, long skips"],
-}
-if qwen21 in NEWER:
-    AS_MODULES[qwen21.FAMILY] = ["Qwen-Image 2.1", "Qwen-Image 2.1, 2 references in the text"]
-# One of each such family in a server, for the weekly run and `make test-host`.
+SERVED = {case.kind for case, _ in SUBSET}
+# One of each other family in a server, for the weekly run and `make test-host`.
 REST = [
     (case, CONTROL_PLAN)
     for case in {case.kind: case for case in reversed(cases(FAMILIES)) if case.cfg == 1}.values()
-    if case.kind in AS_MODULES
+    if case.kind not in SERVED
 ]
 
 
@@ -101,11 +76,10 @@ def test_a_family_of_large_files_equals_the_stock_loader(case: Case, plan: str, 
 
 
 def test_every_family_and_every_plan_that_exchanges_is_in_the_subset() -> None:
-    served = {case.kind for case, _ in SUBSET}
     assert {case.variant.name for case, _ in SUBSET} <= set(SMALL)
-    assert served.isdisjoint(AS_MODULES)
-    assert served | set(AS_MODULES) == {variant.family for variant in FAMILIES}
-    assert {name for names in AS_MODULES.values() for name in names} <= set(CASES)
+    as_modules = {known.path for known in known_cases().values() if known.name in CASES}
+    alone = [each.name for each in FAMILIES if each.family not in SERVED and KNOWN[each.name][1] not in as_modules]
+    assert not alone, "add a case of its class to tests/models, or a plan to SUBSET"
     assert set(PLANS) - {plan for _, plan in SUBSET} == {"cfg 2"}
 
 

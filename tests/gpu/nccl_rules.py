@@ -36,15 +36,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo
 from torch.utils._python_dispatch import _disable_current_modes
 
 BACKEND = "nccl_rules"
 HEADER_BYTES = 512
-HELLO = torch.zeros(1, dtype=torch.uint8)
 LOOK_S = 0.05  # how often a host that waits looks whether anything can still move
 OTHERS_NOTICE_S = 0.3
-TAGS_A_GROUP = 2  # of the wire: what the communicator moves, and the meeting of hosts
 
 
 class NcclRuleError(RuntimeError):
@@ -53,11 +52,11 @@ class NcclRuleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes to or from one rank of a group, as they were or where they land. `text` says so in errors."""
+    """Bytes to or from one rank of a group, as they were or where they land, of tensors of that dtype."""
 
     peer: int
     outgoing: bool
-    data: torch.Tensor
+    data: Tensor
     dtype: torch.dtype
 
 
@@ -120,14 +119,12 @@ class Simulation:
 class SimulatedWork(dist.Work):
     """An operation from when it is issued to when it was waited for."""
 
-    def __init__(
-        self, simulation: Simulation, kind: str, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, simulation: Simulation, kind: str, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         super().__init__()
         self.kind = self.text = f"{kind} in a graph" if simulation.in_graph else kind
         self.error: BaseException | None = None
-        self.communicator: Communicator | None = None  # once it is issued
-        self.queued: object = None  # what stands for its end on the device
+        self.line: Line  # once it is issued
+        self.queued: Any = None  # what stands for its end on the device
         self._simulation, self._done, self._waited = simulation, threading.Event(), False
         for tensor in (*sources, *targets):
             if not tensor.is_contiguous():
@@ -143,7 +140,7 @@ class SimulatedWork(dist.Work):
         self._waited = True
         self._simulation.pending.remove(self)
         self.finish()
-        self._simulation.device.wait(self.queued)
+        self.queued.wait()
         with _disable_current_modes():
             for tensor, landed in self.targets:
                 as_bytes(tensor).copy_(landed)
@@ -152,8 +149,7 @@ class SimulatedWork(dist.Work):
     def finish(self) -> None:
         """Return when it has moved. Raises what went wrong with it."""
         while not self._done.wait(LOOK_S):
-            if self.communicator is not None:
-                self.communicator.refuse_standstill()
+            self.line.refuse_standstill()
         if self.error is not None:
             raise self.error
 
@@ -163,79 +159,29 @@ class SimulatedWork(dist.Work):
         self._done.set()
 
 
-class Communicator:
-    """One queue of operations among some ranks of the world."""
+class Line:
+    """Operations among some ranks of the world that run one after another."""
 
-    def __init__(self, simulation: Simulation, members: Sequence[int], *, tag: int) -> None:
-        self._simulation, self.members, self._tag = simulation, members, tag
-        self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]] | None] = queue.Queue()
+    def __init__(self, simulation: Simulation, members: Sequence[int], tag: int) -> None:
+        self._simulation, self._members, self._tag = simulation, members, tag
+        self._queue: queue.Queue[tuple[SimulatedWork, str, Sequence[int], list[Message]] | None] = queue.Queue()
         self._head: tuple[str, float] | None = None  # what it is at, and since when
         threading.Thread(target=self._run, daemon=True).start()
 
-    def issue(self, work: SimulatedWork, messages: list[Message], *, everybody: bool) -> SimulatedWork:
-        """Put an operation behind those before it. With `everybody` it is a collective of all members."""
-        towards = "" if everybody else self._towards(messages)
-        work.text = f"{work.kind}{towards} among ranks {tuple(self.members)}"
-        if not everybody and not all(message.data.numel() for message in messages):
-            raise NcclRuleError(f"{work.text}: a message without elements; leave it out on both sides")
-        work.communicator = self
-        tensors = ([tensor for tensor, _ in run] for run in (work.sources, work.targets))
-        work.queued = self._simulation.device.issue(work.text, self, *tensors)
-        self._simulation.pending.append(work)
-        self._queue.put((work, everybody, messages))
+    def put(self, work: SimulatedWork, kind: str, peers: Sequence[int], messages: list[Message]) -> SimulatedWork:
+        """Put an operation behind those before it; it begins when `peers` are at one of that kind."""
+        work.line = self
+        self._queue.put((work, kind, peers, messages))
         return work
 
-    def connect(self, messages: Sequence[Message], *, gather: bool) -> None:
-        """Make the connections that these messages need and that are not there: the host waits for the other ends."""
-        connected, me, new = self._simulation.connected, self.members.index(self._simulation.rank), []
-        for message in messages:
-            link = (me, message.peer) if message.outgoing else (message.peer, me)
-            if self._simulation.in_graph:
-                if message.data.numel() and (self._tag, gather, *link) not in self._simulation.ever_connected:
-                    raise NcclRuleError(f"connecting{self._towards([message])} in a graph; do the same once before it")
-            elif message.data.numel() and (self._tag, gather, *link) not in connected:
-                self._simulation.ever_connected.add((self._tag, gather, *link))
-                connected.add((self._tag, gather, *link))
-                new.append(replace(message, data=HELLO, dtype=HELLO.dtype))
-        if new:
-            text = f"connecting{self._towards(new)} among ranks {tuple(self.members)}"
-            self._by_host("connect", sorted({message.peer for message in new}), new, text)
-
-    def _towards(self, messages: Sequence[Message]) -> str:
-        return ",".join(f" {'to' if each.outgoing else 'from'} rank {self.members[each.peer]}" for each in messages)
-
-    def end(self, peers: Sequence[int]) -> None:
-        """Meet `peers`, to end the communicator: the host waits for them."""
-        self._by_host("destroy", peers, [], f"ending the communicator of ranks {tuple(self.members)}")
+    def end(self) -> None:
+        """End it, once all that was put has ended."""
         self._queue.put(None)
 
-    def _by_host(self, kind: str, peers: Sequence[int], messages: list[Message], text: str) -> None:
-        """Have the host wait until `peers` do the same."""
-        began, failed = time.monotonic(), []
-
-        def meet() -> None:
-            try:
-                with torch.inference_mode():
-                    self._meet(kind, peers, messages, tag=self._tag + 1, text=text)
-            except RuntimeError as error:
-                failed.append(error)
-
-        meeting = threading.Thread(target=meet, daemon=True)
-        meeting.start()
-        while meeting.is_alive():
-            meeting.join(LOOK_S)
-            self._refuse_standstill_of((text, began))
-        if failed:
-            raise failed[0]
-
     def refuse_standstill(self) -> None:
-        """Raise `NcclRuleError` when what is at the head of the queue has waited for its peers for too long."""
-        if self._head is not None:
-            self._refuse_standstill_of(self._head)
-
-    def _refuse_standstill_of(self, head: tuple[str, float]) -> None:
-        deadline_s = self._simulation.deadline_s
-        if time.monotonic() - head[1] < deadline_s:
+        """Raise `NcclRuleError` when what is at the head of the line has waited for its peers for too long."""
+        head, deadline_s = self._head, self._simulation.deadline_s
+        if head is None or time.monotonic() - head[1] < deadline_s:
             return
         behind = [queued[0].text for queued in tuple(self._queue.queue) if queued is not None]
         store, rank = self._simulation.store, self._simulation.rank
@@ -249,34 +195,30 @@ class Communicator:
     def _run(self) -> None:
         error: BaseException | None = None  # nothing that is or comes behind what went wrong moves
         while (queued := self._queue.get()) is not None:
-            work, everybody, messages = queued
+            work, kind, peers, messages = queued
             self._head = work.text, time.monotonic()
             if error is None:
                 try:
-                    self._move(work, everybody, messages)
+                    self._meet(kind, peers, messages, work.text)
+                    self._move(messages)
                 except RuntimeError as raised:
                     error = raised
             self._head = None
             work.end(error)
             del queued, work, messages  # or what they sent stays until the next operation
 
-    def _move(self, work: SimulatedWork, everybody: bool, messages: list[Message]) -> None:
-        me = self.members.index(self._simulation.rank)
-        others = [peer for peer in range(len(self.members)) if peer != me]
-        peers = others if everybody else sorted({message.peer for message in messages})
-        kind = work.kind if everybody else "point to point"
-        self._meet(kind, peers, messages, tag=self._tag, text=work.text)
+    def _move(self, messages: list[Message]) -> None:
         moving = []
         for message in messages:
             if message.data.numel():
                 move = self._simulation.wire.send if message.outgoing else self._simulation.wire.recv
-                moving.append(move([message.data], self.members[message.peer], self._tag))
+                moving.append(move([message.data], self._members[message.peer], self._tag))
         for move in moving:
             move.wait()
 
-    def _meet(self, kind: str, peers: Sequence[int], messages: list[Message], *, tag: int, text: str) -> None:
+    def _meet(self, kind: str, peers: Sequence[int], messages: list[Message], text: str) -> None:
         """Wait until each peer is at an operation, and see that it is the same one."""
-        wire, members, sent, came = self._simulation.wire, self.members, [], {}
+        wire, members, tag, sent, came = self._simulation.wire, self._members, self._tag, [], {}
         towards = {peer: [message for message in messages if message.peer == peer] for peer in peers}
         for peer, own in towards.items():
             header = torch.tensor(list(_header(kind, own).ljust(HEADER_BYTES).encode()), dtype=torch.uint8)
@@ -297,8 +239,10 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def __init__(self, simulation: Simulation, rank: int, members: list[int], *, number: int) -> None:
         super().__init__(rank, len(members))
-        self._simulation, self._members = simulation, members
-        self._communicator = Communicator(simulation, members, tag=number * TAGS_A_GROUP)
+        self._simulation, self._members, self._number = simulation, members, number
+        self._others = [peer for peer in range(len(members)) if peer != rank]
+        # what the communicator moves, and what hosts wait for each other in
+        self._operations, self._hosts = (Line(simulation, members, 2 * number + host) for host in (0, 1))
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
         """As torch asks for it."""
@@ -315,21 +259,18 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """As torch calls it to destroy the group."""
-        left = next((work for work in self._simulation.pending if work.communicator is self._communicator), None)
+        left = next((work for work in self._simulation.pending if work.line is self._operations), None)
         if left is not None:
             raise NcclRuleError(f"{left.text}: its group is destroyed before it was waited for")
         if any(group is self for graph in self._simulation.graphs for group in graph.groups):
             raise NcclRuleError(f"the group of ranks {tuple(self._members)} ends while a graph holds its exchanges")
-        self._communicator.end([peer for peer in range(len(self._members)) if peer != self.rank()])
+        self._by_host("destroy", self._others, [], "ending the communicator of")
+        for line in (self._operations, self._hosts):
+            line.end()
         self._simulation.groups.remove(len(self._members))
 
     def alltoall_base(
-        self,
-        target: torch.Tensor,
-        source: torch.Tensor,
-        target_lengths: list[int],
-        source_lengths: list[int],
-        _: object = None,
+        self, target: Tensor, source: Tensor, target_lengths: list[int], source_lengths: list[int], _: object = None
     ) -> SimulatedWork:
         """Runs of rows of everybody to everybody."""
         if not (target_lengths or source_lengths):  # equal runs
@@ -340,56 +281,86 @@ class SimulatedGroup(dist.ProcessGroup):
         row_bytes = [data.numel() // max(1, tensor.shape[0]) for tensor, data in (*work.sources, *work.targets)]
         outgoing = work.sources[0][1].split([rows * row_bytes[0] for rows in source_lengths])
         incoming = work.targets[0][1].split([rows * row_bytes[1] for rows in target_lengths])
-        return self._everybody(work, outgoing, incoming, source.dtype)
+        return self._everybody(work, outgoing, incoming)
 
-    def all_gather_single(self, target: torch.Tensor, source: torch.Tensor, _: object = None) -> SimulatedWork:
+    def all_gather_single(self, target: Tensor, source: Tensor, _: object = None) -> SimulatedWork:
         """Everybody's tensor to everybody."""
         work = SimulatedWork(self._simulation, "all_gather", [source], [target])
         outgoing = [work.sources[0][1]] * len(self._members)
-        return self._everybody(work, outgoing, work.targets[0][1].chunk(len(self._members)), source.dtype)
+        return self._everybody(work, outgoing, work.targets[0][1].chunk(len(self._members)))
 
     _allgather_base = all_gather_single  # its name before torch 2.13
 
-    def send(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
+    def send(self, tensors: list[Tensor], peer: int, _: int = 0) -> SimulatedWork:
         """One tensor to one rank of the group."""
-        work = SimulatedWork(self._simulation, "isend", tensors, [])
-        return self._some(work, [Message(peer, True, work.sources[0][1], tensors[0].dtype)])
+        return self._some("isend", [(tensors[0], peer)], [])
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
+    def recv(self, tensors: list[Tensor], peer: int, _: int = 0) -> SimulatedWork:
         """One tensor from one rank of the group."""
-        work = SimulatedWork(self._simulation, "irecv", [], tensors)
-        return self._some(work, [Message(peer, False, work.targets[0][1], tensors[0].dtype)])
+        return self._some("irecv", [], [(tensors[0], peer)])
 
     def batch(self, operations: Sequence[dist.P2POp]) -> SimulatedWork:
         """Sends and receives as one operation, as between ncclGroupStart and ncclGroupEnd."""
-        sends = [operation for operation in operations if operation.op is dist.isend]
-        receives = [operation for operation in operations if operation.op is not dist.isend]
-        tensors = [[operation.tensor for operation in run] for run in (sends, receives)]
-        work = SimulatedWork(self._simulation, "batch", *tensors)
-        messages = [
-            Message(operation.group_peer, outgoing, data, operation.tensor.dtype)
-            for outgoing, run, held in ((True, sends, work.sources), (False, receives, work.targets))
-            for operation, (_, data) in zip(run, held, strict=True)
-        ]
-        return self._some(work, messages)
+        sends, receives = (
+            [(each.tensor, each.group_peer) for each in operations if (each.op is dist.isend) is outgoing]
+            for outgoing in (True, False)
+        )
+        return self._some("batch", sends, receives)
 
-    def _everybody(
-        self,
-        work: SimulatedWork,
-        outgoing: Sequence[torch.Tensor],
-        incoming: Sequence[torch.Tensor],
-        dtype: torch.dtype,
-    ) -> SimulatedWork:
-        others = [peer for peer in range(len(self._members)) if peer != self.rank()]
-        incoming[self.rank()].copy_(outgoing[self.rank()])
+    def _everybody(self, work: SimulatedWork, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> SimulatedWork:
+        me, others, dtype = self.rank(), self._others, work.sources[0][0].dtype
+        incoming[me].copy_(outgoing[me])
         messages = [Message(peer, True, outgoing[peer], dtype) for peer in others]
         messages += [Message(peer, False, incoming[peer], dtype) for peer in others]
-        self._communicator.connect(messages, gather=work.kind.startswith("all_gather"))
-        return self._communicator.issue(work, messages, everybody=True)
+        self._connect(messages, gather=work.kind.startswith("all_gather"))
+        return self._issue(work, work.kind, others, messages)
 
-    def _some(self, work: SimulatedWork, messages: list[Message]) -> SimulatedWork:
-        self._communicator.connect(messages, gather=False)
-        return self._communicator.issue(work, messages, everybody=False)
+    def _some(self, kind: str, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]) -> SimulatedWork:
+        work = SimulatedWork(self._simulation, kind, *([tensor for tensor, _ in run] for run in (sends, receives)))
+        messages = [
+            Message(peer, outgoing, data, tensor.dtype)
+            for outgoing, run, held in ((True, sends, work.sources), (False, receives, work.targets))
+            for (tensor, peer), (_, data) in zip(run, held, strict=True)
+        ]
+        self._connect(messages, gather=False)
+        work.kind += self._towards(messages)
+        if not all(message.data.numel() for message in messages):
+            raise NcclRuleError(f"{work.kind}: a message without elements; leave it out on both sides")
+        return self._issue(work, "point to point", _peers(messages), messages)
+
+    def _issue(self, work: SimulatedWork, kind: str, peers: list[int], messages: list[Message]) -> SimulatedWork:
+        """Put an operation behind those before it."""
+        work.text = f"{work.kind} among ranks {tuple(self._members)}"
+        tensors = ([tensor for tensor, _ in run] for run in (work.sources, work.targets))
+        work.queued = self._simulation.device.issue(work.text, self, *tensors)
+        self._simulation.pending.append(work)
+        return self._operations.put(work, kind, peers, messages)
+
+    def _connect(self, messages: Sequence[Message], *, gather: bool) -> None:
+        """Make the connections that these messages need and that are not there: the host waits for the other ends."""
+        simulation, new = self._simulation, []
+        known = simulation.ever_connected if simulation.in_graph else simulation.connected
+        for message in messages:
+            ends = (self.rank(), message.peer) if message.outgoing else (message.peer, self.rank())
+            link = (self._number, gather, *ends)
+            if not message.data.numel() or link in known:
+                continue
+            if simulation.in_graph:
+                raise NcclRuleError(f"connecting{self._towards([message])} in a graph; do the same once before it")
+            simulation.ever_connected.add(link)
+            simulation.connected.add(link)
+            new.append(replace(message, data=torch.zeros(1, dtype=torch.uint8), dtype=torch.uint8))
+        if new:
+            self._by_host("connect", _peers(new), new, f"connecting{self._towards(new)} among")
+
+    def _towards(self, messages: Sequence[Message]) -> str:
+        return ",".join(f" {'to' if each.outgoing else 'from'} rank {self._members[each.peer]}" for each in messages)
+
+    def _by_host(self, kind: str, peers: Sequence[int], messages: list[Message], text: str) -> None:
+        """Have the host wait until `peers` do the same."""
+        work = SimulatedWork(self._simulation, kind, [], [])
+        work.text = f"{text} ranks {tuple(self._members)}"
+        self._hosts.put(work, kind, peers, messages).finish()
 
 
 def join_world(device: Any) -> Simulation:
@@ -421,9 +392,13 @@ def launches(func: torch._ops.OpOverload) -> bool:
     return not is_view and "empty" not in func._schema.name
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor's bytes, (n,)."""
     return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _peers(messages: Sequence[Message]) -> list[int]:
+    return sorted({message.peer for message in messages})
 
 
 def _header(kind: str, messages: Sequence[Message], *, other_end: bool = False) -> str:

@@ -8,13 +8,13 @@ import random
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
 from gpu.pretend_cuda.library import library
-from gpu.pretend_cuda.mistakes import MISTAKES
+from gpu.pretend_cuda.mistakes import MISTAKES, Mistake
 from gpu.pretend_cuda.pool import PretendPool, Trial, fork_ranks
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
@@ -77,23 +77,21 @@ def refused(pool: PretendPool, reference: Reference, trial: Trial, site: str) ->
 
 def mistakes(folder: Path, reference: Reference, match: str, _: random.Random) -> Iterator[tuple[str, str]]:
     """Make each; that is wrong which its trial does not find, or finds where nothing is spoilt."""
-    with ExitStack() as held:
-        pools: dict[tuple[int, bool], PretendPool] = {}
-        sound: set[Trial] = set()
-        for mistake in MISTAKES:
-            if match not in mistake.name:
-                continue
-            trial = mistake.trial
-            key = trial.parallel_plan.ranks, trial.shared
-            pool = pools.get(key) or held.enter_context(PretendPool(*key[:1], folder, shared=trial.shared))
-            pools[key] = pool
-            if trial not in sound and (said := pool.wrong(reference, trial)):
-                yield mistake.name, f"not spoilt, and {said}"
-            sound.add(trial)
-            pool.close()
-            said = pool.wrong(reference, trial, mistake=[mistake.file, mistake.old, mistake.new])
-            pool.close()
-            yield f"{mistake.name}: {said[:160]}", "" if said else "not found"
+    by_pool: dict[tuple[int, bool], list[Mistake]] = defaultdict(list)
+    for mistake in MISTAKES:
+        if match in mistake.name:
+            by_pool[mistake.trial.parallel_plan.ranks, mistake.trial.shared].append(mistake)
+    for (ranks, shared), some in by_pool.items():
+        with PretendPool(ranks, folder, shared=shared) as pool:
+            sound: set[Trial] = set()
+            for name, trial, *spoilt in some:
+                if trial not in sound and (said := pool.wrong(reference, trial)):
+                    yield name, f"not spoilt, and {said}"
+                sound.add(trial)
+                pool.close()
+                said = pool.wrong(reference, trial, mistake=spoilt)
+                pool.close()
+                yield f"{name}: {said[:160]}", "" if said else "not found"
 
 
 PARTS = {"cases": cases, "refusals": refusals, "mistakes": mistakes}
@@ -103,9 +101,7 @@ def main() -> int:
     """Run what the command line chooses; the exit status."""
     parser = argparse.ArgumentParser(prog="gpu.pretend_cuda", description=__doc__)
     parser.add_argument("--only", choices=PARTS)
-    parser.add_argument(
-        "--match", default="", metavar="TEXT", help="cases, places and mistakes with this in their name"
-    )
+    parser.add_argument("--match", default="", metavar="TEXT", help="those with this in their name")
     options = parser.parse_args()
     library()
     fork_ranks()

@@ -16,7 +16,6 @@ Owns what says `cuda`. The rules of NCCL are nccl_rules.py's, the bytes and thei
 import contextlib
 import ctypes
 import itertools
-import json
 import os
 import sys
 import threading
@@ -58,6 +57,7 @@ class Pretence:
     touched: set[int] = field(default_factory=set)
     refuse: str = ""
     cold: object = None  # waits for all that is in flight
+    simulation: object = None  # of NCCL, where ranks do not share a device
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def launched(self, name: str, stream: int, reads: set[int], writes: set[int]) -> None:
@@ -103,23 +103,18 @@ class Stream:
         return self.id
 
     def wait_stream(self, other):
-        event = Event()
-        event.record(other)
-        self.wait_event(event)
+        self.wait_event(other.record_event())
 
     def wait_event(self, event):
         PRETENCE.handler._handle_event_wait(event.id, self.id)
 
-    def record_event(self, event=None):
-        event = event or Event()
+    def record_event(self):
+        event = Event()
         event.record(self)
         return event
 
     def synchronize(self):
         PRETENCE.handler._handle_stream_synchronization(self.id)
-
-    def query(self):
-        return True
 
 
 class Event:
@@ -179,18 +174,6 @@ def on_stream(stream):
         PRETENCE.streams.pop()
 
 
-class Runtime:
-    """As `torch.cuda.cudart()`: memory of the host that the device may read."""
-
-    def cudaHostRegister(self, pointer, num_bytes, flags):  # noqa: N802  CUDA's name
-        PRETENCE.pinned.add(pointer)
-        return 0
-
-    def cudaHostUnregister(self, pointer):  # noqa: N802
-        PRETENCE.pinned.discard(pointer)
-        return 0
-
-
 class Watch(TorchDispatchMode):
     """Tells the sanitizer of every operator on device memory and of the host's own use of pinned memory."""
 
@@ -239,12 +222,10 @@ class Watch(TorchDispatchMode):
         followed = PRETENCE.owners.keys() | PRETENCE.pinned
         reads, writes = reads & followed, writes & followed
         name = func._schema.name
-        if on_device and host - PRETENCE.pinned:  # pageable memory: the host waits for the copy
+        if on_device:
             PRETENCE.launched(name, current_stream().id, reads, writes)
-            current_stream().synchronize()
-        elif on_device:
-            asynchronous = not host or any(p.name == "non_blocking" and value for p, value in given)
-            PRETENCE.launched(name, current_stream().id, reads, writes)
+            told = any(parameter.name == "non_blocking" and value for parameter, value in given)
+            asynchronous = not host or (told and host <= PRETENCE.pinned)  # for pageable memory the host waits
             if not asynchronous or name == "aten::_local_scalar_dense":
                 current_stream().synchronize()
         elif (reads | writes) & PRETENCE.pinned:
@@ -300,14 +281,6 @@ def settings_file():
     return next(path for folder in sys.path if (path := Path(folder) / "pretend.json").exists())
 
 
-def take_settings(op):
-    """How the next request is run, which is an `op`."""
-    told = json.loads(settings_file().read_text(encoding="utf-8"))
-    asked, _, site = told.get("refuse", "").partition(" ")
-    PRETENCE.refuse = site if asked == op else ""
-    return told
-
-
 def install():
     """Put the pretend device into torch. Once a process, before anything asks for a device."""
     torch.ops.load_library(str(library()))
@@ -337,7 +310,10 @@ def install():
     )
     cuda.get_device_name = lambda device=None: "pretend"
     cuda.get_device_capability = lambda device=None: CAPABILITY
-    cuda.cudart = Runtime
+    cuda.cudart = lambda: SimpleNamespace(  # memory of the host that the device may read
+        cudaHostRegister=lambda pointer, num_bytes, flags: PRETENCE.pinned.add(pointer) or 0,
+        cudaHostUnregister=lambda pointer: PRETENCE.pinned.discard(pointer) or 0,
+    )
     cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")
@@ -387,10 +363,6 @@ class Communication:
         reads, writes = ({storage_of(t) for t in run if t.is_cuda and t.numel()} for run in (sources, targets))
         PRETENCE.launched(text, stream.id, reads, writes)
         return stream.record_event()
-
-    def wait(self, end):
-        """The current stream waits for it."""
-        end.wait()
 
 
 def _pretence():

@@ -7,7 +7,7 @@ from .pool import Trial
 
 
 class Mistake(NamedTuple):
-    """name: what is wrong now. `old` stands once in the product's `file`; a rank reads `new` there (forked.py)."""
+    """name: what is wrong now. `old` stands once in the product's `file`; a rank reads `new` there (rank.py)."""
 
     name: str
     trial: Trial
@@ -32,10 +32,10 @@ GRAPHS_OF_FOUR = Trial(plan="cfg=2,ulysses=2", graphs="groups_end")
 LEFT_OUT, FIRST = "pass", '[name]), torch.device("cuda:0")'
 COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:: dist.get_rank() % 2 or -1]"
 
-KEY, COPY = (
-    "(version, sequence, sequence.named, sequence.exchange)",
-    "_copy_(buffers, [tensors[place] for place in places])",
-)
+STRIDED, HOP = "torch.stack((k, v), -1).movedim(-1, 0)", "_hop(hop), None\n"
+KEY = "(version, sequence, sequence.named, sequence.exchange)"
+COPY, DROPPED = "_copy_(buffers, [tensors[place] for place in places])", "model.drop_graphs()  # on all"
+ON_ONE = "self.sequence.index and 'not here' or self"
 ASKING, RECORDED = "if not alike_over(sequence, device)(int(bool(reason)))", "forms[form] = self._recorded("
 OF_GRAPHS = {
     "hosted_weights.py": [
@@ -51,22 +51,12 @@ OF_GRAPHS = {
         ("a copy left out", "replays", COPY, COPY.replace("buffers", "buffers[1:]").replace("places", "places[1:]")),
         ("arguments where they were", "replays", "lambda tensor: places[id(tensor)]", "lambda tensor: tensor"),
         ("results stay in the graph", "replays", "torch._foreach_copy_(outs, leaves)", "pass"),
-        (
-            "recorded on one rank",
-            "replays",
-            RECORDED,
-            RECORDED.replace("self", "self.sequence.index and 'not here' or self"),
-        ),
+        ("recorded on one rank", "replays", RECORDED, RECORDED.replace("self", ON_ONE)),
         ("ranks do not ask each other", "one_cannot", ASKING, "if False"),
         ("exchanges are not counted", "replays", "traffic.num_bytes += graph.sent[1]", "pass"),
     ],
     "engine.py": [
-        (
-            "dropped on one rank",
-            "given_back",
-            "model.drop_graphs()  # on all",
-            "self.rank or model.drop_graphs()  # on all",
-        ),
+        ("dropped on one rank", "given_back", DROPPED, f"self.rank or {DROPPED}"),
         ("they outlive their groups", "groups_end", "model.drop_graphs()  # a comm", "pass  # a comm"),
     ],
 }
@@ -85,16 +75,8 @@ MISTAKES = (
     Mistake("a preview's event is of computing", ULYSSES, "pinned.py", "record(self._stream)", COMPUTING),
     Mistake("an exchange of heads is not waited for", ULYSSES, "collectives.py", "self.work.wait()", LEFT_OUT),
     Mistake("a hop around the ring is not waited for", RING, "ring.py", "shift.wait()", LEFT_OUT),
-    Mistake(
-        "keys of a ring are strided", RING, "ring.py", "both.contiguous()", "torch.stack((k, v), -1).movedim(-1, 0)"
-    ),
-    Mistake(
-        "keys change while they travel",
-        LONG_RING,
-        "ring.py",
-        "_hop(hop), None\n",
-        "_hop(hop), None; self.held.mul_(2)\n",
-    ),
+    Mistake("keys of a ring are strided", RING, "ring.py", "both.contiguous()", STRIDED),
+    Mistake("keys change while they travel", LONG_RING, "ring.py", HOP, f"{HOP[:-1]}; self.held.mul_(2)\n"),
     Mistake("a stage does not wait for what comes", STAGES, "links.py", "work.wait()\n    return", "pass\n    return"),
     Mistake("what a stage sends is left in flight", STAGES, "links.py", "while self._in_flight:", "while False:"),
     Mistake("a stage receives on the first device", STAGES, "links.py", "staged else device", 'staged else "cuda:0"'),

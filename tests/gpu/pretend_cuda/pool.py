@@ -78,8 +78,10 @@ class PretendPool(Pool):
 
     def _too_many_groups(self, plan: ParallelPlan) -> str:
         """Whether a rank has more groups than the planner counts, where no weights are held."""
-        budget = bytes_of(communicators(plan, len(self.devices))) + kept_bytes(len(self.devices))
-        most = max(([size for size in book["groups"] if size > 1] for book in self.books()), key=bytes_of)
+        ranks = len(self.devices)
+        budget = bytes_of(communicators(plan, ranks)) + kept_bytes(ranks)
+        told = [json.loads((self._folder / f"groups.{rank}.json").read_text("utf-8")) for rank in range(ranks)]
+        most = max(([size for size in sizes if size > 1] for sizes in told), key=bytes_of)
         return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""
 
     def sites(self) -> list[str]:
@@ -88,11 +90,6 @@ class PretendPool(Pool):
         found = list(dict.fromkeys(notes.read_text(encoding="utf-8").splitlines()))
         notes.unlink()
         return found
-
-    def books(self) -> list[dict[str, Any]]:
-        """What each rank last said: bytes "allocated" and "reserved", and the sizes of its "groups"."""
-        places = [self._folder / f"book.{rank}.json" for rank in range(len(self.devices))]
-        return [json.loads(place.read_text(encoding="utf-8")) for place in places]
 
     def tell(self, settings: Mapping[str, object]) -> None:
         """How requests are run from now on, and ranks started."""

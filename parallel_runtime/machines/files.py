@@ -9,10 +9,11 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
 
 from ..checkpoint import read_header
+from .daemon_futures import in_daemons
 from .messages import FileIdentity, FoundFile
 
 LENGTH = struct.Struct("<Q")  # of the header of a safetensors file, first in it
@@ -59,9 +60,16 @@ def _version_of(status: os.stat_result) -> tuple[int, ...]:
 
 @functools.lru_cache(REMEMBERED)
 def _content_sha256(path: str, version: tuple[int, ...]) -> str:
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
-        digest_at = functools.partial(_digest_at, file.fileno())
-        digests = list(threads.map(digest_at, range(0, os.fstat(file.fileno()).st_size, CHUNK_BYTES)))
+    with open(path, "rb", buffering=0) as file:
+        starts = range(0, os.fstat(file.fileno()).st_size, CHUNK_BYTES)
+        chunks = [functools.partial(_digest_at, file.fileno(), start) for start in starts]
+        futures = in_daemons(chunks, at_once=min(MAX_THREADS, os.cpu_count() or 1))
+        try:
+            digests = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # before the file is closed, whose number may be another file's then
         if _version_of(os.fstat(file.fileno())) != version:
             raise ValueError(f"{path} changes while it is read; wait until it is complete, and queue again")
     return hashlib.sha256(b"".join(digests)).hexdigest()

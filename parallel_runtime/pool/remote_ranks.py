@@ -12,14 +12,15 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..devices import Device
 from ..machines.connection import join_address, split_address
+from ..machines.daemon_futures import in_daemons
 from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
 from ..machines.messages import FoundFile, StartGeneration
@@ -243,13 +244,11 @@ class RemoteRanks:
         needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
         if asked := [each for each in needed if each.name not in copies]:
             identity = identify(spec["path"], Path(spec["path"]).name)
-            threads = ThreadPoolExecutor(len(asked) + 1)
-            try:
-                content = threads.submit(content_sha256, spec["path"])
-                found = threads.map(lambda machine: machine.find_file(identity, content.result), asked)
-                copies.update(zip((each.name for each in asked), found, strict=True))
-            finally:
-                threads.shutdown(wait=False)  # an error is said before our own file is read to its end
+            (content,) = in_daemons([partial(content_sha256, spec["path"])], at_once=1)
+            # an error is said before our own file is read to its end
+            looks = [partial(each.find_file, identity, content.result) for each in asked]
+            found = in_daemons(looks, at_once=len(looks))
+            copies.update((each.name, future.result()) for each, future in zip(asked, found, strict=True))
         return copies
 
     def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:

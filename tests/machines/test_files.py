@@ -1,6 +1,8 @@
 """Whether a machine's copy of a file is the same: every byte counts, and reading them all is done once."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,30 @@ def machine_with(folder: Path) -> Machine:
     return machine
 
 
+# A process whose file is read by one thread, and looked for on a machine that does not answer by another.
+INTERRUPTED = """
+import sys, threading
+from machines.test_files import machine_with
+from parallel_runtime.machines import files
+from parallel_runtime.pool.remote_ranks import RemoteRanks
+from parallel_runtime.rank_environment import RankSettings
+held = threading.Barrier(3)
+
+def read(fd, start):
+    held.wait()
+    threading.Event().wait()
+
+files._digest_at = read
+machine = machine_with(None)
+del machine._tell
+machine._wake = held.wait
+ranks = RemoteRanks([machine], RankSettings(devices=("cpu:0",), threads=1, engine=""))
+spec = {"path": sys.argv[1], "size_bytes": 0, "mtime_ns": 0}
+threading.Thread(target=ranks._copies, args=(spec, 2), daemon=True).start()
+held.wait()
+"""
+
+
 def test_a_copy_that_differs_in_one_byte_anywhere_is_another_file(beside: Path) -> None:
     identity, content = identify(beside, beside.name), content_sha256(beside)
     same = copied(beside, "same")
@@ -90,3 +116,8 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(beside: Path, monkey
     monkeypatch.setattr(files, "_digest_at", slow_copy)
     with pytest.raises(ValueError, match="changes while it is read; wait until it is complete"):
         content_sha256(beside)
+
+
+def test_a_process_that_is_interrupted_waits_neither_for_a_file_that_is_read_nor_for_a_machine(beside: Path) -> None:
+    """As ComfyUI is by Ctrl-C: its thread that runs prompts is a daemon."""
+    subprocess.run([sys.executable, "-c", INTERRUPTED, str(beside)], check=True, timeout=120)

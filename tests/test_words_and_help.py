@@ -72,7 +72,7 @@ def as_pattern(key: str) -> str:
     return re.sub(r"\\\$\\\{.*?\\\}", r"\\w+", re.escape(key))
 
 
-def test_every_node_has_words_for_itself_and_all_its_inputs() -> None:
+def test_every_node_has_a_name_and_a_description() -> None:
     texts = words("en", "nodeDefs.json")
     for node in node_ids():
         assert {f"{node}.display_name", f"{node}.description"} <= texts.keys()

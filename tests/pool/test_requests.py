@@ -100,12 +100,9 @@ def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
     [
         ({"tensors": {"out": torch.ones(1)}}, "named 'out'"),
         ({"tensors": {"Bad name": torch.ones(1)}}, "'0.Bad name' is not 1 to 24"),
-        ({"tensors": {"x": torch.ones(1, dtype=torch.complex64)}}, "complex64"),
-        ({"tensors": {"x": torch.ones((1,) * 7)}}, "7 dims"),
         ({"out_shape": (1, -1)}, "outside 0"),
         ({"out_dtype": torch.complex64}, "complex64"),
         ({"options": {"a": object()}}, "cannot be written as JSON"),
-        ({"options": {"a": float("nan")}}, "cannot be written as JSON"),
     ],
 )
 def test_what_cannot_travel_is_refused_and_the_pool_goes_on(pool, change, reason):

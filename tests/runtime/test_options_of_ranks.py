@@ -147,13 +147,10 @@ def test_a_rank_has_no_graphs_of_comfyui_and_its_own_device() -> None:
     assert not in_a_rank((), parser)[0]["cpu"]
 
 
-def test_each_option_stands_once_on_the_list() -> None:
+def test_the_page_has_the_list_on_which_each_option_stands_once() -> None:
     names = [name for names in KEPT.values() for name in names]
     assert len(names) == len(set(names))
     assert set(ALWAYS) <= set(names), "a rank must not be told what it has anyway"
-
-
-def test_the_page_has_the_list() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     for reason, names in KEPT.items():
         assert f"| {reason} | {', '.join(f'`{name}`' for name in names)} |\n" in page, reason

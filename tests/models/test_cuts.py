@@ -1,7 +1,6 @@
 """What words do to values: every rank's share, put together, is the whole.
 
-Does not own: gathering over a group and attention, which need ranks (test_hosted_hooks.py, test_hosted_parity.py), and
-words whose whole meaning the classes of the latter show: grids, masks, an index, residuals.
+Does not own: gathering over a group and attention, which need ranks (test_hosted_hooks.py, test_hosted_parity.py).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from parallel_runtime.models.hosted.call import TokenCall
+from parallel_runtime.models.hosted.cuts import cut_control
 from parallel_runtime.models.hosted.word_handlers import cutter, gatherer
 from parallel_runtime.models.specs.words import parse, parse_attention
 
@@ -194,6 +194,31 @@ def test_a_row_a_frame_becomes_a_row_a_token(parts: int) -> None:
 
 
 @pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 4, 5)])
+def test_a_grid_is_cut_along_its_longer_side(parts: int, shape: tuple[int, int, int]) -> None:
+    value, ranks = rows(1, *shape, 3), calls(parts)
+    cut = shares(ranks, "grid@1", value)
+    flat = shares(ranks, "flat:grid@1", value.flatten(1, 3))
+    dim = 2 if shape[1] > shape[2] else 3
+    assert torch.equal(torch.cat(cut, dim), value)
+    assert all(torch.equal(one.flatten(1, 3), other) for one, other in zip(cut, flat, strict=True))
+    assert [call.lengths(("grid",))[call.index] for call in ranks] == [each.shape[1] for each in flat]
+    broadcast = rows(1, 2, 1, 1, 3)
+    assert all(each is broadcast for each in shares(ranks, "grid@1", broadcast))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_mask_is_in_the_order_of_the_ranks(parts: int) -> None:
+    ranks = calls(parts, txt=5, img=7)
+    order = torch.cat(shares(ranks, "txt+img", torch.arange(12)[None]), 1)[0]
+    mask = rows(1, 12, 12)
+    for each in shares(ranks, "order:txt+img", mask):
+        assert torch.equal(each, mask[:, order][:, :, order])
+    for each in shares(ranks, "order:txt+img", rows(1, 1, 12)):
+        assert torch.equal(each, rows(1, 1, 12)[..., order])
+
+
+@pytest.mark.parametrize("parts", PARTS)
 def test_ranges_name_the_same_tokens(parts: int) -> None:
     ranges = [(0, 3, "a", torch.arange(3)), (3, 8, "b", torch.arange(3, 8)), (8, None, "c", torch.arange(8, 12))]
     ranks = calls(parts, txt=5, img=7)
@@ -207,6 +232,22 @@ def test_ranges_name_the_same_tokens(parts: int) -> None:
 
 
 @pytest.mark.parametrize("parts", PARTS)
+def test_ranges_behind_a_stream_that_is_held_are_counted_from_there(parts: int) -> None:
+    for call in calls(parts, txt=5, img=7):
+        text, image = call.streams["txt"][call.index], call.streams["img"][call.index]
+        cut = cutter(parse("ranges:-txt+img"))(call, [(0, 1, 0), (1, text + 4, 1), (text + 4, text + 7, 2)])
+        first = min(max(4 - call.start("img"), 0), image)
+        tokens = [value for start, end, value in cut for _ in range(start, end)]
+        assert tokens == [0] + [1] * (text - 1 + first) + [2] * (image - first)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("index", [0, 1, 4, 7])
+def test_an_index_counts_this_ranks_tokens_before_it(parts: int, index: int) -> None:
+    assert sum(shares(calls(parts, img=7), "index:img", index)) == index
+
+
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("count", [9, 7, 4, 1, 0])
 def test_rows_for_the_last_tokens_are_those_of_the_last_ranks(parts: int, count: int) -> None:
     """As ComfyUI's Stable Audio: fewer rows are padded in front, of more the last count."""
@@ -216,6 +257,14 @@ def test_rows_for_the_last_tokens_are_those_of_the_last_ranks(parts: int, count:
     pairs = zip(cut, tokens, strict=True)
     padded = [torch.nn.functional.pad(each, (0, 0, total - each.shape[1], 0)) for each, total in pairs]
     assert torch.equal(torch.cat(padded, 1), torch.nn.functional.pad(value, (0, 0, 7 - count, 0)))
+
+
+@pytest.mark.parametrize("tokens", [7, 4, 1])
+def test_residuals_are_for_the_first_tokens(tokens: int) -> None:
+    given = rows(1, tokens, 2)
+    cut = [cut_control(call, [given, None], "img") for call in calls(3, img=7)]
+    assert torch.equal(torch.cat([each[0] for each in cut], 1), given)
+    assert all(each[1] is None for each in cut)
 
 
 def test_tuples_have_a_word_for_each_value_and_words_reach_into_them() -> None:
@@ -255,6 +304,30 @@ def test_a_mask_of_guides_has_the_queries_of_each_rank(parts: int, tracked: int)
             assert each.lengths[call.index] == each.last - each.first
             queries[number] += range(call.start("vid") + each.first, call.start("vid") + each.last)
     assert queries == {0: list(range(7, 7 + tracked)), 1: list(range(7 + tracked, 12))}
+
+
+class Others(Part):
+    """A group that knows what the other parts send."""
+
+    sent: list[Tensor]
+
+    def gather(self, tensor: Tensor, *, dim: int, lengths: tuple[int, ...]) -> Tensor:
+        assert torch.equal(tensor, self.sent[self.index])
+        assert [each.shape[dim] for each in self.sent] == list(lengths)
+        return torch.cat(self.sent, dim)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (7, 5)])
+def test_pixels_of_a_grid_of_patches_become_whole(parts: int, height: int, width: int) -> None:
+    ranks, axis = calls(parts), 3 if height >= width else 4
+    patches = shares(ranks, "grid@2", rows(1, 2, 3, height, width))
+    pixels = [each.repeat_interleave(2, 3).repeat_interleave(2, 4) for each in patches]
+    for call in ranks:
+        call.group = Others(parts, call.index)  # type: ignore[assignment]
+        call.group.sent = [each.unflatten(axis, (-1, 2)) for each in pixels]  # type: ignore[attr-defined]
+        whole = gatherer(parse("grid@2"))(call, pixels[call.index])
+        assert torch.equal(whole[..., ::2, ::2], rows(1, 2, 3, height, width))
 
 
 @pytest.mark.parametrize("parts", PARTS)

@@ -67,6 +67,7 @@ class Packages:
     def attend(self, member: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> object:
         """As theirs: the log-sum-exp is (B, H, S)."""
         self.calls.append(member)
+        assert q.shape[2:] == k.shape[2:], "each head has its own keys"
         out, lse = attention_with_lse(q * (scale * q.shape[-1] ** 0.5), k, v)
         return self.answer(out, lse.squeeze(-1).transpose(1, 2))
 

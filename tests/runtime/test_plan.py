@@ -147,6 +147,9 @@ def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:
     groups = ParallelPlan.parse("data=2,ulysses=2,shares=3:1:1:1")
     assert (groups.shares_within(0), groups.shares_within(1)) == (((), (3, 1)), ((), ()))
     assert groups.group_shares(2) == (4, 2) and ParallelPlan.parse("data=2,ulysses=2").group_shares(2) == ()
+    assert [groups.computed_part(rank) for rank in range(4)] == pytest.approx([2, 2 / 3, 2 / 3, 2 / 3])
+    sides = ParallelPlan.parse("cfg=2,ulysses=2,shares=1:1:3:1")
+    assert [sides.computed_part(rank) for rank in range(4)] == pytest.approx([1, 1, 2, 2 / 3])
     assert ParallelPlan(ulysses=2).with_shares((3, 1, 9)).shares == (3, 1)
     assert ParallelPlan(ulysses=2, shares=(3, 1)).layout == ParallelPlan(ulysses=2).layout  # weights are whole
 

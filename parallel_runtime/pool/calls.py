@@ -288,19 +288,19 @@ def work_of_groups(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[
     With two conditionings and a cfg axis each side goes to one batch group; else images are shared out over all batch
     groups.
     """
-    exchange = num_conds == NUM_SIDES and plan.cfg > 1
-    groups = plan.data if exchange else plan.batch_groups
+    shares_cfg = num_conds == NUM_SIDES and plan.cfg > 1
+    groups = plan.data if shares_cfg else plan.batch_groups
     lengths = split_lengths(images, groups, plan.group_shares(groups))
     found = []
     for batch_group in range(plan.batch_groups):
-        group = batch_group // plan.cfg if exchange else batch_group
+        group = batch_group // plan.cfg if shares_cfg else batch_group
         start = sum(lengths[:group])
         conds = tuple(range(num_conds))
-        if exchange:
+        if shares_cfg:
             conds = tuple(side for side in conds if side == batch_group % plan.cfg)
         stop = start + lengths[group]
         works = stop > start
-        found.append(GroupWork(start=start, stop=stop, conds=conds if works else (), exchange=exchange and works))
+        found.append(GroupWork(start=start, stop=stop, conds=conds if works else (), shares_cfg=shares_cfg and works))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """One generation of ranks: started together with what they share, asked, heard, and ended together.
 
-Owns what was asked and is still owed. Which rank died or is silent is ranks.py's; one rank is process.py's, or
-remote_ranks.py's.
+Owns what was asked and is still owed, and judges deaths. Which rank is silent is ranks.py's; who is blamed, and the
+words, failures.py's; one rank is process.py's, or remote_ranks.py's.
 """
 
 import logging

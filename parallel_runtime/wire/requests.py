@@ -140,13 +140,13 @@ class Step:
 class GroupWork:
     """What of a whole run one batch group does: images `start` to `stop`, for the conditionings named.
 
-    With `exchange`, the others of the cfg axis do the same images for the other conditionings.
+    With `shares_cfg`, the others of the cfg axis do the same images for the other conditionings.
     """
 
     start: int
     stop: int
     conds: tuple[int, ...]
-    exchange: bool = False
+    shares_cfg: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,7 @@ class HostedCalls(Calls):
         cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
         self._residuals = {cond: Residuals() for cond in cached}
         # where ComfyUI has both sides in one call, they decide together here as well
-        together = self._share.exchange and all(each.get("one_call") for each in options)
+        together = self._share.shares_cfg and all(each.get("one_call") for each in options)
         self._over = mesh.axes["cfg"] if together else None
 
     def prepare(self) -> None:

@@ -340,11 +340,11 @@ class DeltaReceiver:
     def set_strengths(self, strengths: Sequence[float]) -> bool:
         """Change the strengths alone; false where a delta was merged with another one than it is to have."""
         self.version += 1
-        hook_modules: dict[str, list[float]] = {}
+        by_layer: dict[str, list[float]] = {}
         for known, strength in zip(self._order, strengths, strict=True):
             if isinstance(known, str):
-                hook_modules.setdefault(known, []).append(strength)
+                by_layer.setdefault(known, []).append(strength)
             elif known is not None and known != strength:
                 return False
-        self._weights.branches.set_strengths(hook_modules)
+        self._weights.branches.set_strengths(by_layer)
         return True

@@ -106,7 +106,7 @@ class LatentRows:
 
     def _guided(self, call: int, outputs: Sequence[torch.Tensor], *, overwritten: bool = False) -> torch.Tensor:
         """The denoised latent. `overwritten`: each side's output stands in its latent's place too."""
-        if self._share.exchange:
+        if self._share.shares_cfg:
             outputs = self._exchanged(outputs)
         if not outputs:
             return self._x  # of a batch group without work, which keeps in step with the others
@@ -153,7 +153,7 @@ class LatentRows:
         counts = self._first
         if not cache.easy:  # both sides of cfg have the denoised latent
             counts, sides = (
-                counts and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index),
+                counts and bool(self._share.conds) and not (self._share.shares_cfg and self._cfg_axis.index),
                 (0,),
             )
         return CachedRows(cache, looked_at, sides=sides, counts=counts)
@@ -161,7 +161,7 @@ class LatentRows:
     @property
     def _writes(self) -> bool:
         """Whether these rows of results are written here: of batch groups that have the same ones, the first does."""
-        return self._first and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
+        return self._first and bool(self._share.conds) and not (self._share.shares_cfg and self._cfg_axis.index)
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view of a whole tensor (images, latent rows, C): this batch group's images, these rows."""

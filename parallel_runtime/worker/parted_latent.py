@@ -39,7 +39,7 @@ class PartedLatent:
     ) -> None:
         self._request, self._share, self._tensors = request, share, tensors
         self._timer, self._copies, self._cfg_axis = timer, copies, cfg_axis
-        self._writes = first and bool(share.conds) and not (share.exchange and cfg_axis.index)
+        self._writes = first and bool(share.conds) and not (share.shares_cfg and cfg_axis.index)
         self._preview_of = {end: step % PREVIEW_SLOTS for step, end in enumerate(request.recurrence.step_ends)}
         self._places: Sequence[torch.Tensor] = ()
         self.parts: list[LatentRows] = []

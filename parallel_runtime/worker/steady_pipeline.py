@@ -198,7 +198,7 @@ class SteadyCalls(Calls):
                 except MixedPatchesError as error:
                     self.drained = str(error)
                     found.append(torch.full(self._x.shape[-1:], -1, dtype=torch.int32, device=self._x.device))
-        if self._share.exchange:
+        if self._share.shares_cfg:
             found += self._others(found[0])
         first, *others = found
         if any(not torch.equal(each, first) for each in others):

@@ -26,7 +26,7 @@ SAMPLE = requests.Sample(
     mesh=4,
     recurrence=PROGRAM,
     cfg=2.5,
-    batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
+    batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), shares_cfg=True),),
     calls=({},),
     timeline=False,
 )

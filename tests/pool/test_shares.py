@@ -8,17 +8,17 @@ from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
 
 
-def share(start: int, stop: int, *conds: int, exchange: bool = False) -> GroupWork:
-    return GroupWork(start=start, stop=stop, conds=conds, exchange=exchange)
+def share(start: int, stop: int, *conds: int, shares_cfg: bool = False) -> GroupWork:
+    return GroupWork(start=start, stop=stop, conds=conds, shares_cfg=shares_cfg)
 
 
 def test_each_side_goes_to_a_batch_group_of_its_own_and_images_to_the_replicas() -> None:
     four = ParallelPlan(data=2, cfg=2)
     assert work_of_groups(four, images=3, num_conds=2) == (
-        share(0, 2, 0, exchange=True),
-        share(0, 2, 1, exchange=True),
-        share(2, 3, 0, exchange=True),
-        share(2, 3, 1, exchange=True),
+        share(0, 2, 0, shares_cfg=True),
+        share(0, 2, 1, shares_cfg=True),
+        share(2, 3, 0, shares_cfg=True),
+        share(2, 3, 1, shares_cfg=True),
     )
     one_image = work_of_groups(four, images=1, num_conds=2)
     assert one_image[2:] == (share(1, 1), share(1, 1)), "a replica without an image does nothing"

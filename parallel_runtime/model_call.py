@@ -2,7 +2,8 @@
 models/hosted/calls.py."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class ModelCall:
     tensors: Mapping[str, torch.Tensor]
     out_shape: tuple[int, ...]
     out_dtype: torch.dtype = torch.float32
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -31,6 +32,14 @@ class ModelCall:
     def rows(self) -> int:
         """The batch; 1 for a result without dims."""
         return self.out_shape[0] if self.out_shape else 1
+
+    def of_first_row(self) -> "ModelCall":
+        """The call with its first row in place of all others, which is wrong on purpose: a negative control."""
+        tensors = dict(self.tensors)
+        for name in (f"t{number}" for number in self.options["batched"]):
+            first = tensors[name][: len(tensors[name]) // self.rows]
+            tensors[name] = first.repeat(self.rows, *(1 for _ in first.shape[1:]))
+        return replace(self, tensors=tensors)
 
     def outputs(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The outputs that a result (B, numbers) holds side by side."""

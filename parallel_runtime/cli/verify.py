@@ -49,8 +49,17 @@ OPTION_OF = {"warmup_steps": "warmup"}
 class PlanRunner:
     """One plan of one model as a function from calls to their outputs."""
 
-    def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
-        self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
+    def __init__(
+        self,
+        pool: Pool,
+        spec: ModelSpec,
+        plan: ParallelPlan,
+        *,
+        options: Mapping[str, object],
+        first_row: bool = False,
+    ) -> None:
+        """`first_row`: every row of every call is computed as the first one, which is wrong on purpose."""
+        self.pool, self.spec, self.plan, self.options, self._first_row = pool, spec, plan, options, first_row
         self.deltas = PRISTINE
         self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
         self.traces: dict[int, bytes] = {}
@@ -61,6 +70,8 @@ class PlanRunner:
 
     def run(self, given: Sequence[ModelCall]) -> Results:
         """Several calls in one request, shared out over the plan's batch groups."""
+        if self._first_row:
+            given = [given[0].of_first_row()] * len(given)
         told = map(self._options_of, range(len(given)))
         calls = [replace(call, options={**call.options, **more}) for call, more in zip(given, told, strict=True)]
         result = self.pool.run(self.spec, self.plan, calls, deltas=self.deltas)
@@ -90,21 +101,24 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
     workload = workload_of(arguments)
     _refuse_steps(arguments, plan)
-    options = control_options(plan, workload) if arguments.negative_control else {}
+    control = control_options(plan, workload) if arguments.negative_control else {}
     selection = choose_devices(arguments.devices, plan)
     if arguments.compile:
         refuse_uncompilable(selection.devices)
-    given = {name: getattr(arguments, name) for name in ("steps", "comfyui", "against")}
-    given |= {"device": selection.devices[0], "step_cache": arguments.step_cache or 0.0}
+    given = {name: getattr(arguments, name) for name in ("steps", "comfyui", "against")} | {
+        "device": selection.devices[0],
+        "step_cache": arguments.step_cache or 0.0,
+    }
     progress.phase("computing random calls in a ComfyUI process")
     with closing(Trial(arguments.model, arguments.dtype, workload, [plan], **given)) as trial:
-        options = {**options, "compiled": arguments.compile}
         progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
         chunks = partial(overlap, selection.devices)
         with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank, overlap=chunks) as pool:
             loaded = pool.load(trial.spec, plan, progress=progress.count)
             progress.phase(f"computing {plan.name}")
-            runner = PlanRunner(pool, trial.spec, plan, options=options)
+            options = {**control, "compiled": arguments.compile}
+            rows = arguments.negative_control and not control
+            runner = PlanRunner(pool, trial.spec, plan, options=options, first_row=rows)
             results = trial.results(runner.run)
             stale = _stale(runner, trial) if plan.pipefusion > 1 else None
             cached = Cached.of(runner, trial, arguments.step_cache, progress)
@@ -234,7 +248,8 @@ def _named(first: int, stop: int) -> str:
 
 
 def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
-    """Options that make a plan wrong: its ranks exchange nothing, or its batch groups all compute the first row.
+    """Options that make a plan wrong, as its ranks exchange nothing; {} where its batch groups shall all compute the
+    first row.
 
     Raises `ValueError` for one row over batch groups, where there is nothing to confuse.
     """
@@ -242,7 +257,7 @@ def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]
         return {"local_attention": True}
     if plan.cfg * workload.batch == 1:
         raise ValueError(f"--negative-control of {plan.name} needs two rows to confuse; use --batch 2 or more")
-    return {"first_row": True}
+    return {}
 
 
 def _tolerance(trial: Trial, dtype: torch.dtype, references: Results) -> tuple[float, float | None]:

@@ -248,14 +248,11 @@ class HostedForward:
             busy = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
             for batch_group in self.groups_to_run(mesh, busy, alike=alike):
                 piece = batch_groups[batch_group][number]
-                source = BatchSlice(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
-                whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
                 meanwhile = [batch_groups[each][number : number + 1] for each in mesh.replica_groups]
                 same_call = all(each and each[0].call == piece.call for each in meanwhile)
                 over = mesh.axes["cfg"] if alike and same_call else None
-                self.run(
-                    piece, whole, calls[source.call], source=source, write=batch_group == mesh.batch_group, over=over
-                )
+                whole, mine = call_tensors(tensors, piece.call), batch_group == mesh.batch_group
+                self.run(piece, whole, calls[piece.call], write=mine, over=over)
 
     def run(
         self,
@@ -263,21 +260,20 @@ class HostedForward:
         whole: Mapping[str, torch.Tensor],
         options: Mapping[str, Any],
         *,
-        source: BatchSlice | None = None,
         write: bool = True,
         over: Axis | None = None,
     ) -> None:
         """Run a piece: `whole` has all tensors of its call, and "out", of which these rows are written.
 
-        `source`: the rows that it is computed of, where they are not its own. `over`: the batch groups that run other
-        rows of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them. "out" is
-        (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
+        `over`: the batch groups that run other rows of the same call meanwhile, as scales that ComfyUI takes from all
+        rows are those of all of them. "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an
+        image.
         """
         sequence = self.sequence_of(options)
         residuals = self.residuals_of(piece) if options.get("step_cache") else None
-        out = self.call(source or piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
+        out = self.call(piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
         if write:
-            self.write(piece, whole["out"], out, source or piece)
+            self.write(piece, whole["out"], out)
         self.beat()
 
     def call(
@@ -318,12 +314,9 @@ class HostedForward:
                 note_module(error, module)
                 raise
 
-    def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
-        """Write what `call` returned for the rows `source` into those of the piece.
-
-        Of ranks that have the same rows, the first does.
-        """
-        outs, rows = [out] if isinstance(out, torch.Tensor) else out, source.stop - source.start
+    def write(self, piece: BatchSlice, room: torch.Tensor, out: Any) -> None:  # noqa: ANN401
+        """Write what `call` returned for a piece into its rows. Of ranks that have the same rows, the first does."""
+        outs, rows = [out] if isinstance(out, torch.Tensor) else out, piece.stop - piece.start
         with self.timer.region("gather"):
             flat = [each.reshape(rows, -1) for each in outs]
             numbers = sum(each.shape[1] for each in flat)

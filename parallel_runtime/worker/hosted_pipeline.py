@@ -108,13 +108,12 @@ class HostedPipeline(HostedForward):
         whole: Mapping[str, torch.Tensor],
         options: Mapping[str, Any],
         *,
-        source: BatchSlice | None = None,
         write: bool = True,
         over: Any = None,  # noqa: ANN401  as HostedForward's
     ) -> None:
         """As `HostedForward.run`, in passes."""
         if options.get("method") is not None:  # weights outside of the blocks, which every stage has
-            super().run(piece, whole, options, source=source, write=write and self._passes.last, over=over)
+            super().run(piece, whole, options, write=write and self._passes.last, over=over)
             return
         told = self._told[piece.call]
         held = self._held.keys_of(told, piece)
@@ -123,11 +122,11 @@ class HostedPipeline(HostedForward):
         for patch in [None] if told.warm else range(self._passes.patches):
             new_call = self._passes.begin(group, held, patch, neighbours, only_last=True)
             try:
-                out = self.call(source or piece, whole, options, sequence=group, over=over, new_call=new_call)
+                out = self.call(piece, whole, options, sequence=group, over=over, new_call=new_call)
             except PassEndsError:
                 self.beat()
         if self._passes.last and write:
-            self.write(piece, whole["out"], out, source or piece)
+            self.write(piece, whole["out"], out)
 
 
 class Links:

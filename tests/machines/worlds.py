@@ -37,8 +37,11 @@ class Model:
 
     def error(self, pool: Pool, plan: ParallelPlan, *, control: bool = False) -> float:
         """The largest relative error of a step under a plan; with `control`, of one made wrong on purpose."""
-        wrong = {"local_attention": True} if plan.parts > 1 else {"first_row": True}
-        calls = [with_options(call, **wrong) for call in self.calls] if control else self.calls
+        calls = self.calls
+        if control and plan.parts > 1:
+            calls = [with_options(call, local_attention=True) for call in calls]
+        elif control:
+            calls = [calls[0].of_first_row()] * len(calls)
         outs = pool.run(self.spec, plan, calls).outs
         return worst([relative_error(*pair) for pair in zip(outs, self.expected, strict=True)])
 

@@ -192,7 +192,7 @@ def test_batch_groups_that_run_the_first_row_for_theirs_are_wrong(
 ) -> None:
     calls, expected = requests["a batch of each"]
     for plan in GROUPS[::5]:
-        result = eight_ranks.run(tiny_hosted, plan, told(calls, first_row=True))
+        result = eight_ranks.run(tiny_hosted, plan, [calls[0].of_first_row()] * len(calls))
         assert worst(result, expected) > WRONG, plan.name
 
 
@@ -266,5 +266,6 @@ def test_every_plan_of_a_half_is_as_near_to_fp32_as_one_process(
     assert 10 * EXACT < one, "nothing was rounded"
     plan = ParallelPlan.parse(name)
     assert 10 * EXACT < worst(eight_ranks.run(spec, plan, calls), exact) <= ALLOWANCE * one
-    control = {"local_attention": True} if plan.parts > 1 else {"first_row": True}
-    assert worst(eight_ranks.run(spec, plan, told(calls, **control)), exact) > ALLOWANCE * one
+    first_row = [calls[0].of_first_row()] * len(calls)
+    control = told(calls, local_attention=True) if plan.parts > 1 else first_row
+    assert worst(eight_ranks.run(spec, plan, control), exact) > ALLOWANCE * one

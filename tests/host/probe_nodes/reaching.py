@@ -52,21 +52,22 @@ def reach_into_model(model: io.Model, way: str) -> io.NodeOutput:
 class WithoutExchange:
     """A sampling run that is wrong on purpose: its ranks attend to their own tokens alone, or all run the first row."""
 
-    def __init__(self, run: Any, option: str) -> None:
-        self.run, self.option = run, option
+    def __init__(self, run: Any, rows: bool) -> None:
+        self.run, self.rows = run, rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
 
     def call(self, call: Any, **rest: Any) -> torch.Tensor:
-        return self.run.call(dataclasses.replace(call, options={**call.options, self.option: True}), **rest)
+        wrong = dataclasses.replace(call, options={**call.options, "local_attention": True})
+        return self.run.call(call.of_first_row() if self.rows else wrong, **rest)
 
 
-def with_run_without_exchange(argument: Any, option: str) -> Any:
+def with_run_without_exchange(argument: Any, rows: bool) -> Any:
     """ComfyUI's options of a transformer with such a run in place of theirs; any other argument as it is."""
     if not isinstance(argument, dict) or RUN_KEY not in argument:
         return argument
-    return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], option)}
+    return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], rows)}
 
 
 CACHE_WAYS: dict[str, Callable[[Any], Any]] = {
@@ -121,11 +122,10 @@ def switch_off_exchange(model: io.Model, rows: bool = False) -> io.NodeOutput:
 
     Where they have nothing to exchange (`rows`), those of other rows of a batch run the first one as well.
     """
-    option = "first_row" if rows else "local_attention"
 
     def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        named = {name: with_run_without_exchange(each, option) for name, each in kwargs.items()}
-        return executor(*(with_run_without_exchange(each, option) for each in args), **named)
+        named = {name: with_run_without_exchange(each, rows) for name, each in kwargs.items()}
+        return executor(*(with_run_without_exchange(each, rows) for each in args), **named)
 
     model = model.clone()
     model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)

@@ -22,6 +22,7 @@ from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice
 from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
+from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
@@ -168,7 +169,7 @@ class OneRank:
 
             timer = RegionTimer(self.device, on=timed)
             sequence.ulysses.traffic.reset(timer)
-            forward = HostedForward(self.model, sequence, timer, beat, inputs)
+            forward = HostedForward(self.model, sequence, timer, beat, inputs, HeldState())
             if graphs is not None:
                 forward.by_graphs = graphs.run(version=0, watch=Watch(timer, beat, lambda _: None))
             with torch.inference_mode():

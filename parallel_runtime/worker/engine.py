@@ -206,11 +206,8 @@ class Engine:
         forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        told = request.slots
-        if told:
-            forward.residuals_of = partial(self.held_state.residuals_of, told)
-        in_run = told and all(each.slot is not None for each in told)
-        forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
+        self.held_state.begin(request.slots)
+        forward.begin_run(self.held_state.run, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
@@ -296,11 +293,9 @@ class Engine:
         compiled, graphs = (any(options.get(name) for options in request.calls) for name in ("compiled", "graphs"))
         watch = Watch(timer, beat, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
-            forward: HostedForward = HostedPipeline(
-                model, mesh, timer, beat, self.inputs, step=request, held=self.held_state
-            )
+            forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.inputs, self.held_state)
         else:
-            forward = HostedForward(model, mesh.attention, timer, beat, self.inputs)
+            forward = HostedForward(model, mesh.attention, timer, beat, self.inputs, self.held_state)
         if compiled:
             forward.by_graphs = model.blocks.run(self.graphs, watch, model.weights.branches.form)
         elif graphs:

@@ -3,7 +3,6 @@
 Which call may use them is the parent's to say (pool/worker_group.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,31 +14,38 @@ from ..wire.requests import CallSlot
 
 @dataclass
 class HeldState:
-    """What calls of one epoch left, by slot: keys and values as a `HeldRows`, or what a step cache keeps."""
+    """What calls of one epoch left, by slot: keys and values as a `HeldRows`, or what a step cache keeps.
+
+    `told` is what the parent says of each call of the request that runs; () where none leaves anything.
+    """
 
     epoch: int = 0
+    told: tuple[CallSlot, ...] = ()
     slots: dict[tuple[int, BatchSlice], Any] = field(default_factory=dict)
 
-    def _place(self, told: CallSlot, piece: BatchSlice) -> tuple[int, BatchSlice] | None:
-        """Where what the call before left of a piece lies; None for a call that no other will follow.
-
-        What is of another epoch is dropped.
-        """
-        if told.epoch != self.epoch:
-            self.epoch = told.epoch
+    def begin(self, told: tuple[CallSlot, ...]) -> None:
+        """A request begins, whose calls are all of one epoch: what is of another is dropped."""
+        if told and told[0].epoch != self.epoch:
+            self.epoch = told[0].epoch
             self.drop()
-        return None if told.slot is None else (told.slot, piece)
+        self.told = told
 
-    def residuals_of(self, told: Sequence[CallSlot], piece: BatchSlice) -> Residuals | None:
+    @property
+    def run(self) -> int | None:
+        """The epoch of the request's calls, where others will follow each of them; else None."""
+        return self.epoch if self.told and all(each.slot is not None for each in self.told) else None
+
+    def residuals_of(self, piece: BatchSlice) -> Residuals | None:
         """What a step cache keeps of a piece; None for one of a call that no other will follow."""
-        place = self._place(told[piece.call], piece)
-        return None if place is None else self.slots.setdefault(place, Residuals())
+        slot = self.told[piece.call].slot if self.told else None
+        return None if slot is None else self.slots.setdefault((slot, piece), Residuals())
 
-    def keys_of(self, told: CallSlot, piece: BatchSlice) -> HeldRows:
+    def keys_of(self, piece: BatchSlice) -> HeldRows:
         """The keys of a piece in a pipeline, of the call before it or new."""
-        place = self._place(told, piece)
-        if place is None:
+        told = self.told[piece.call]
+        if told.slot is None:
             return HeldRows()
+        place = (told.slot, piece)
         if told.warm:
             return self.slots.setdefault(place, HeldRows())
         if place not in self.slots:

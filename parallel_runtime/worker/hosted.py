@@ -35,6 +35,7 @@ from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
+from .held_state import HeldState
 from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import RepeatedInputs, call_tensors, to_host
 from .mesh import Mesh
@@ -188,14 +189,14 @@ class HostedForward:
         timer: RegionTimer,
         beat: Callable[[], None],
         inputs: RepeatedInputs,
+        held: HeldState,
     ) -> None:
-        self.model, self.sequence, self.timer, self.beat, self.inputs = model, sequence, timer, beat, inputs
+        self.model, self.sequence, self.timer, self.beat = model, sequence, timer, beat
+        self.inputs, self.held = inputs, held
         sequence.most_keys, sequence.rounded = 0, False
         self.by_graphs: CompiledRun | GraphRun | None = None  # with which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
-        # what a step cache keeps of a piece
-        self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: None
 
     @property
     def weights(self) -> HostedWeights:
@@ -270,7 +271,7 @@ class HostedForward:
         image.
         """
         sequence = self.sequence_of(options)
-        residuals = self.residuals_of(piece) if options.get("step_cache") else None
+        residuals = self.held.residuals_of(piece) if options.get("step_cache") else None
         out = self.call(piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
         if write:
             self.write(piece, whole["out"], out)

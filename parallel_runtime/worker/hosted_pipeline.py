@@ -26,7 +26,6 @@ from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
-from ..wire.requests import Step
 from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RepeatedInputs
@@ -76,7 +75,7 @@ class Passes:
 
 
 class HostedPipeline(HostedForward):
-    """The pieces of a request on this rank. `step` is the request."""
+    """The pieces of a request on this rank."""
 
     def __init__(
         self,
@@ -85,12 +84,9 @@ class HostedPipeline(HostedForward):
         timer: RegionTimer,
         beat: Callable[[], None],
         inputs: RepeatedInputs,
-        *,
-        step: Step,
         held: HeldState,
     ) -> None:
-        super().__init__(model, mesh.attention, timer, beat, inputs)
-        self._held, self._told = held, step.slots
+        super().__init__(model, mesh.attention, timer, beat, inputs, held)
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 
@@ -115,11 +111,10 @@ class HostedPipeline(HostedForward):
         if options.get("method") is not None:  # weights outside of the blocks, which every stage has
             super().run(piece, whole, options, write=write and self._passes.last, over=over)
             return
-        told = self._told[piece.call]
-        held = self._held.keys_of(told, piece)
-        neighbours, group = self._links.of_piece(held, warm=told.warm), self.sequence_of(options)
+        held, warm = self.held.keys_of(piece), self.held.told[piece.call].warm
+        neighbours, group = self._links.of_piece(held, warm=warm), self.sequence_of(options)
         out: Any = None
-        for patch in [None] if told.warm else range(self._passes.patches):
+        for patch in [None] if warm else range(self._passes.patches):
             new_call = self._passes.begin(group, held, patch, neighbours, only_last=True)
             try:
                 out = self.call(piece, whole, options, sequence=group, over=over, new_call=new_call)

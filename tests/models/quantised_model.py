@@ -32,6 +32,7 @@ from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_delta import DeltaBatch, WeightDelta, pack
 from parallel_runtime.wire.requests import ChangeWeights
+from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
@@ -171,7 +172,7 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     out = torch.zeros(made.out_shape)
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
     sent = RepeatedInputs(CPU)
-    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, sent)
+    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, sent, HeldState())
     forward.run_batch_groups(
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
     )

@@ -3,11 +3,18 @@ models/hosted/calls.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 OUT = "out"  # the name of a call's result beside its tensors
+
+
+class CallPlace(NamedTuple):
+    """By what ranks find what the call before left: the sampling run, and what tells the call from others of a step."""
+
+    run: str
+    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +22,8 @@ class ModelCall:
     """One call of a model: `tensors` on any device, the shape and dtype of its result, and options of the engine.
 
     The first dim of the result is the batch: its rows may be run by different batch groups. A call of ComfyUI's has a
-    result of (B, numbers), whose rows are several outputs side by side, of these `shapes`.
+    result of (B, numbers), whose rows are several outputs side by side, of these `shapes`. A call without `place` finds
+    nothing of an earlier one and leaves nothing.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -23,6 +31,7 @@ class ModelCall:
     out_dtype: torch.dtype = torch.float32
     options: Mapping[str, Any] = field(default_factory=dict)
     shapes: tuple[tuple[int, ...], ...] = ()
+    place: CallPlace | None = None
 
     def __post_init__(self) -> None:
         if OUT in self.tensors:

@@ -29,7 +29,7 @@ from functools import partial
 import torch
 
 from ..checkpoint import ModelSpec
-from ..model_call import ModelCall
+from ..model_call import CallPlace, ModelCall
 from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.pool import Pool
@@ -72,8 +72,10 @@ class PlanRunner:
         """Several calls in one request, shared out over the plan's batch groups."""
         if self._first_row:
             given = [given[0].of_first_row()] * len(given)
-        told = map(self._options_of, range(len(given)))
-        calls = [replace(call, options={**call.options, **more}) for call, more in zip(given, told, strict=True)]
+        calls = [
+            replace(call, place=self._place_of(number), options={**call.options, **self.options})
+            for number, call in enumerate(given)
+        ]
         result = self.pool.run(self.spec, self.plan, calls, deltas=self.deltas)
         self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
         return result.outs
@@ -89,10 +91,8 @@ class PlanRunner:
         other.sampling_run = sampling_run
         return other
 
-    def _options_of(self, call: int) -> dict[str, object]:
-        if self.sampling_run is None:
-            return dict(self.options)
-        return {**self.options, "place": {"run": self.sampling_run, "key": f"call {call}"}}
+    def _place_of(self, call: int) -> CallPlace | None:
+        return None if self.sampling_run is None else CallPlace(self.sampling_run, f"call {call}")
 
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import OutOfMemoryInRankError, RaisedInRankError
 from ..exchange_formats import EXACT
-from ..model_call import ModelCall
+from ..model_call import CallPlace, ModelCall
 from ..models.hosted.calls import from_tree
 from ..proof import NOT_PROVEN, PROVEN, REFUSED, Proof, judged
 from ..redact_paths import redact_paths
@@ -33,7 +33,6 @@ AGAIN = {
     "local_attention": False,
     "whole": False,
     "step_cache": 0.0,
-    "place": None,
     "attention": "",
     "exchange": EXACT,
 }
@@ -257,8 +256,7 @@ def _with_sides(tensor: torch.Tensor, sides: Mapping[int, int]) -> torch.Tensor:
 
 def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
     """The call under these options; of a class that keeps something, in a run of its own."""
-    run = {"place": {"run": f"proof {uuid.uuid4().hex}", "key": ""}} if keeps else {}
-    return _under(call, **options, **run)
+    return _under(call, place=CallPlace(f"proof {uuid.uuid4().hex}", "") if keeps else None, **options)
 
 
 def _computed(ask: _ProofCalls, call: ModelCall, times: int) -> torch.Tensor:
@@ -270,8 +268,8 @@ def _side_by_side(results: Sequence[RunResult]) -> torch.Tensor:
     return torch.cat([result.outs[0] for result in results], 1)
 
 
-def _under(call: ModelCall, **options: object) -> ModelCall:
-    return replace(call, options={**call.options, **AGAIN, **options})
+def _under(call: ModelCall, place: CallPlace | None = None, **options: object) -> ModelCall:
+    return replace(call, place=place, options={**call.options, **AGAIN, **options})
 
 
 def _smaller(size: Sequence[int], share: float) -> tuple[int, ...]:

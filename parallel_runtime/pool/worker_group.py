@@ -6,7 +6,7 @@ Owns what a request needs before it is sent. Weights are held_weights.py's, the 
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint import ModelSpec
@@ -123,13 +123,12 @@ class CallTracker:
     ) -> tuple[CallSlot, ...]:
         """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
 
-        Say `done` when the ranks have done them; else nothing is known of what they hold. Raises `ValueError` for an
-        option that is not as it should be.
+        Say `done` when the ranks have done them; else nothing is known of what they hold.
         """
         if self._under_way:
             self.forget()
         self._under_way = True
-        runs = frozenset(run for call in calls if (run := _run_of(call)) is not None)
+        runs = frozenset(call.place.run for call in calls if call.place is not None)
         if runs and ((plan, model) != self._place or not runs <= self._runs):
             self._place, self._runs, self._epoch = (plan, model), runs, self._epoch + 1
             self._slots, self._calls = {}, Counter()
@@ -139,31 +138,16 @@ class CallTracker:
         )
 
     def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CallSlot:
-        asked = _asked_of(call)
-        if asked is None:
+        if call.place is None:
             return CallSlot(epoch=self._epoch, slot=None, warm=True)
         where = tuple(
             (batch_group, piece.call, piece.start, piece.stop)
             for batch_group, own in enumerate(pieces)
             for piece in own
         )
-        slot = self._slots.setdefault((asked["run"], asked["key"], shape_of([call]), where), len(self._slots))
+        slot = self._slots.setdefault((call.place, shape_of([call]), where), len(self._slots))
         self._calls[slot] += 1
         return CallSlot(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
-
-
-def _run_of(call: ModelCall) -> str | None:
-    """The sampling run that a call is of, None for one that leaves nothing."""
-    asked = _asked_of(call)
-    return None if asked is None else str(asked["run"])
-
-
-def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
-    """What the option `place` of a call says, None where it has none. Raises `ValueError` for another form."""
-    asked = call.options.get("place")
-    if asked is not None and (not isinstance(asked, dict) or set(asked) != {"run", "key"}):
-        raise ValueError(f'option place is {asked!r}; give {{"run": .., "key": ..}}, two strings')
-    return asked
 
 
 class WorkerGroup:
@@ -313,7 +297,7 @@ class WorkerGroup:
             self.generation.arena.forget()  # further machines do not have what lies there
         placed = self.generation.arena.place(inputs_of(calls), results)
         specs = placed.specs
-        keeps = plan.pipefusion > 1 or any(call.options.get("place") for call in calls)
+        keeps = plan.pipefusion > 1 or any(call.place is not None for call in calls)
         step = Step(
             model=model,
             mesh=mesh,

@@ -56,7 +56,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         class Workers:
             def run(self, spec: object, plan: Any, calls: Any, check_cancelled: Any, **_: object) -> SimpleNamespace:
                 check_cancelled()
-                asked.append((plan.name, calls[0].options))
+                asked.append((plan.name, {**calls[0].options, "place": calls[0].place}))
                 took = seconds[plan.name]
                 if isinstance(took, Exception):
                     raise took

@@ -18,6 +18,7 @@ from host.tiny_models import write_layout
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.models.hosted.count import OperationCounter
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
@@ -123,8 +124,7 @@ def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -
     found = counted(folder, WAN, **SIZE)
     spec = ModelSpec.of(folder / WAN, "float32", comfyui=find_comfyui(str(comfyui_path())))
     asked = call(0, text=TEXT, batch=2, size=(3, 36, 44))
-    kept = {"place": {"run": "kept", "key": "one"}, "step_cache": 0.1}
-    asked = replace(asked, options={**asked.options, **kept})
+    asked = replace(asked, place=CallPlace("kept", "one"), options={**asked.options, "step_cache": 0.1})
     work = work_of(found, batch=2, step_cache=True)
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
         for plan in (ParallelPlan(), ParallelPlan(ulysses=2)):

@@ -17,7 +17,7 @@ import torch
 from families.variants import BY_NAME, write_families
 from host.tiny_hosted import CHANNELS, SIZE, TEXT_DIM, spec_of
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.model_call import ModelCall
+from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.models.hosted.other_calls import apply_call
 from parallel_runtime.plan import ParallelPlan
@@ -161,7 +161,7 @@ def asking(
 
     def asked(key: str, call: ModelCall) -> ModelCall:
         tensors = {name: each if name == "t1" else each.to(dtype) for name, each in call.tensors.items()}
-        return replace(call, tensors=tensors, options={**call.options, "place": {"run": run, "key": key}, **options})
+        return replace(call, tensors=tensors, place=CallPlace(run, key), options={**call.options, **options})
 
     def ask(calls: Sequence[ModelCall]) -> Sequence[torch.Tensor]:
         turn = next(number) % keys_of

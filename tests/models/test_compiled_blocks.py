@@ -21,6 +21,7 @@ from torch import Tensor
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.compiling import compile_environment
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.models.hosted.compiled import TOLD, _kind_of, blocks_of
 from parallel_runtime.models.hosted.graphs import Graphs, Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
@@ -180,11 +181,18 @@ def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: st
 
 
 def run(
-    pool: Pool, spec: ModelSpec, plan: str, *, deltas: WeightDeltas = PRISTINE, size: int = 8, **options: object
+    pool: Pool,
+    spec: ModelSpec,
+    plan: str,
+    *,
+    deltas: WeightDeltas = PRISTINE,
+    size: int = 8,
+    place: CallPlace | None = None,
+    **options: object,
 ) -> RunResult:
     """A call by a plan, of a text and a video of this size."""
     made = call(1, text=size, size=(2, size, 12))
-    made = replace(made, options={**made.options, **options})
+    made = replace(made, place=place, options={**made.options, **options})
     return pool.run(spec, ParallelPlan.parse(plan), [made], deltas=deltas)
 
 
@@ -221,10 +229,9 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
         ("pipefusion=2,patches=2", PRISTINE),
     ):
         for size in (8, 14):
-            told = {"place": {"run": f"{plan} {size}", "key": "text"}}
-            want = run(pool, wan, plan, deltas=deltas, size=size, **told)
-            told["place"]["run"] += " again"
-            got = run(pool, wan, plan, deltas=deltas, size=size, compiled=True, **told)
+            first, again = (CallPlace(f"{plan} {size}{which}", "text") for which in ("", " again"))
+            want = run(pool, wan, plan, deltas=deltas, size=size, place=first)
+            got = run(pool, wan, plan, deltas=deltas, size=size, place=again, compiled=True)
             assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
             assert all(rank.compiled is None for rank in want.ran)
             counts = {(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in got.ran}
@@ -237,7 +244,7 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
 
 @pytest.mark.full
 def test_a_step_cache_that_comes_later_keeps_the_graphs(pool: Pool, wan: ModelSpec) -> None:
-    told = {"place": {"run": "cached", "key": "text"}, "compiled": True}
+    told = {"place": CallPlace("cached", "text"), "compiled": True}
     before = run(pool, wan, "ulysses=2", **told)
     first, second = (run(pool, wan, "ulysses=2", step_cache=10.0, **told) for _ in range(2))
     assert torch.equal(first.outs[0], before.outs[0])

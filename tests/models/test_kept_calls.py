@@ -18,7 +18,7 @@ from families.qwen21 import FILE
 from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
-from parallel_runtime.model_call import ModelCall
+from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
@@ -52,10 +52,9 @@ def call(step: int, text: int, run: str | None, *, stored: str = "", reference: 
         "residuals": [],
         "method": None,
     }
-    if run is not None:
-        options["place"] = {"run": run, "key": ""}
+    place = None if run is None else CallPlace(run, "")
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
-    return ModelCall(tensors=named, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
+    return ModelCall(tensors=named, out_shape=(1, x.numel()), options=options, place=place)
 
 
 def step_of(pool: Pool, spec: ModelSpec, plan: ParallelPlan, step: int, run: str | None, **more: Any) -> RunResult:

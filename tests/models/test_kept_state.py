@@ -165,8 +165,8 @@ def proof_of(model: Keeper, group: GlooGroup, *, keeps: bool) -> Proof:
         (asked,) = calls
         told = asked.options
         shared.active, shared.group = not told["whole"], OwnTokensOnly() if told["local_attention"] else group
-        if told["place"]:
-            kept.begin(told["place"]["run"])
+        if asked.place:
+            kept.begin(asked.place.run)
         else:
             kept.end()
         with kept.calling(alike_over(group, CPU)):

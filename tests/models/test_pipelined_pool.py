@@ -19,6 +19,7 @@ from host.hosted_runs import FLUX, SD35, WAN, Model, asking, euler, heun, host_l
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.errors import PoolError
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import WorkerLoopRun
 from parallel_runtime.pool.pool import Pool
@@ -52,8 +53,8 @@ def run_steps(
         calls = []
         for text in texts:
             made = call(step, text=text, batch=batch)
-            told = {**made.options, **(options or {}), "place": {"run": run, "key": f"text of {text}"}}
-            calls.append(replace(made, options=told))
+            told = {**made.options, **(options or {})}
+            calls.append(replace(made, place=CallPlace(run, f"text of {text}"), options=told))
         found.append(torch.cat(pool.run(spec, plan, calls).outs, 1))
     return found
 

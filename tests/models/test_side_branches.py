@@ -18,7 +18,7 @@ from families.variants import BY_NAME, write_families
 from host.tiny_hosted import call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.errors import PoolError
-from parallel_runtime.model_call import ModelCall
+from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.arena import Arena
@@ -102,7 +102,7 @@ def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **
     """The output of a call, of a pipeline its first, which is exact."""
     made = replace(model.call, options={**model.call.options, **options})
     if "pipefusion" in plan:
-        made = replace(made, options={**made.options, "place": {"run": f"{plan} {deltas.name}", "key": "text"}})
+        made = replace(made, place=CallPlace(f"{plan} {deltas.name}", "text"))
     return pool.run(model.spec, ParallelPlan.parse(plan), [made], deltas=deltas).outs[0]
 
 

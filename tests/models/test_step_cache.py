@@ -16,6 +16,7 @@ import torch
 from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from parallel_runtime.models.specs import SPECS
 from parallel_runtime.plan import ParallelPlan
@@ -75,11 +76,8 @@ def run(pool: Pool, spec: ModelSpec, plan: str, threshold: float, *, name: str =
         calls = []
         for text in TEXTS:
             made = call(step, text=text, batch=2)
-            kept = {
-                "place": {"run": f"{name} {plan} {threshold}", "key": f"text of {text}"},
-                "step_cache": threshold,
-            }
-            calls.append(replace(made, options={**made.options, **kept}))
+            place = CallPlace(f"{name} {plan} {threshold}", f"text of {text}")
+            calls.append(replace(made, place=place, options={**made.options, "step_cache": threshold}))
         found.append(pool.run(spec, ParallelPlan.parse(plan), calls))
     return found
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from parallel_runtime.model_call import ModelCall
+from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.parallel.batch_groups import BatchSlice
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.worker_group import CallTracker
@@ -16,8 +16,7 @@ ONE_LANE = ((BatchSlice(0, 0, 1),),)
 
 def call(run: str = "a run", key: str = "cond", *, tokens: int = 8) -> ModelCall:
     tensors = {"img": torch.zeros(1, tokens, 4)}
-    options = {"place": {"run": run, "key": key}}
-    return ModelCall(tensors=tensors, out_shape=(1, tokens, 4), out_dtype=torch.float32, options=options)
+    return ModelCall(tensors=tensors, out_shape=(1, tokens, 4), place=CallPlace(run, key))
 
 
 def entered(tracker: CallTracker, *calls: ModelCall, plan: ParallelPlan = PLAN, model: int = 1) -> dict:
@@ -81,7 +80,5 @@ def test_nothing_is_known_after_a_request_that_was_not_done() -> None:
 
 def test_a_call_of_no_run_is_warm_up_and_leaves_nothing() -> None:
     tracker = CallTracker()
-    told = entered(tracker, replace(call(), options={}))
+    told = entered(tracker, replace(call(), place=None))
     assert (told["slot"], told["warm"]) == (None, True)
-    with pytest.raises(ValueError, match="option place is"):
-        entered(tracker, replace(call(), options={"place": {"run": "x"}}))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
-from ....parallel_runtime.model_call import ModelCall
+from ....parallel_runtime.model_call import CallPlace, ModelCall
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import KeptPlans, TriesKey
 from ....parallel_runtime.planner.tries import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # Of a copy: nothing is recorded, and nothing is kept for a later step or found of an earlier one.
-OF_A_COPY = {"timed": False, "trace": False, "step_cache": 0.0, "place": None}
+OF_A_COPY = {"timed": False, "trace": False, "step_cache": 0.0}
 SAME = 1e-3  # of a result's norm: of what graphs replay, a kernel may have been chosen by how tensors lie
 SETTLED = 0.02  # a run's seconds this near to what is known are no news
 
@@ -250,9 +250,9 @@ class _Copies:
     def _copy(self, plan: ParallelPlan, *, graphs: bool = False) -> float:
         """Seconds of one copy; what it computes is thrown away."""
         run = self._run
-        place = {"place": {"run": f"try {self._name}", "key": ""}} if self._keeps else {}
-        options = {**OF_A_COPY, **place, "graphs": graphs}
-        copies = [replace(call, options={**call.options, **options}) for call in self._calls]
+        place = CallPlace(f"try {self._name}", "") if self._keeps else None
+        options = {**OF_A_COPY, "graphs": graphs}
+        copies = [replace(call, place=place, options={**call.options, **options}) for call in self._calls]
         result = run.model.pool.run(run.model.spec, plan, copies, deltas=run.deltas, check_cancelled=self._check)
         self._outs[plan] = result.outs
         ran = [rank.compiled for rank in result.ran if rank.compiled is not None]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....parallel_runtime.exchange_formats import EXACT
-from ....parallel_runtime.model_call import ModelCall
+from ....parallel_runtime.model_call import CallPlace, ModelCall
 from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
@@ -130,7 +130,7 @@ class RunContext:
         worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
         something else, and whatever `check_cancelled` raises.
         """
-        call = replace(call, options={**call.options, **self._place(place), **self.engine_options()})
+        call = replace(call, place=self._place(place), options={**call.options, **self.engine_options()})
         if self.captured is not None:
             self.captured.append(call)
             return torch.zeros(call.out_shape)
@@ -178,16 +178,16 @@ class RunContext:
         seconds = self.step_seconds
         return median(seconds[1:]) if len(seconds) == self.steps > 1 else None
 
-    def _place(self, place: str | None) -> dict[str, object]:
-        """By what ranks find what the call before this one left there; nothing where calls leave none or look alike.
+    def _place(self, place: str | None) -> CallPlace | None:
+        """By what ranks find what the call before this one left there; None where calls leave none or look alike.
 
         A class that keeps something itself tells calls apart by what they are given: it needs to know the run alone.
         """
         if self.model.keeps_state:
-            return {"place": {"run": self.run_id, "key": place or ""}}
+            return CallPlace(self.run_id, place or "")
         if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
-            return {}
-        return {"place": {"run": self.run_id, "key": place}}
+            return None
+        return CallPlace(self.run_id, place)
 
     def note(self, proof: Proof) -> None:
         """Keep what is known of the plan for a kind of call, once."""

@@ -9,7 +9,6 @@ next one under way while a block computes. Every rank of the group makes the sam
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,19 +22,6 @@ from .unit_layout import UnitLayout
 
 META = torch.device("meta")
 LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
-
-
-@dataclass(frozen=True)
-class WeightOwner:
-    """A weight's place in a block: the module that has it, its name there, and how it is made of plain tensors."""
-
-    owner: torch.nn.Module
-    name: str
-    path: str  # in the whole model
-
-    def put(self, weight: torch.nn.Parameter | None) -> None:
-        """Have the module hold this weight."""
-        self.owner._parameters[self.name] = weight
 
 
 class Unit:
@@ -52,14 +38,14 @@ class Unit:
     ) -> None:
         """`rounded`: weights that are held in another dtype than the file's."""
         self.rounded = rounded
-        self.owners: dict[str, WeightOwner] = {}
+        self.owners: dict[str, tuple[torch.nn.Module, str]] = {}  # by path, the module that has it and its name there
         self.pristine: dict[str, torch.nn.Parameter] = {}
         self.changed: frozenset[str] = frozenset()  # weights that are not what the file says
         for below, owner in block.named_modules():
             for name, weight in owner._parameters.items():
                 if weight is not None:
                     full = ".".join(part for part in (path, below, name) if part)
-                    self.owners[full] = WeightOwner(owner, name, full)
+                    self.owners[full] = owner, name
                     self.pristine[full] = weight
         self._shards, self._shares = shards, shares
         self.lay_out({})
@@ -224,13 +210,13 @@ class BlockShards:
         whole = self._whole.get(key)
         if whole is None:
             whole = self._whole[key] = unit.whole(received)
-        for name, owner in unit.owners.items():
-            owner.put(whole[name])
+        for name, (owner, own_name) in unit.owners.items():
+            owner._parameters[own_name] = whole[name]
 
     def _release(self, path: str) -> None:
         """After a block ran: its weights are the next one's buffer soon."""
-        for owner in self._units[path].owners.values():
-            owner.put(None)
+        for owner, own_name in self._units[path].owners.values():
+            owner._parameters[own_name] = None
 
 
 def blocks_of(

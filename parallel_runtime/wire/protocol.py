@@ -151,7 +151,7 @@ class Message:
     """One message. `rank` is the rank that it is for or from.
 
     On its way `body` is a dict of what JSON can carry, without NaN and infinities, as records.py makes it; an engine
-    finds a dataclass of replies.py there.
+    finds a dataclass of requests.py there.
     """
 
     op: Op

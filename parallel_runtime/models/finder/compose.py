@@ -32,11 +32,10 @@ Looked = tuple[Between, Sequence[ListWords]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan to be proven. `cuts`: which of the three; `rests_on`: what was seen, a line each."""
+    """A plan to be proven. `cuts`: which of the three."""
 
     cuts: str
     spec: ShardingSpec
-    rests_on: tuple[str, ...] = ()
 
 
 @dataclass

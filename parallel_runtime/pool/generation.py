@@ -5,11 +5,10 @@ words, failures.py's; one rank is process.py's, or remote_ranks.py's.
 """
 
 import logging
-import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -39,34 +38,6 @@ from .failures import (
 from .process import REAP_TIMEOUT_S, spawn
 from .ranks import AnyRank, Watcher, find_silence, least_s, listen_anew
 from .remote_ranks import RemoteRanks
-
-START_S = 600.0
-LOAD_S = 600.0
-REQUEST_S = 120.0
-PEER_CHECK_S = 20.0  # a few MB between devices; where those cannot reach each other, copies may hang and not be damaged
-VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
-
-
-def deadline_from(environment: Mapping[str, str]) -> float:
-    """The deadline of a request that `environment` asks for, in seconds; 120 when it does not.
-
-    Raises `ValueError` for anything but a positive number.
-    """
-    text = environment.get(VARIABLE, "")
-    if not text.strip():
-        return REQUEST_S
-    try:
-        return checked(float(text))
-    except ValueError:
-        raise ValueError(f"{VARIABLE}={text!r} is no positive number of seconds; use for example 300") from None
-
-
-def checked(deadline_s: float) -> float:
-    """The deadline itself. Raises `ValueError` unless it is a positive, finite number of seconds."""
-    if not (deadline_s > 0 and math.isfinite(deadline_s)):
-        raise ValueError(f"a deadline of {deadline_s} s; use a positive number of seconds")
-    return deadline_s
-
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew

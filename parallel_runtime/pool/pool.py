@@ -43,10 +43,11 @@ from .calls import (
     split_rows,
 )
 from .failures import Failures, refuse_without
-from .generation import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, Answer, Generation, checked
+from .generation import Answer, Generation
 from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
 from .process import available_cpus
+from .ranks import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, checked
 from .status import State, describe, first_line
 from .worker_group import WorkerGroup
 

@@ -3,11 +3,12 @@
 Owns how long a rank may show no sign of life, and which rank is the silent one.
 """
 
+import math
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
@@ -19,6 +20,32 @@ from .remote_ranks import RemoteRank
 
 AnyRank: TypeAlias = RankProcess | RemoteRank
 PULSE_LATE_S = 2 * PASSED_ON_S  # behind the newest pulse of any rank: one that travels may be on its way
+START_S = 600.0
+LOAD_S = 600.0
+REQUEST_S = 120.0
+PEER_CHECK_S = 20.0  # a few MB between devices; where those cannot reach each other, copies may hang and not be damaged
+VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
+
+
+def deadline_from(environment: Mapping[str, str]) -> float:
+    """The deadline of a request that `environment` asks for, in seconds; 120 when it does not.
+
+    Raises `ValueError` for anything but a positive number.
+    """
+    text = environment.get(VARIABLE, "")
+    if not text.strip():
+        return REQUEST_S
+    try:
+        return checked(float(text))
+    except ValueError:
+        raise ValueError(f"{VARIABLE}={text!r} is no positive number of seconds; use for example 300") from None
+
+
+def checked(deadline_s: float) -> float:
+    """The deadline itself. Raises `ValueError` unless it is a positive, finite number of seconds."""
+    if not (deadline_s > 0 and math.isfinite(deadline_s)):
+        raise ValueError(f"a deadline of {deadline_s} s; use a positive number of seconds")
+    return deadline_s
 
 
 class Watcher:

@@ -12,7 +12,8 @@ from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, StepHistory
-from parallel_runtime.pool.generation import VARIABLE, Generation, deadline_from
+from parallel_runtime.pool.generation import Generation
+from parallel_runtime.pool.ranks import VARIABLE, deadline_from
 from parallel_runtime.wire.protocol import Op
 
 

@@ -18,8 +18,8 @@ from ....parallel_runtime.devices import Device
 from ....parallel_runtime.machines.machine import Machine
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.machine import overlap
-from ....parallel_runtime.pool.generation import deadline_from
 from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.pool.ranks import deadline_from
 from ....parallel_runtime.wire.replies import MeasureReply
 
 Devices: TypeAlias = tuple[Device, ...]

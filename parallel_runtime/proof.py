@@ -9,7 +9,6 @@ it to have everything proven again.
     {"version": 1, "proofs": {"2f1c...": {"key": {"comfyui": "0.30.0", ...}, "proof": {"verdict": "proven", ...}}}}
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from .user_files import Entries, user_file
+from .user_files import Entries, Key, user_file
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ INFINITE = 1e9  # stands for an error that is no number
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProofKey:
+class ProofKey(Key):
     """What a proof holds for; any other kind of call is proven by itself."""
 
     comfyui: str  # its version
@@ -50,11 +49,6 @@ class ProofKey:
     kernels: str  # the kind of device, and ComfyUI's options that choose how modules compute
     weights: str  # what is computed in, and the formats that the file has
     arguments: tuple[str, ...]  # of the call, without their sizes
-
-    @property
-    def digest(self) -> str:
-        """What the key is found by."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +145,8 @@ class ProofStore:
 
     def load(self, key: ProofKey) -> Proof | None:
         """The proof kept for this key; None when there is none that can be used."""
-        entry = self._entries.all().get(key.digest)
-        if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
-            return None
-        return _proof(entry.get("proof"))
+        entry = self._entries.of(key)
+        return None if entry is None else _proof(entry.get("proof"))
 
     def of_any_call(self, key: ProofKey) -> list[Proof]:
         """The proofs kept for calls with any arguments, else of this key."""

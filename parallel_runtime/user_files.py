@@ -4,12 +4,13 @@ Owns where they lie, that they are replaced whole, so a reader never sees half o
 entries by a key. What an entry says is its owner's.
 """
 
+import hashlib
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def replace_json(path: Path, content: object) -> None:
 
 
 @dataclass(frozen=True)
+class Key:
+    """What an entry is kept by: the fields of a class made from this, plain values."""
+
+    @property
+    def digest(self) -> str:
+        """What the key is found by."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class Entries:
     """What one such file holds: `{"version": ..., NAME: {key: entry}}`, the last `most` entries that were put.
 
@@ -74,6 +85,11 @@ class Entries:
         if self.then:
             log.warning("%s is damaged or of another version and is not believed; %s", self.path, self.then)
         return {}
+
+    def of(self, key: Key) -> dict[str, Any] | None:
+        """The entry that was put with this `key` in it; None where there is none, or that of another key."""
+        entry = self.all().get(key.digest)
+        return entry if isinstance(entry, dict) and entry.get("key") == json.loads(json.dumps(asdict(key))) else None
 
     def put(self, key: str, entry: Mapping[str, object]) -> None:
         """Keep an entry in the place of the key's last one. Raises as `replace_json`."""

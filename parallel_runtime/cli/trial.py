@@ -18,6 +18,7 @@ from ..devices import Device
 from ..model_call import ModelCall
 from ..plan import ParallelPlan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
+from ..wire.protocol import dtype_name
 from .reference_model import load_reference_model
 from .workload import Workload
 
@@ -123,7 +124,7 @@ class Trial:
             return self.results(lambda calls: [reference(call) for call in calls])
         if not self._outs.get(dtype):
             file = str(self._process.folder / "outputs.safetensors")
-            self._process.ask("outputs", dtype=str(dtype).removeprefix("torch."), file=file)
+            self._process.ask("outputs", dtype=dtype_name(dtype), file=file)
             self._outs[dtype] = self._joined(load_file(file))
         return self._outs[dtype]
 

@@ -6,8 +6,6 @@ with another driver, torch, ComfyUI or pack, or on other devices, has another ke
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "plan": "ring=2", "seconds": {"ring=2": 0.41, ...}, ...}}}
 """
 
-import hashlib
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan import ParallelPlan
-from ..user_files import Entries, user_file
+from ..user_files import Entries, Key, user_file
 from .tries import KeptPlan
 
 log = logging.getLogger(__name__)
@@ -26,7 +24,7 @@ LONGEST_S = 1e6  # no step takes longer
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriesKey:
+class TriesKey(Key):
     """What seconds of a step hold for; work of any other kind is tried by itself."""
 
     devices: tuple[str, ...]  # names in rank order, with their places, threads on a CPU, and machines
@@ -38,11 +36,6 @@ class TriesKey:
     weights: str  # formats, what is computed in, and how they lie
     kernels: str  # options of ComfyUI and of the run that choose how a step is computed
     work: tuple[tuple[str, str], ...]  # tokens, batch, sides
-
-    @property
-    def digest(self) -> str:
-        """What the key is found by."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -62,10 +55,8 @@ class KeptPlans:
 
     def load(self, key: TriesKey) -> KeptPlan | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries.all().get(key.digest)
-        if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
-            return None
-        return _kept(entry)
+        entry = self._entries.of(key)
+        return None if entry is None else _kept(entry)
 
     def save(self, key: TriesKey, kept: KeptPlan) -> None:
         """Keep it, where the folder can be written; else say so in the log: the plans are tried again next time."""

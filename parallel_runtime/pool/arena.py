@@ -14,7 +14,7 @@ import torch
 
 from ..pinned import SideStream
 from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
-from ..wire.protocol import ALIGNMENT, TensorSpec
+from ..wire.protocol import ALIGNMENT, TensorSpec, dtype_name
 from .failures import system_error
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bits compare, where NaNs would not
@@ -287,8 +287,3 @@ def lay_out(extents: list[Extent], *, segment: int, start: int) -> tuple[tuple[T
         specs.append(spec)
         start += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
     return tuple(specs), start
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """ "bfloat16" for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")

@@ -13,11 +13,11 @@ from ..parallel.shard import split_lengths
 from ..plan import BatchSlice, ParallelPlan
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
 from ..stock_caches import LOOKED_AT, StockCache
-from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
+from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES, dtype_name
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, RankStep, SampleReply, StepReply
 from ..wire.requests import GroupWork, Sample
-from .arena import Extent, dtype_name
+from .arena import Extent
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 STALL_FACTOR = 10  # a step is stuck after 10x the slowest recent step of the same shapes

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
+from ..wire.protocol import dtype_name
 from ..wire.replies import DecodeReply, MemoryReply
 from ..wire.requests import DecodeTiles, HoldVae, Unload
-from .arena import Extent, dtype_name
+from .arena import Extent
 from .generation import Generation, InFlight
 from .held_weights import Check
 

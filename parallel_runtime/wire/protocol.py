@@ -34,9 +34,12 @@ import re
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..plan import MAX_RANKS
+
+if TYPE_CHECKING:
+    import torch
 
 MAGIC = b"PDiT"
 VERSION = 1
@@ -73,6 +76,11 @@ _NAME = re.compile(r"[a-z0-9_.]{1,24}", re.ASCII)
 
 class ProtocolError(ValueError):
     """A message, or what one is to be made of, breaks the layout above."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Op(IntEnum):

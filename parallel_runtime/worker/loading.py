@@ -20,6 +20,7 @@ from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..weights.host_memory import give_back_heap
+from ..wire.protocol import dtype_name
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
@@ -95,7 +96,7 @@ class LoadedModels(dict[int, HostedModel]):
         return LoadReply(
             load_s=time.perf_counter() - began,
             parameter_bytes=opened.model.weights.parameter_bytes,
-            dtype=str(opened.model.weights.dtype).removeprefix("torch."),
+            dtype=dtype_name(opened.model.weights.dtype),
             evicted=tuple(evicted),
             imported=what_was_imported(),
             memory=self._memory(),

@@ -11,6 +11,7 @@ import time
 import psutil
 import torch
 
+from ..timing import wait_for_all
 from ..wire.replies import MeasureReply
 
 RUNS = 5
@@ -46,17 +47,12 @@ def _gflops(device: torch.device) -> float:
     matrix = operand(rows, rows, device=device)
     seconds = []
     for _ in range(RUNS + 1):
-        _wait(device)
+        wait_for_all(device)
         began = time.perf_counter()
         matrix @ matrix
-        _wait(device)
+        wait_for_all(device)
         seconds.append(time.perf_counter() - began)
     return 2 * rows**3 / statistics.median(seconds[1:]) / 1e9  # the first one warms up
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

@@ -25,6 +25,11 @@ def watch_prompts() -> None:
     PromptServer.instance.add_on_prompt_handler(remember)
 
 
+def prompt_runs() -> bool:
+    """Whether ComfyUI executes a prompt now."""
+    return bool(PromptServer.instance.prompt_queue.currently_running)
+
+
 def validated_inputs() -> dict[str, object]:
     """The inputs of the node that is validated now: values, and links as lists. Empty where that is not known."""
     inputs = _inputs_of(_PROMPT.get({}).get(_node_id()))

@@ -7,6 +7,7 @@ import inspect
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
+from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
 from ..contract.known_nodes import ANY_SMALL, small_file
 from ..contract.refusals import (
@@ -89,7 +90,7 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
         return next(name for name in FP8 if FP8[name] == options["dtype"] and name.endswith(FAST) == fast)
     # What this graph says. The model itself has what the last graph that sampled with it said.
     dtype = model.get_model_object(COMPUTE_DTYPE) or model.model_dtype()
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if name not in COMPUTE_DTYPES:
         raise ValueError(
             f"{NODE}: the model computes in {name}, the workers in {', '.join(COMPUTE_DTYPES[1:])}; "

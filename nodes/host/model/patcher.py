@@ -17,6 +17,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import WeightDelta, WeightDeltas
+from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (
     COMPILED,
@@ -321,7 +322,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused when it differs from what the workers compute in: what the MODEL was made with, by either node."""
         held = self.model_dtype()
         if dtype not in (None, held):
-            asked, held = (str(each).removeprefix("torch.") for each in (dtype, held))
+            asked, held = (dtype_name(each) for each in (dtype, held))
             raise self._refuse(
                 f"it sets the compute dtype to {asked} where the workers compute in {held}",
                 "set weight_dtype in Parallel Model Loader, or put it before Parallelize Model",

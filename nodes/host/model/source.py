@@ -25,6 +25,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.torch_flags import read_flags
 from ....parallel_runtime.weights.block_shards import blocks_of
 from ....parallel_runtime.weights.mapped_file import MappedFile
+from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import comfy, is_absent
 from ..contract.like_host import options_for_ranks
 from .pooled_model import WeightSizes
@@ -90,7 +91,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     dtypes = _dtypes(recognised, dtype, kept) if kept else {}
     recognised.config.set_inference_dtype(dtype, None)
     recognised.config.custom_operations = MetaOperations
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
     held = dtypes

@@ -18,6 +18,7 @@ from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.report.environment import describe_devices
 from ..contract.comfyui import NodeState, PromptServer, get_progress_state
+from ..contract.queued_prompt import prompt_runs
 from ..contract.version import off, told_of_comfyui
 from ..model.pools import POOLS, Devices
 from .live_times import LIVE
@@ -98,7 +99,7 @@ class PanelState:
 
     def _pool(self, pool: Pool, run: dict | None) -> dict:
         status = pool.status()
-        if status["state"] in WORKING and not _executing():
+        if status["state"] in WORKING and not prompt_runs():
             status["state"] = "idle"  # a cancelled request is settled by the next one, and until then not forgotten
         shown = {key: status[key] for key in SHOWN}
         devices = _described(pool.devices)
@@ -125,13 +126,9 @@ class PanelState:
         return state in (*WORKING, "idle") and self._sampling.get(pool.devices) == key
 
 
-def _executing() -> bool:
-    return bool(PromptServer.instance.prompt_queue.currently_running)
-
-
 def _running_node() -> dict | None:
     """The node that executes: its prompt, graph and class; of several steps, the one ComfyUI's progress bar is at."""
-    if off("texts") or not _executing():
+    if off("texts") or not prompt_runs():
         return None  # a cancelled node stays marked as running
     registry = get_progress_state()
     running = [each for each in list(registry.nodes.items()) if each[1]["state"] is NodeState.Running]

@@ -19,7 +19,8 @@ from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.memory import PlannedMemory
-from ..contract.comfyui import PromptServer, comfy
+from ..contract.comfyui import comfy
+from ..contract.queued_prompt import prompt_runs
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
 from .trying import Trier, store
@@ -188,8 +189,4 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _prompt_runs() -> bool:
-    return bool(PromptServer.instance.prompt_queue.currently_running)
-
-
-IDLE = IdleTries(_prompt_runs)  # the one of this process; never rebound
+IDLE = IdleTries(prompt_runs)  # the one of this process; never rebound

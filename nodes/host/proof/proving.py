@@ -42,6 +42,7 @@ from ....parallel_runtime.proof import (
     ProofStore,
     default_path,
 )
+from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.version import comfyui_version
 from ..model.forward import alive
 from ..model.found_plans import LOOKING
@@ -265,7 +266,7 @@ class Prover:
     @functools.cached_property
     def _formats(self) -> list[str]:
         """The dtypes of the file's weights, and the formats that ComfyUI packs weights into."""
-        found = {str(each.dtype).removeprefix("torch.") for each in self.recognised.weights.values()}
+        found = {dtype_name(each.dtype) for each in self.recognised.weights.values()}
         return sorted(found | formats_of(self.recognised.weights))
 
 

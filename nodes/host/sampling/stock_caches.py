@@ -15,6 +15,7 @@ import torch
 
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ....parallel_runtime.stock_caches import COMPUTE, MAY_SKIP, NOTE, CachedRows, SkipDecision, StockCache
+from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
 from .model_sampling import HostLoopError
@@ -112,7 +113,7 @@ def cache_of_run(
             return None
         in_place = _tried(type(holder), decides, holder.subsample_factor, holder.offload_cache_diff)
         told = {
-            "dtype": str(seen.dtype).removeprefix("torch."),
+            "dtype": dtype_name(seen.dtype),
             "first": seen.sides[0][0],
             "together": len(seen.sides[0]) > 1,
             "overwrites": bool(in_place) and seen.is_latent,

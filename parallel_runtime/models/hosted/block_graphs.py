@@ -31,7 +31,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from ...parallel.attention import SequenceParallelAttention
 from ...parallel.kernels import ATTENDED
 from ...wire.replies import CompiledReport as Report
+from ..block_chain import Forward
 from .attention import installed
 from .call import TokenCall
 from .compiled import PATCHES, CompiledBlocks, Kind
@@ -47,7 +48,6 @@ from .graphs import Watch
 from .kept_state import alike_over
 from .stock_functions import OVERRIDE
 
-Forward: TypeAlias = Callable[..., Any]
 FORMS = 4  # of a block's calls at a time: two texts, and those of the size before
 LARGEST_BYTES = 128 << 20  # of a block's arguments; with more of them no device waits for its host
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)  # constants that `==` compares

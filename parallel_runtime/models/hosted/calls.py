@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...model_call import ModelCall
-from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError
+from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError, dtype_name
 
 Tree: TypeAlias = "None | bool | int | float | str | dict[str, object]"
 DEPTH = 32  # deeper is a mistake, or meant to exhaust us
@@ -198,7 +198,7 @@ def from_tree(tree: object, tensors: Sequence[torch.Tensor], *, path: str = "cal
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = dtype_name(tensor.dtype)
     if tensor.is_meta:
         raise ValueError(
             f"{path} is computed from the model's weights, which are in the workers; remove the node that adds it, or "

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ...wire.replies import CompiledReport as Report
-from ..block_chain import Entrance
+from ..block_chain import Entrance, Forward
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec
 from .attention import installed
@@ -36,7 +36,6 @@ from .side_branches import Form
 from .sites import name_site
 from .traced_attention import OPTIONS, GraphAttention, graph_attention
 
-Forward = Callable[..., Any]
 Forms = Callable[[nn.Module], Form]  # of a block, what LoRAs run beside its layers
 PATCHES = "patches"
 ROWS_KEPT = 8  # rows of tokens: both prompts of a few sizes, for all blocks of a step

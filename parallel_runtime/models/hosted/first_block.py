@@ -26,14 +26,13 @@ import torch
 from torch import Tensor, nn
 
 from ...parallel.attention import SequenceParallelAttention
-from ..block_chain import CACHE, chain_at
+from ..block_chain import CACHE, Forward, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from ..specs.words import Each, Tokens, Word, parse, streams_in
 from .call import TokenCall
 from .stage import HandedOn
 
-Forward = Callable[..., Any]
 Total = Callable[[Tensor], Tensor]  # numbers of this rank to their sums over all ranks of the call
 INSTEAD = "set step_cache to 0, or use the nodes EasyCache or LazyCache"
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...checkpoint import FAST, FP8, shown
+from ...wire.protocol import dtype_name
 from ..parts import as_parameter, plain_parts
 
 MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
@@ -41,8 +42,8 @@ def check_formats(path: str, weights: Mapping[str, torch.Tensor]) -> None:
         scaled = weight.dtype.itemsize == 1 and layer + SCALE in weights
         if name.endswith(".weight") and layer not in marked and (packed or scaled):
             raise ValueError(
-                f"{path}: {shown(layer)[1:-1]} holds {_dtype(weight.dtype)}{' with a scale' if scaled else ''}, and "
-                f"nothing says its format (there is no {MARK[1:]} of it); use a file that was quantised for ComfyUI"
+                f"{path}: {shown(layer)[1:-1]} holds {dtype_name(weight.dtype)}{' with a scale' if scaled else ''}, "
+                f"and nothing says its format (there is no {MARK[1:]} of it); use a file that was quantised for ComfyUI"
             )
 
 
@@ -71,8 +72,8 @@ def _check_layer(
         )
     if not _alike(weight.dtype, stored):
         raise ValueError(
-            f"{where} is said to be in the format {name}, whose numbers are {_dtype(stored)}, and holds "
-            f"{_dtype(weight.dtype)}; download the file again, or use another one"
+            f"{where} is said to be in the format {name}, whose numbers are {dtype_name(stored)}, and holds "
+            f"{dtype_name(weight.dtype)}; download the file again, or use another one"
         )
 
 
@@ -193,7 +194,3 @@ def _alike(dtype: torch.dtype, stored: torch.dtype) -> bool:
         return True
     whole = not dtype.is_floating_point and not stored.is_floating_point
     return dtype == stored or (whole and dtype.itemsize == stored.itemsize)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ import torch
 from ...checkpoint import ComfyUI
 from ...errors import in_one_line
 from ...wire.lifeline import arm
+from ...wire.protocol import dtype_name
 from ..specs import find_spec, may_be_found, spec_of
 from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text
 from .attention import installed
@@ -104,7 +105,7 @@ class Reference:
             find_hook_points(self._opened.module, spec_of(self._opened.module))
         return {
             "model": type(self._opened.whole).__name__,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "kept": self.kept,
             "coarse": coarse_inputs(recognised.config, recognised.weights, self.kept),
             "found": to_text(find_spec(self._opened.module)) if found_of(self._opened.module) else "",
@@ -133,7 +134,7 @@ class Reference:
         return {
             "model": type(built.whole).__name__,
             "class": f"{kind.__module__}.{kind.__qualname__}",
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": dtype_name(dtype),
             "unshared": unshared,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
             "block_bytes": _block_bytes(built.module, recognised.weights),

@@ -17,12 +17,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from ...plan import stages_error
-from ..block_chain import STAGE, chain_at
+from ..block_chain import STAGE, Forward, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from .pass_call import PassEndsError
 
-Forward = Callable[..., Any]
 # (number of the block, what the one before it hands on, its other arguments) -> what it hands on
 Look = Callable[[int, Any, Any], Any]
 

@@ -7,13 +7,13 @@ the host's process these are (nodes/host/model/stock_functions.py).
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ..block_chain import SKIP, chain_at
+from ..block_chain import SKIP, Forward, chain_at
 from ..specs import find_spec, why_without
 from ..specs.spec import ShardingSpec
 from .stage import HandedOn
@@ -21,7 +21,6 @@ from .stage import HandedOn
 SKIPPED = "skipped_blocks"  # [[kind, number], ...] as ComfyUI numbers a model's blocks
 ATTENTION = "attention_function"  # the name that ComfyUI registers it under
 OVERRIDE = "optimized_attention_override"  # ComfyUI's key for a function in the place of attention
-Forward = Callable[..., Any]
 
 
 def why_not_skipped(kind: type[nn.Module]) -> str:

@@ -6,7 +6,7 @@ Knows no ComfyUI and no torch.
 from collections.abc import Mapping
 
 from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
-from .found import Found, found_of
+from .found import Found, found_of, path_of
 from .spec import ShardingSpec
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
@@ -53,7 +53,7 @@ def spec_of(model: object, specs: Mapping[str, ShardingSpec] = SPECS) -> Shardin
 
 def may_be_found(model_class: type) -> bool:
     """Whether a plan of a class can be looked for: people wrote none, and no reason is known why there is none."""
-    if any(_path(base) in WITHOUT for base in model_class.__mro__):
+    if any(path_of(base) in WITHOUT for base in model_class.__mro__):
         return False
     try:
         _written(model_class, SPECS)
@@ -65,7 +65,7 @@ def may_be_found(model_class: type) -> bool:
 def _written(model_class: type, specs: Mapping[str, ShardingSpec]) -> ShardingSpec:
     own: set[str] = set()
     for base in model_class.__mro__:
-        spec = specs.get(_path(base))
+        spec = specs.get(path_of(base))
         changed = sorted(name for name in own if hasattr(base, name))
         if spec is not None and not changed:
             return spec
@@ -74,8 +74,8 @@ def _written(model_class: type, specs: Mapping[str, ShardingSpec]) -> ShardingSp
                 f"{model_class.__name__} has no plan to share its tokens: it changes {changed[0]!r} of "
                 f"{base.__name__}; {NEEDS_NONE}"
             )
-        if _path(base) in WITHOUT:
-            reason, instead = WITHOUT[_path(base)]
+        if path_of(base) in WITHOUT:
+            reason, instead = WITHOUT[path_of(base)]
             raise ValueError(f"{model_class.__name__} has no plan to share its tokens: {reason}; {instead}")
         own |= {name for name, value in vars(base).items() if callable(value) and not name.startswith("__")}
     raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {NEEDS_NONE}")
@@ -93,17 +93,13 @@ def why_without(model: object) -> str:
     """Why a model, or a class, has no spec."""
     model_class, found = (model, None) if isinstance(model, type) else (type(model), found_of(model))
     looked = "there is no plan for it" if found is None else found.why
-    return WITHOUT.get(_path(model_class), (looked, ""))[0]
+    return WITHOUT.get(path_of(model_class), (looked, ""))[0]
 
 
 def not_sampled(model_class: type) -> str:
     """Why no sampler calls a class, and what to use instead; "" for a diffusion model."""
     for base in model_class.__mro__:
-        reason, instead = WITHOUT.get(_path(base), ("", ""))
+        reason, instead = WITHOUT.get(path_of(base), ("", ""))
         if instead == NOT_SAMPLED:
             return f"{model_class.__name__}: {reason}; {instead}"
     return ""
-
-
-def _path(model_class: type) -> str:
-    return f"{model_class.__module__}.{model_class.__qualname__}"

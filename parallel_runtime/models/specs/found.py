@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...user_files import Entries, read_json, user_file
+from ...user_files import Entries, Key, read_json, user_file
 from .spec import ShardingSpec
 from .written import from_data, to_data
 
@@ -40,7 +40,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundKey:
+class FoundKey(Key):
     """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention;
     `kind`: of what ComfyUI takes a file for (`Recognised.kind`)."""
 
@@ -48,11 +48,6 @@ class FoundKey:
     source: str
     comfyui: str
     kind: str = ""
-
-    @property
-    def digest(self) -> str:
-        """What the key is found by."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +140,8 @@ class FoundSpecs:
 
     def load(self, key: FoundKey) -> Found | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries.all().get(key.digest)
-        if not isinstance(entry, dict) or entry.get("key") != asdict(key):
+        entry = self._entries.of(key)
+        if entry is None:
             return None
         if isinstance(why := entry.get("refused"), str):
             return none_found(why) if entry.get("finder") == finder_source() else None

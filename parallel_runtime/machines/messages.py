@@ -1,4 +1,5 @@
-"""What ComfyUI's side and a joined machine say to each other on the control connection, after the challenge.
+"""What ComfyUI's side and a joined machine say to each other on the control connection, after the challenge; and what
+ComfyUI's process tells its relay.
 
 Owns the records and which of them each side may send. Does not own how they travel nor how a side proves itself
 (connection.py). All are JSON objects of at most `MAX_FRAME_BYTES`, read field by field by wire/records.py.
@@ -18,6 +19,15 @@ MAX_NAME_CHARS = 64
 MAX_DEVICE_NAME_CHARS = 128
 DEVICE = re.compile(r"(cpu|cuda):[0-9]{1,3}")
 BUNDLE_BYTES = 1 << 15  # of what the launcher hands its ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayedMachine:
+    """A machine's name, the number of its first rank, and the far ends of its ranks' channels, in rank order."""
+
+    name: str
+    first_rank: int
+    sockets: tuple[int, ...]
 
 
 @dataclass(frozen=True)

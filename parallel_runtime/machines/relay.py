@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from ..wire.replies import ChunkSpan, RankError
 from .connection import split_address
 from .fatal import run_process, thread
 from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, RelayLink, as_bytes, join_relays
+from .messages import RelayedMachine
 from .results import is_input
 
 CONTROL_S = 0.003  # how often the control page is looked at while a request runs
@@ -40,15 +41,6 @@ ANSWERED = frozenset((Op.READY, Op.DONE, Op.CANCELLED, Op.ERROR))
 OP_BYTE = 5  # of a message's header
 SPAN_MOMENTS = ChunkSpan._fields.index("asked_s")  # and what follows
 TEXT_CHARS = 300
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelayedMachine:
-    """A machine's name, the number of its first rank, and the far ends of its ranks' channels, in rank order."""
-
-    name: str
-    first_rank: int
-    sockets: tuple[int, ...]
 
 
 class Towards:

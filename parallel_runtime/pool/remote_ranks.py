@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..machines.connection import join_address, split_address
 from ..machines.daemon_futures import in_daemons
 from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
-from ..machines.messages import FoundFile, StartGeneration
+from ..machines.messages import FoundFile, RelayedMachine, StartGeneration
 from ..plan import MAX_RANKS
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
 from ..wire.channel import Channel
@@ -35,15 +35,6 @@ from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
 BACKLOG = 64
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Relayed:
-    """One machine's part: as `RelayedMachine` of machines/relay.py, which imports torch and so not here."""
-
-    name: str
-    first_rank: int
-    sockets: tuple[int, ...]
 
 
 class RemoteRank:
@@ -161,7 +152,7 @@ class RemoteRanks:
                     theirs.callback(far_end.close)
                     channels.append(channel)
                     far_ends.append(far_end.fileno())
-                relayed.append(Relayed(machine.name, first_rank, tuple(far_ends)))
+                relayed.append(RelayedMachine(name=machine.name, first_rank=first_rank, sockets=tuple(far_ends)))
                 first_rank += len(machine.devices)
             arguments = {
                 "generation": generation,

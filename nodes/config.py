@@ -4,7 +4,7 @@ Does not own what the inputs mean (choice.py).
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from comfy_api.latest import io
@@ -52,27 +52,26 @@ class SPConfig(io.ComfyNode):
                     "Manual only: GPUs that share the attention heads. Fastest, best where it divides them.",
                 ),
                 _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
-                io.Combo.Input(
+                _choice(
                     "lora",
-                    options=list(LORA_MODES),
-                    default=LORA_MODES[0],
-                    optional=True,
-                    advanced=True,
-                    tooltip="merged costs nothing a step; side branch costs a little and changes strength for free.",
+                    LORA_MODES,
+                    "merged costs nothing a step; side branch costs a little and changes strength for free.",
                 ),
                 _degree("data", "Manual only: replicas, each with images of its own (a batch or a list).", added=True),
                 _degree("cfg", "Manual only: 2 runs prompt and negative at once, for a cfg scale above 1.", added=True),
-                io.Combo.Input(
+                _choice(
                     "weights",
-                    options=list(WEIGHTS),
-                    default=WEIGHTS[0],
-                    optional=True,
-                    advanced=True,
-                    tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
-                    "each. offloaded: in host memory.",
+                    WEIGHTS,
+                    "replicated: all on every device; auto changes it if it does not fit. sharded: a part on each. "
+                    "offloaded: in host memory.",
                 ),
                 *_pipeline_inputs(),
-                _compiled_input(),
+                _choice(
+                    "compiled",
+                    COMPILED,
+                    "blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; measure "
+                    "first.",
+                ),
                 io.Float.Input(
                     "step_cache",
                     default=0.0,
@@ -84,13 +83,7 @@ class SPConfig(io.ComfyNode):
                     tooltip="Skips blocks while the first one's output changes less than this; not the same picture. "
                     "0: off.",
                 ),
-                _machines_input(),
-                _loop_input(),
-                _attention_input(),
-                _tries_input(),
-                _shares_input(),
-                _plans_input(),
-                _exchange_input(),
+                *_later_inputs(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -202,102 +195,59 @@ def _pipeline_inputs() -> list[io.Input]:
     ]
 
 
-def _compiled_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "compiled",
-        options=list(COMPILED),
-        default=COMPILED[0],
-        optional=True,
-        advanced=True,
-        tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
-        "measure first.",
-    )
+def _choice(name: str, options: Iterable[str], tooltip: str) -> io.Input:
+    """An advanced input of some words, the first by default; added since the first release."""
+    first, *others = options
+    return io.Combo.Input(name, options=[first, *others], default=first, optional=True, advanced=True, tooltip=tooltip)
 
 
-def _machines_input() -> io.Input:
-    """Added since the first release."""
-    return io.String.Input(
-        "machines",
-        default="",
-        optional=True,
-        advanced=True,
-        tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
-    )
+def _text(name: str, default: str, tooltip: str) -> io.Input:
+    """An advanced input of text; added since the first release."""
+    return io.String.Input(name, default=default, optional=True, advanced=True, tooltip=tooltip)
 
 
-def _loop_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "loop",
-        options=list(LOOPS),
-        default=LOOPS[0],
-        optional=True,
-        advanced=True,
-        tooltip="auto runs all steps of KSampler and of custom samplers inside the workers, where nothing has to see "
-        "each step; host goes step by step.",
-    )
-
-
-def _attention_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "attention",
-        options=list(CHOICES),
-        default=CHOICES[0],
-        optional=True,
-        advanced=True,
-        tooltip="auto: ComfyUI's attention function; else a kernel of a package. "
-        "SageAttention rounds: not the same picture.",
-    )
-
-
-def _tries_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "tries",
-        options=list(TRIES),
-        default=TRIES[0],
-        optional=True,
-        advanced=True,
-        tooltip="mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its "
-        "first step and keeps the quickest. off: the prediction decides.",
-    )
-
-
-def _shares_input() -> io.Input:
-    """Added since the first release."""
-    return io.String.Input(
-        "shares",
-        default=MEASURED,
-        optional=True,
-        advanced=True,
-        tooltip="How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, "
-        "as 2, 1.",
-    )
-
-
-def _plans_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "plans",
-        options=list(PLANS),
-        default=PLANS[0],
-        optional=True,
-        advanced=True,
-        tooltip="How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a "
-        "plan, up to 30 s, and proves it. written: they do not.",
-    )
-
-
-def _exchange_input() -> io.Input:
-    """Added since the first release."""
-    return io.Combo.Input(
-        "exchange",
-        options=list(EXCHANGES),
-        default=EXCHANGES[0],
-        optional=True,
-        advanced=True,
-        tooltip="fp8: GPUs send each other attention's heads in 8 bits, for cards without NVLink. It rounds: not the "
-        "same picture.",
-    )
+def _later_inputs() -> list[io.Input]:
+    """In the order in which they came."""
+    return [
+        _text(
+            "machines",
+            "",
+            "HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
+        ),
+        _choice(
+            "loop",
+            LOOPS,
+            "auto runs all steps of KSampler and of custom samplers inside the workers, where nothing has to see each "
+            "step; host goes step by step.",
+        ),
+        _choice(
+            "attention",
+            CHOICES,
+            "auto: ComfyUI's attention function; else a kernel of a package. SageAttention rounds: not the same "
+            "picture.",
+        ),
+        _choice(
+            "tries",
+            TRIES,
+            "mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its first "
+            "step and keeps the quickest. off: the prediction decides.",
+        ),
+        _text(
+            "shares",
+            MEASURED,
+            "How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, as "
+            "2, 1.",
+        ),
+        _choice(
+            "plans",
+            PLANS,
+            "How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a plan, "
+            "up to 30 s, and proves it. written: they do not.",
+        ),
+        _choice(
+            "exchange",
+            EXCHANGES,
+            "fp8: GPUs send each other attention's heads in 8 bits, for cards without NVLink. It rounds: not the same "
+            "picture.",
+        ),
+    ]

@@ -52,21 +52,21 @@ class SPConfig(io.ComfyNode):
                     "Manual only: GPUs that share the attention heads. Fastest, best where it divides them.",
                 ),
                 _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
-                _choice(
+                _choice_input(
                     "lora",
                     LORA_MODES,
                     "merged costs nothing a step; side branch costs a little and changes strength for free.",
                 ),
                 _degree("data", "Manual only: replicas, each with images of its own (a batch or a list).", added=True),
                 _degree("cfg", "Manual only: 2 runs prompt and negative at once, for a cfg scale above 1.", added=True),
-                _choice(
+                _choice_input(
                     "weights",
                     WEIGHTS,
                     "replicated: all on every device; auto changes it if it does not fit. sharded: a part on each. "
                     "offloaded: in host memory.",
                 ),
                 *_pipeline_inputs(),
-                _choice(
+                _choice_input(
                     "compiled",
                     COMPILED,
                     "blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; measure "
@@ -195,13 +195,13 @@ def _pipeline_inputs() -> list[io.Input]:
     ]
 
 
-def _choice(name: str, options: Iterable[str], tooltip: str) -> io.Input:
+def _choice_input(name: str, options: Iterable[str], tooltip: str) -> io.Input:
     """An advanced input of some words, the first by default; added since the first release."""
     first, *others = options
     return io.Combo.Input(name, options=[first, *others], default=first, optional=True, advanced=True, tooltip=tooltip)
 
 
-def _text(name: str, default: str, tooltip: str) -> io.Input:
+def _text_input(name: str, default: str, tooltip: str) -> io.Input:
     """An advanced input of text; added since the first release."""
     return io.String.Input(name, default=default, optional=True, advanced=True, tooltip=tooltip)
 
@@ -209,42 +209,42 @@ def _text(name: str, default: str, tooltip: str) -> io.Input:
 def _later_inputs() -> list[io.Input]:
     """In the order in which they came."""
     return [
-        _text(
+        _text_input(
             "machines",
             "",
             "HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
         ),
-        _choice(
+        _choice_input(
             "loop",
             LOOPS,
             "auto runs all steps of KSampler and of custom samplers inside the workers, where nothing has to see each "
             "step; host goes step by step.",
         ),
-        _choice(
+        _choice_input(
             "attention",
             CHOICES,
             "auto: ComfyUI's attention function; else a kernel of a package. SageAttention rounds: not the same "
             "picture.",
         ),
-        _choice(
+        _choice_input(
             "tries",
             TRIES,
             "mode auto only: the first run of 16 steps or more tries the plans predicted best on copies of its first "
             "step and keeps the quickest. off: the prediction decides.",
         ),
-        _text(
+        _text_input(
             "shares",
             MEASURED,
             "How much each device computes: measured (unequal GPUs by their speed), equal, or a number for each, as "
             "2, 1.",
         ),
-        _choice(
+        _choice_input(
             "plans",
             PLANS,
             "How ranks share a model that nobody wrote a plan for. written and found: the first load looks for a plan, "
             "up to 30 s, and proves it. written: they do not.",
         ),
-        _choice(
+        _choice_input(
             "exchange",
             EXCHANGES,
             "fp8: GPUs send each other attention's heads in 8 bits, for cards without NVLink. It rounds: not the same "

@@ -33,7 +33,7 @@ FILES = tuple(
         "parallel_runtime/models/hosted": "build compiled contract_check owners stage stock_functions",
         "parallel_runtime/models/specs": "found without",
         "parallel_runtime/planner": "automatic choose known tries",
-        "parallel_runtime/pool": "failures generation known_errors nccl_files pool",
+        "parallel_runtime/pool": "failures generation known_errors nccl_files pool ranks",
         "parallel_runtime/worker": "steady_pipeline",
     }.items()
     for name in names.split()
@@ -41,7 +41,8 @@ FILES = tuple(
 # Arguments that are not said here: words of the schema have files of their own (locales), patterns are searched for.
 OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category", "then"}
 # Calls whose texts are a log's, the command line's, or tooltips, which have a file of their own.
-NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase", "_degree"}
+NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase"}
+NOT_SAID |= {"_degree", "_choice_input", "_text_input"}
 # What is put together of single words, and the parts of a step that a plan is limited by.
 EXTRA = ("{1} sleeps", "compute", "communication", "launch", "proven")
 # What a missing line of the host contract turns off, and what happens instead.

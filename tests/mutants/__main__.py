@@ -111,7 +111,7 @@ def report(mistakes: list[Mistake], outcomes: Iterator[Outcome]) -> int:
             say(f"killed, {outcome.took_s:3.0f} s, {mistake.title}: {outcome.failed or 'it cannot be imported'}")
             continue
         why = f"{len(mistake.tests)} tests pass" if outcome.status == 0 else "no end in time"
-        why = why if mistake.tests else "no test runs it"
+        why = why if outcome.took_s else "its tests fail without it" if mistake.tests else "no test runs it"
         survivors.append((mistake, EQUIVALENT.get(mistake.key, "")))
         say(f"SURVIVED, {outcome.took_s:.0f} s, {why}, {mistake.title}\n{mistake.shown}")
     unknown = [mistake for mistake, reason in survivors if not reason]

@@ -33,17 +33,20 @@ ROOM = 2048
 PRELOADED = Path(__file__).with_name("preloaded.py")
 OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?\.py(?:::.+?)?)(?: - |$)", re.MULTILINE)
-PASSED, A_TEST_FAILED, NO_TESTS = 0, 1, 5  # of pytest's statuses
+PASSED, NO_TESTS = 0, 5  # of pytest's statuses
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of tests came to: pytest's status, the first test that failed, the end of what it said."""
+    """What a run of tests came to: pytest's status, the first test that failed, the end of what it said.
+
+    `took_s` is 0 where no test that passes without the mistake runs its line.
+    """
 
     status: int
-    failed: str
-    said: str
-    took_s: float
+    failed: str = ""
+    said: str = ""
+    took_s: float = 0.0
 
     @property
     def killed(self) -> bool:
@@ -80,26 +83,25 @@ class Scratch:
                 self._write(file, (self.root / file).read_text(encoding="utf-8"))
             if not outcome.killed:
                 return outcome
-            blamed = [outcome.failed] if outcome.failed in left else left  # all, where they cannot be collected
-            if self._are_sound(blamed):
+            if outcome.failed not in left:  # they cannot be collected
+                return outcome if self.run(left, "--collect-only").status == PASSED else Outcome(PASSED)
+            if self._is_sound(outcome.failed):
                 return outcome
-            left = [test for test in left if test not in blamed]
-        return Outcome(PASSED, "", "no test that passes without it runs this line", 0.0)
+            left.remove(outcome.failed)
+        return Outcome(PASSED)
 
-    def _are_sound(self, tests: list[str]) -> bool:
-        if not all(test in self._sound for test in tests):
-            status = self.run(tests).status
-            found = status == PASSED or (status == A_TEST_FAILED and len(tests) > 1)  # all can be collected
-            self._sound |= dict.fromkeys(tests, found)
-        return all(self._sound[test] for test in tests)
+    def _is_sound(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self.run([test]).status == PASSED
+        return self._sound[test]
 
-    def run(self, nodes: Sequence[str]) -> Outcome:
-        """Run these tests here, in this order, until one fails, or time is up."""
+    def run(self, nodes: Sequence[str], *more: str) -> Outcome:
+        """Run these tests here, in this order, until one fails, or time is up. `more`: options of pytest."""
         if not self._ready:
             self._ready = self._hear() == "ready"
         log = self.folder / "pytest.log"
         began = time.monotonic()
-        self._say({"folder": str(self.folder), "options": OPTIONS, "nodes": nodes, "log": str(log)})
+        self._say({"folder": str(self.folder), "options": [*OPTIONS, *more], "nodes": nodes, "log": str(log)})
         child = int(str(self._hear()))
         late = threading.Timer(LIMIT_S, _end, [child])
         late.start()

@@ -82,7 +82,12 @@ def test_this_users_own_folder_is_left_as_such(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_reports_of_a_real_run_hold_nothing_private(client: ComfyClient, tiny_models: TinyModels) -> None:
+def test_reports_and_the_servers_log_of_a_real_run_hold_nothing_private(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    """The log is ComfyUI's, which writes folders of its own when it starts."""
+    before = len(comfy_server.log)
+    client.queue({"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
     graph = workflows.text_to_image(tiny_models, seed=103, steps=2, width=64, height=64, prompt=PROMPT)
     graph = parallel(graph, sampler="ParallelFluxSampler")
     graph["decode"]["class_type"] = "TimedVAEDecode"
@@ -92,16 +97,6 @@ def test_reports_of_a_real_run_hold_nothing_private(client: ComfyClient, tiny_mo
     said = [*texts(reports), *(text for _, text in result.texts)]
     assert tiny_models.dev in said, "no report of the model, so this shows nothing"
     assert [text for text in said if private(text)] == []
-
-
-def test_the_servers_log_holds_no_prompt_and_no_folder_of_models(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    """The log is ComfyUI's, which writes folders of its own when it starts."""
-    before = len(comfy_server.log)
-    graph = workflows.text_to_image(tiny_models, seed=104, steps=2, width=64, height=64, prompt=PROMPT)
-    client.queue({"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
-    client.queue(parallel(graph)).require_success()
     log = comfy_server.log[before:]
     assert f"loading {tiny_models.dev} into the workers" in log, "the log is elsewhere, so this shows nothing"
     assert "xylophonist" not in comfy_server.log

@@ -15,7 +15,6 @@ from host import layouts
 from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from host.tiny_models import write_layout
-from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import CallPlace
@@ -196,16 +195,6 @@ def test_a_forward_that_reads_values_is_counted_in_real_calls_and_plan_says_so(f
     report = json.loads(done.stdout)
     assert "reads values" in report["warnings"][-1] and {row["name"] for row in report["table"]} >= {"uly2", "ring2"}
     assert not counted(folder, WAN, **SIZE).model.from_real_calls
-
-
-def test_what_cannot_be_planned_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not (folder / WAN).is_file():
-        write_model_files(folder, [FILES[WAN]])
-    assert main(["plan", "--model", str(folder / WAN), "--devices", "cpu:2"]) == 2
-    said = capsys.readouterr().err
-    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))  # what goes on is said before
-    for word in ("needs ComfyUI's own modules", "--comfyui PATH"):
-        assert word in sentence
 
 
 def test_counts_that_lack_something_are_refused_by_the_files_name() -> None:

@@ -9,18 +9,7 @@ from __future__ import annotations
 from host.client import Workflow
 
 from .files import Rule, large, tiny
-from .graphs import (
-    HEIGHT,
-    LENGTH,
-    WIDTH,
-    encoder,
-    picture,
-    picture_of,
-    prompts,
-    second_text,
-    through,
-    with_references,
-)
+from .graphs import HEIGHT, LENGTH, WIDTH, encoder, picture, picture_of, prompts, second_text, through, with_references
 from .variant import variants
 
 PIXART, HUNYUAN_DIT = "PixArt", "HunyuanDiT"

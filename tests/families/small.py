@@ -48,11 +48,7 @@ IDEOGRAM_SIZES = {"in_channels": 128, "num_layers": 2, "num_attention_heads": 6,
 IDEOGRAM_SIZES |= {"intermediate_size": 128, "llm_features_dim": TEXT, "mrope_section": [4, 2, 2], "adaln_dim": 32}
 IDEOGRAM = told("small_ideogram_4", "ideogram4.model.Ideogram4Transformer2DModel", 131, IDEOGRAM_SIZES)
 ACE_SIZES = {"num_layers": 2, "inner_dim": 80, "attention_head_dim": 16, "num_attention_heads": 5, "mlp_ratio": 2.0}
-ACE_SIZES |= {
-    "text_embedding_dim": TEXT,
-    "lyric_encoder_vocab_size": 6681,
-    "ssl_encoder_depths": [8, 8],
-}
+ACE_SIZES |= {"text_embedding_dim": TEXT, "lyric_encoder_vocab_size": 6681, "ssl_encoder_depths": [8, 8]}
 ACE = told("small_ace", "ace.model.ACEStepTransformer2DModel", 132, ACE_SIZES)
 ACE_15_SIZES = {"hidden_size": 96, "text_hidden_dim": TEXT, "num_heads": 6, "num_dit_layers": 2, "num_lyric_layers": 1}
 ACE_15_SIZES |= {"num_timbre_layers": 1, "num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "fsq_dim": 96}

@@ -29,10 +29,7 @@ LORA, CHECKPOINT, CONTROLNET = "unet_lora.safetensors", "koala_v.safetensors", "
 # Of every file: attention on a way down, and what it goes through in the middle.
 MODULES = {f"input_blocks.{number}.1.transformer_blocks.0.attn1.to_q": (320, 320) for number in (3, 5, 8)}
 MODULES |= {"middle_block.1.transformer_blocks.0.ff.net.2": (320, 1280)}
-PLANS: dict[str, dict[str, Any]] = {
-    "cfg 2, sharded": {"cfg": 2, "weights": "sharded"},
-    "cfg 2": {"cfg": 2},
-}
+PLANS: dict[str, dict[str, Any]] = {"cfg 2, sharded": {"cfg": 2, "weights": "sharded"}, "cfg 2": {"cfg": 2}}
 
 
 @pytest.fixture(scope="module", autouse=True)

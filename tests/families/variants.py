@@ -18,21 +18,7 @@ from pathlib import Path
 
 from host.fetch import comfyui_says
 
-from . import (
-    flux,
-    hunyuan,
-    ltx,
-    lumina,
-    minimax,
-    more_images,
-    qwen,
-    qwen21,
-    sd3,
-    told,
-    unet,
-    wan,
-    wan_animate2,
-)
+from . import flux, hunyuan, ltx, lumina, minimax, more_images, qwen, qwen21, sd3, told, unet, wan, wan_animate2
 from .files import ModelFile, write_model_files
 from .variant import Variant
 

@@ -21,12 +21,7 @@ from . import encoder_layouts, layouts
 from .layouts import FluxShape, Row
 
 COMMON_NUMBERS = 1_999_993  # a prime, so that no two rows of a matrix are alike
-SAFETENSORS_NAMES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-}
+SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3"}
 
 
 def parts_of(row: Row, *, seed: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:

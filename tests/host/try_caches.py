@@ -13,10 +13,7 @@ from typing import Any
 
 from trace_samplers import NAME, load
 
-WRAPPERS = {
-    "EasyCacheHolder": "easycache_forward_wrapper",
-    "LazyCacheHolder": "lazycache_predict_noise_wrapper",
-}
+WRAPPERS = {"EasyCacheHolder": "easycache_forward_wrapper", "LazyCacheHolder": "lazycache_predict_noise_wrapper"}
 # Other versions of ComfyUI's functions, by what their source has in place of a part of it.
 CHANGED = {
     "the estimate is not summed up": (".cumulative_change_rate += approx", ".cumulative_change_rate = approx"),

@@ -192,11 +192,7 @@ def _rank(its: socket.socket, rank: int, ranks: int, store: Path) -> int:
     if (measuring := sys.modules.get("measured_process")) is not None:
         measuring.follow()  # of `make coverage`
     dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(store), ranks),
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
+        "gloo", store=dist.FileStore(str(store), ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
     )
     with its.makefile("r", encoding="utf-8") as lines:
         for line in lines:

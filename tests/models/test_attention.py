@@ -32,9 +32,7 @@ CPU, GROUPS = torch.device("cpu"), Groups()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_numbers_that_travel_as_fp8_round_to_a_16th_of_themselves_and_show_what_is_not_finite(
-    dtype,
-) -> None:
+def test_numbers_that_travel_as_fp8_round_to_a_16th_of_themselves_and_show_what_is_not_finite(dtype) -> None:
     numbers = torch.Generator().manual_seed(3)
     x = torch.randn(2, 3, 5, 16, generator=numbers) * torch.tensor([1e-3, 0, 1, 40, 9e3])[:, None]
     x[0, 0, 3, 0], x[0, 0, 4, 0] = torch.inf, torch.finfo(torch.float16).max

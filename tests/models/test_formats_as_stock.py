@@ -226,10 +226,7 @@ def of_rank(path: Path) -> Loaded:
     dtype, kept = loaded_dtypes("default", recognised.weights, recognised.config, CPU)
     name = str(dtype).removeprefix("torch.")
     weights = OnACard(
-        ModelSpec.of(str(path), name, comfyui=COMFYUI, kept=kept),
-        device=CPU,
-        group=Axis("one"),
-        offloaded=False,
+        ModelSpec.of(str(path), name, comfyui=COMFYUI, kept=kept), device=CPU, group=Axis("one"), offloaded=False
     )
     weights.load(progress=lambda *_: None, cancelled=lambda: False)
     return called(weights.module, dtype)

@@ -7,15 +7,7 @@ from typing import Any, ClassVar
 
 from host.client import Workflow
 
-from .edits import (
-    HERE,
-    Edit,
-    add,
-    on,
-    on_positive,
-    plain,
-    prompt,
-)
+from .edits import HERE, Edit, add, on, on_positive, plain, prompt
 
 
 @dataclass(frozen=True)

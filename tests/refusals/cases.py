@@ -113,9 +113,7 @@ def with_fun_controlnet(tiny: TinyModels) -> Workflow:
     """A ControlNet of Qwen-Image that computes with layers of the model."""
     name, path = "tiny_fun.safetensors", "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel"
     file = ModelFile(
-        name=name,
-        class_path=path,
-        arguments={"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16},
+        name=name, class_path=path, arguments={"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16}
     )
     if not (tiny.models / "controlnet" / name).exists():
         shapes = shapes_of({name: (path, file.arguments)})[name]

@@ -6,7 +6,6 @@ once, for the same bytes.
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,17 +128,12 @@ def attended(plan: str, case: dict[str, Any], *, exchange: bool = True) -> Simpl
     got, heads_of_calls, sent = ran()
     chunked = []
     for number in (2, 3):
-        again, others, num_bytes = ran(partial(forced, number))
+        again, others, num_bytes = ran(lambda _, number=number: number)  # whether or not they pay
         chunked.append((len(others), torch.equal(again, got), num_bytes == sent))
     assert got.shape == want.shape, (got.shape, want.shape)
     assert torch.equal(sequence.gather(parts[1][:, :, common:], dim=2, lengths=keys), k[:, :, common:])
     error = relative_error(got, want) if want.numel() else 0.0
     return SimpleNamespace(error=error, heads=heads_of_calls, chunked=chunked, sent=sent)
-
-
-def forced(number: int, shared: SharedHeads) -> int:
-    """So many chunks, whether or not they pay."""
-    return number
 
 
 @pytest.mark.parametrize("case", CASES)

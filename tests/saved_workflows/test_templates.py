@@ -1,4 +1,4 @@
-"""Templates as ComfyUI offers them: each once, with words, a thumbnail, and what it may download for it."""
+"""Templates as ComfyUI offers them: each once, drawn from its graph, and what it may download for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tools.templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 from .ui_format import NOTE, to_api
 
 FOLDER = PACK_ROOT / "example_workflows"
-MOST_BYTES = 60_000  # of a thumbnail
 each_template = pytest.mark.parametrize("name", TEMPLATES)
 
 

@@ -4,7 +4,6 @@ report says of runs that stay in ComfyUI's loop.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from host.client import ComfyClient, PromptResult, Workflow
+from host.client import ComfyClient, Workflow
 from host.formats import same_picture
 from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_latent
 from host.quantised import quantised
@@ -46,14 +45,6 @@ def ours(graph: Workflow, plan: str | dict[str, Any] = PLAN) -> Workflow:
     graph = parallelized(graph, **(PLANS[plan] if isinstance(plan, str) else plan))
     graph["sampler"]["class_type"] = "ParallelSampler"
     return graph
-
-
-def check(client: ComfyClient, stock: Stock, graph: Workflow, plan: str | dict[str, Any] = PLAN) -> PromptResult:
-    """Our run, which equals stock's and had its loop in the workers."""
-    result = client.queue(ours(graph, plan))
-    assert result.report()["loop"] == {"kind": "resident"}
-    assert relative_error(saved_latent(client, result), stock(graph)) <= TOLERANCE
-    return result
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -91,19 +82,6 @@ def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
     found = saved_latent(hosted_client, hosted_client.queue(ours(graph)))
     assert relative_error(found, masked) <= TOLERANCE
     assert relative_error(plain, masked) > VISIBLE
-
-
-def test_a_batch_whose_images_have_texts_of_their_own(hosted_client: ComfyClient, stock: Stock) -> None:
-    graph = small(WAN.name)
-    graph["latent"]["inputs"]["batch_size"] = 2
-    for name in ("positive", "negative"):
-        graph[name]["inputs"]["batch"] = 2
-    latents = stock(graph)
-    check(hosted_client, stock, graph, {"devices": "cpu:4", "data": 2})
-    one_text = copy.deepcopy(graph)
-    for name in ("positive", "negative"):
-        one_text[name]["inputs"]["batch"] = 1
-    assert relative_error(stock(one_text)[1], latents[1]) > VISIBLE
 
 
 def controlled(graph: Workflow) -> Workflow:
@@ -154,7 +132,9 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
 def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = partly(small(WAN.name))
     graph["first"]["inputs"]["end"] = 1.0
-    check(hosted_client, stock, graph)
+    result = hosted_client.queue(ours(graph))
+    assert result.report()["loop"] == {"kind": "resident"}
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
 
 
 def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_together(

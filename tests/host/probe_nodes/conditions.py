@@ -25,17 +25,12 @@ def random_values(seed: int, *shape: int) -> torch.Tensor:
 
 
 @node("RandomConditioning", gives=[io.Conditioning])
-def random_conditioning(
-    tokens: int, width: int, seed: int, pooled: int = 0, masked: int = -1, batch: int = 1
-) -> io.NodeOutput:
-    """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told.
-
-    `batch`: so many texts, one for each image of a batch.
-    """
-    more = {"pooled_output": random_values(seed + 1000, batch, pooled)} if pooled else {}
+def random_conditioning(tokens: int, width: int, seed: int, pooled: int = 0, masked: int = -1) -> io.NodeOutput:
+    """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told."""
+    more = {"pooled_output": random_values(seed + 1000, 1, pooled)} if pooled else {}
     if masked >= 0:
         more["attention_mask"] = padding(tokens, masked)
-    return io.NodeOutput([[random_values(seed, batch, tokens, width), more]])
+    return io.NodeOutput([[random_values(seed, 1, tokens, width), more]])
 
 
 @node("MoreText", gives=[io.Conditioning])

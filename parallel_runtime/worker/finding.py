@@ -117,7 +117,7 @@ class Finding(Reference):
         proven: Calls,
         told: dict[str, Any],
     ) -> dict[str, Any]:
-        """The plan, or another one, that holds for calls with references and with masks too, and for which of them.
+        """The plan, or another one, that holds for calls with references, masks or masked texts too, and for which.
 
         A call of a kind that none holds for is proven when one comes, as every call is, and goes on without the plan.
         """

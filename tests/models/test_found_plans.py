@@ -61,6 +61,13 @@ def candidates(model: nn.Module, inputs: dict[str, Any]) -> list[Candidate]:
                 "blocks.*": {"**rope_cos": "img@0", "**rope_sin": "img@0", "**crop_y": "index:txt"},
             },
         ),
+        (
+            "Mage-Flow, reference, text mask, ControlNet",  # the last token is padding in all texts
+            {
+                "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
+                "transformer_blocks.*": {"image_rotary_emb": "txt+img@2", "encoder_hidden_states_mask": "txt"},
+            },
+        ),
     ],
 )
 @in_ranks(2)

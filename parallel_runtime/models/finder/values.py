@@ -75,7 +75,9 @@ def nudged(tensor: Tensor, dim: int, index: int) -> Tensor:
     if tensor.dtype == torch.bool:
         part.logical_not_()
     elif tensor.is_floating_point() or tensor.is_complex():
-        part.add_(torch.linspace(0.5, 1.0, max(part.numel(), 1), device=part.device).view(part.shape).to(part.dtype))
+        more = torch.linspace(0.5, 1.0, max(part.numel(), 1), device=part.device).view(part.shape).to(part.dtype)
+        # the numbers of a mask that hide a token are so low that nothing is added to them
+        part.copy_(torch.where(part + more == part, more, part + more))
     else:
         part.add_(1)
     return other

@@ -36,8 +36,8 @@ TEXT_MASK = "attention_mask"  # of all text tokens, for models that do not
 IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
 
 # What graphs give beside a text: a picture to edit, smaller than the image; a mask by which the first half of the
-# latent's frames, or of its rows, stays.
-MORE = REFERENCES, MASK = "references", "mask"
+# latent's frames, or of its rows, stays; a mask of the text, whose last tokens are padding.
+MORE = REFERENCES, MASK, MASKED_TEXT = "references", "mask", "masked text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +232,10 @@ class _SampledSide:
         self.noise = parts[0] if len(parts) == 1 else comfy.utils.pack_latents(parts)[0]
         self.noise = self.noise.to(device)
         cond: dict[str, Any] = {}
-        if type(model).__name__ in COUNTED or TEXT_MASK in widths:
+        if type(model).__name__ in COUNTED or TEXT_MASK in widths or MASKED_TEXT in size.more:
             cond[TEXT_MASK] = torch.ones(1, size.text_tokens, dtype=torch.long)
+        if MASKED_TEXT in size.more:
+            cond[TEXT_MASK][:, -(size.text_tokens // 3) :] = 0
         shape_of = {"cross_attn": (1, size.text_tokens), "pooled_output": (1,)}
         for name, width in widths.items():
             if width is not None and name != TEXT_MASK:

@@ -21,6 +21,7 @@ from parallel_runtime.wire.records import from_body, to_body
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = Versions(pack=VERSION, torch="2.9.0+cpu", comfyui="0.24.0")
+ENDS_S = 5.0
 MARK = f"parallel-dit-machines-{os.environ.setdefault('MACHINES_TEST', str(os.getpid()))}"
 
 
@@ -43,8 +44,12 @@ class Member:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.send_signal(signal.SIGINT)  # what was measured of it is written
+        try:
+            self.process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     @property
     def log(self) -> str:

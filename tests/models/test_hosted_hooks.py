@@ -52,16 +52,6 @@ def test_a_wrong_plan_is_told_by_the_first_module_that_it_changes(group: GlooGro
         assert (first and first["module"]) == module, f"{module}: {first}"
 
 
-@in_ranks(2)
-def test_hooks_are_taken_off_again(group: GlooGroup) -> None:
-    for name in ("LTX-2, a timestep for each frame", "HiDream-O1"):  # the plan of one has a word for the model itself
-        model, plan, _ = fresh(name)
-        shared = SharedModel(model, plan, group)
-        assert number_of_hooks(model) > 0
-        shared.remove()
-        assert number_of_hooks(model) == 0
-
-
 # Calls in which every stream, or every one that a plan cuts, has one token: case -> shapes of inputs.
 ONE_TOKEN = {
     "Flux.1, mask": {"x": (2, 16, 2, 2), "context": (2, 1, 48), "attention_mask": (2, 2, 2)},

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner_errors import kept_constants
-from benchmarks.planner_model import Shape
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.counting import usual_counted
@@ -35,29 +33,12 @@ def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
     assert choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100")).plan.ring == 1
 
 
-def test_one_device_is_taken_where_more_hardly_help_and_the_reason_says_so() -> None:
-    work = Work(image_tokens=64, text_tokens=16, element_bytes=4)
-    engine = kept_constants()["software"]["cpu"]
-    tiny = Shape(name="tiny", blocks=(19, 38), width=128, heads=2).counted(work, engine, weight_bytes=4)
-    choice = choose_plan(tiny, work, [8 * GIB] * 2, known_calibration("cpu"))
-    assert choice.plan == ParallelPlan()
-    assert any(reason.startswith("one device is better here") for reason in choice.reasons)
-
-
 def test_fewer_devices_are_taken_when_the_rest_would_not_make_it_faster() -> None:
     choice = choose_plan(FLUX, Work(image_tokens=1024, text_tokens=512), [80 * GIB] * 8, known_calibration("H100"))
     assert choice.plan.ranks < 8
     assert choice.plan.ranks == 1 or any("stay unused" in reason for reason in choice.reasons)
     fastest = choice.table[0]
     assert choice.plan.ranks == 1 or choice.chosen.run_s <= EQUAL * fastest.run_s
-
-
-def test_a_model_too_large_for_each_device_is_told_to_shard() -> None:
-    choice = choose_plan(FLUX, LARGE, [16 * GIB] * 4, known_calibration("RTX 4090"))
-    assert choice.chosen is None or choice.chosen.plan.weights != "replicated"
-    assert any("does not fit" in reason and "sharded" in reason for reason in choice.reasons)
-    replicated = [row for row in choice.table if row.plan.weights == "replicated"]
-    assert replicated and not any(row.fits for row in replicated)
 
 
 def test_nothing_fits_is_said_with_what_is_needed_and_what_is_free() -> None:

@@ -30,15 +30,6 @@ def plan(
     return run
 
 
-def test_it_prints_plans_the_choice_and_the_reasons(plan) -> None:
-    code, out, _ = plan("--kind", "A100", "--devices", "4", "--width", "2048", "--height", "2048")
-    assert code == 0
-    assert "16384 image + 512 text tokens" in out
-    assert "plan: ulysses=4" in out
-    assert "x as fast as one device" in out
-    assert "not measured here" in out
-
-
 def test_stale_also_weighs_pipefusion_and_marks_it(plan) -> None:
     common = ("--kind", "A100", "--devices", "4", "--json")
     usual, stale = json.loads(plan(*common)[1]), json.loads(plan(*common, "--stale")[1])

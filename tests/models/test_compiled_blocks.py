@@ -176,7 +176,7 @@ HELPERS = {
 def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: str) -> None:
     names: dict[str, Any] = {"__name__": "comfy.ldm.some.model"}
     exec(BLOCK.format(helper=helper), names)  # noqa: S102  of this file
-    plan = SimpleNamespace(methods_of=lambda _: ["forward"])
+    plan = SimpleNamespace(methods_of=lambda _: ["forward"], row_ranges={})
     assert TOLD - _kind_of(names["Block"](), plan, "blocks").unread == HELPERS[helper]  # type: ignore[arg-type]
 
 

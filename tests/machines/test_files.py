@@ -59,20 +59,21 @@ from machines.test_files import machine_with
 from parallel_runtime.machines import files
 from parallel_runtime.pool.remote_ranks import RemoteRanks
 from parallel_runtime.rank_environment import RankSettings
-held = threading.Barrier(3)
+reading, asked = threading.Event(), threading.Event()
 
 def read(fd, start):
-    held.wait()
+    reading.set()
     threading.Event().wait()
 
 files._digest_at = read
 machine = machine_with(None)
 del machine._tell
-machine._wake = held.wait
+machine._wake = asked.set
 ranks = RemoteRanks([machine], RankSettings(devices=("cpu:0",), threads=1, engine=""))
 spec = {"path": sys.argv[1], "size_bytes": 0, "mtime_ns": 0}
 threading.Thread(target=ranks._copies, args=(spec, 2), daemon=True).start()
-held.wait()
+reading.wait()
+asked.wait()
 """
 
 

@@ -52,7 +52,7 @@ TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_L
 .PHONY: $(TARGETS)
 
 help:
-	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
+	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 90 seconds"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 8 minutes"
 	@echo "make test-full     what make test leaves out: large files, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"

@@ -235,7 +235,7 @@ class _SampledSide:
         if type(model).__name__ in COUNTED or TEXT_MASK in widths or MASKED_TEXT in size.more:
             cond[TEXT_MASK] = torch.ones(1, size.text_tokens, dtype=torch.long)
         if MASKED_TEXT in size.more:
-            cond[TEXT_MASK][:, -(size.text_tokens // 3) :] = 0
+            cond[TEXT_MASK][:, size.text_tokens - size.text_tokens // 3 :] = 0
         shape_of = {"cross_attn": (1, size.text_tokens), "pooled_output": (1,)}
         for name, width in widths.items():
             if width is not None and name != TEXT_MASK:

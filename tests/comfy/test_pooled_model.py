@@ -94,6 +94,28 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
     assert answered.is_set()
 
 
+class Workers:
+    """What a registry asks of a pool."""
+
+    state, generation = "idle", 1
+
+
+def test_what_was_measured_and_noted_is_of_one_set_of_workers(module_of_pack, made) -> None:
+    registry, workers = module_of_pack("nodes.host.model.pools").PoolRegistry(), Workers()
+    devices = made("cpu", "ulysses=4").devices
+    registry._pools[devices] = workers
+    assert registry.measured(devices) == []
+    assert registry.measured(devices, lambda pool: [pool.generation]) == [1]
+    registry.note_unlike(devices, ["another torch"])
+    assert registry.measured(devices) == registry.measured(devices, lambda _: [0]) == [1]
+    assert registry.unlike(devices) == ["another torch"]
+    workers.generation = 2
+    assert registry.measured(devices) == registry.unlike(devices) == []
+    assert registry.measured(devices, lambda pool: [pool.generation]) == [2]
+    workers.state = "stopped"
+    assert registry.measured(devices) == [], "of workers that are gone"
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
     model, calls = made("cpu", "ulysses=4"), []

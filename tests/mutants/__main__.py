@@ -8,10 +8,11 @@ status is 0 where each survivor is named in equivalent.py.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,17 +46,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="what chooses the places (0)")
     parser.add_argument("--places", type=int, default=200, help="how many of the pack's code (200)")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (2)")
-    parser.add_argument("--match", default="", metavar="TEXT", help="places with this in `FILE:LINE OPERATOR`")
+    parser.add_argument(
+        "--match", default="", metavar="TEXT", help="places whose `FILE:LINE OPERATOR` has this pattern in it"
+    )
     parser.add_argument("--recording", type=Path, default=FOLDER, help="where `make coverage` wrote")
     parser.add_argument("--preload", default=MODULES, help="what is imported once, for all tests")
+    parser.add_argument("--tests", nargs="+", default=[], help="try these, files of tests or nodes, not the recorded")
     options = parser.parse_args()
     if options.jobs < 1 or options.places < 0:
         parser.error(f"--jobs {options.jobs} --places {options.places}: use one job or more, and no negative number")
-    if not (options.recording / "sources.json").exists():
+    if not options.tests and not (options.recording / "sources.json").exists():
         say(f"{options.recording} has no recording of what each test runs; it is made first")
         command = [sys.executable, "-m", "line_coverage", "-q", "-n", "2", "-m", "not full"]
         subprocess.run(command, cwd=ROOT, check=False)
-    mistakes = [*of_the_pack(options), *of_the_panel(options.match)]
+    mistakes = [*of_the_pack(options), *([] if options.tests else of_the_panel(options.match))]
     if not mistakes:
         parser.error(f"--match {options.match!r} is in no place")
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -70,22 +74,26 @@ def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
         for folder in CODE
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
-    recording = Recording(options.recording, sources, collected())
-    if recording.changed:
+    there = collected(options.tests)
+    recording = None if options.tests else Recording(options.recording, sources, there)
+    if recording is not None and recording.changed:
         say(f"{len(recording.changed)} of {len(sources)} files have changed since `make coverage`; in those, all tests")
         say("of a function count as running each of its lines")
     everything = [place for file, text in sources.items() for place in places(file, text)]
-    for place in chosen([place for place in everything if options.match in title(place)], options.seed, options.places):
+    for place in chosen(
+        [place for place in everything if re.search(options.match, title(place))], options.seed, options.places
+    ):
         text = place.applied(sources[place.file])
         shown = f"    - {place.before}\n    + {place.after}"
-        yield Mistake(title(place), place.file, text, recording.tests(place), shown, place.key)
+        tests = sorted(there) if recording is None else recording.tests(place)
+        yield Mistake(title(place), place.file, text, tests, shown, place.key)
 
 
 def of_the_panel(match: str) -> Iterator[Mistake]:
     """The panel's mistakes."""
     for mutant in MUTANTS:
         named = f"web: {mutant.name}"
-        if match in named:
+        if re.search(match, named):
             file = mutant.place(ROOT)
             text = (ROOT / file).read_text(encoding="utf-8").replace(mutant.old, mutant.new)
             yield Mistake(named, str(file), text, list(mutant.tests))
@@ -96,9 +104,9 @@ def title(place: Place) -> str:
     return f"{place.file}:{place.line} {place.operator}"
 
 
-def collected() -> set[str]:
-    """The tests that there are."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0"]
+def collected(among: Iterable[str] = ()) -> set[str]:
+    """The tests that there are, of all or of some files or nodes."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", *among]
     said = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
     return {line for line in said.splitlines() if "::" in line}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .places import Place, functions
 
 MOST_S = 30.0  # of tests for one place, as they took while they were recorded
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
+FIRST_OF_A_WAY = 3  # tests that leave a line in one way, of different functions, which come before all others
 
 
 class Recording:
@@ -33,7 +35,7 @@ class Recording:
             for test, said in noted["tests"].items():
                 if test in there:
                     self._own[test], self._shares[test] = said["own_s"], said["shares"]
-        self._lines_of: dict[str, dict[int, set[str]]] = {}
+        self._ways_of: dict[str, dict[int, dict[int, set[str]]]] = {}
 
     @property
     def changed(self) -> list[str]:
@@ -41,14 +43,20 @@ class Recording:
         return [file for file, text in self._now.items() if self._then.get(file) != text]
 
     def tests(self, place: Place) -> list[str]:
-        """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed."""
-        found = self._that_run(place)
+        """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed.
+
+        Some of each way in which the line is left are among them: of a thousand that find a condition true, the one
+        that does not may be slow.
+        """
+        ways = self._that_run(place)
+        found = set[str]().union(*ways)
         cost = {test: self._own[test] + sum(map(self._shared_s.__getitem__, self._shares[test])) for test in found}
+        first = {test for way in ways for test in self._quickest(way, cost)}
         seen: Counter[str] = Counter()
         turns = {}
         for test in sorted(cost, key=lambda test: (cost[test], test)):
             function = test.partition("[")[0]
-            turns[test] = (seen[function] >= FIRST_OF_A_FUNCTION, cost[test])
+            turns[test] = (test not in first, seen[function] >= FIRST_OF_A_FUNCTION, cost[test])
             seen[function] += 1
         taken, paid, total = [], set[str](), 0.0
         for test in sorted(turns, key=lambda test: (turns[test], test)):
@@ -62,29 +70,43 @@ class Recording:
         quickest = {file: min(cost[test] for test in taken if file_of[test] == file) for file in file_of.values()}
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
 
-    def _that_run(self, place: Place) -> set[str]:
+    @staticmethod
+    def _quickest(way: set[str], cost: dict[str, float]) -> Iterable[str]:
+        """The quickest of a way's tests, one a function."""
+        by_function: dict[str, str] = {}
+        for test in sorted(way, key=lambda test: (cost[test], test)):
+            by_function.setdefault(test.partition("[")[0], test)
+        return list(by_function.values())[:FIRST_OF_A_WAY]
+
+    def _that_run(self, place: Place) -> list[set[str]]:
+        """The tests that run a place, by the line that they ran next."""
         lines = self._lines(place.file)
         then = self._then.get(place.file)
         if then is None:
-            return set()
+            return []
         if not place.function:  # what runs at import has no test's name but in processes that a test started
-            return set().union(*lines.values())
+            return [set().union(*(tests for ways in lines.values() for tests in ways.values()))]
         if then == self._now[place.file]:
-            return lines.get(place.line) or lines.get(place.statement) or set()
+            return list((lines.get(place.line) or lines.get(place.statement) or {}).values())
         first, last = functions(then).get(place.function, (0, 0))
-        return set().union(*(lines.get(line, set()) for line in range(first + 1, last + 1)))
+        ran = (lines.get(line, {}) for line in range(first + 1, last + 1))
+        return [set().union(*(tests for ways in ran for tests in ways.values()))]
 
-    def _lines(self, file: str) -> dict[int, set[str]]:
-        """The tests that ran each line of a file."""
-        if file not in self._lines_of:
-            found: dict[int, set[str]] = defaultdict(set)
+    def _lines(self, file: str) -> dict[int, dict[int, set[str]]]:
+        """The tests that ran each line of a file, by the line that they ran next; 0 for none."""
+        if file not in self._ways_of:
+            ways: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+            came: dict[int, set[str]] = defaultdict(set)
             query = "SELECT context_id, fromno, tono FROM arc JOIN file ON file.id = file_id WHERE path LIKE ?"
-            for context, *ends in self._data.execute(query, (f"%/{file}",)):
+            for context, begin, end in self._data.execute(query, (f"%/{file}",)):
                 if (test := self._contexts[context]) in self._own:
-                    for line in ends:
-                        found[abs(line)].add(test)
-            self._lines_of[file] = found
-        return self._lines_of[file]
+                    ways[abs(begin)][end].add(test)
+                    came[abs(end)].add(test)
+            for line, tests in came.items():
+                if ended := tests.difference(*ways[line].values()):
+                    ways[line][0] = ended
+            self._ways_of[file] = ways
+        return self._ways_of[file]
 
     @cached_property
     def _contexts(self) -> dict[int, str]:

@@ -146,6 +146,22 @@ def test_a_file_of_a_file_system_that_maps_none_is_refused_with_what_to_do(tmp_p
         MappedFile(ModelSpec.of(path))
 
 
+def test_a_mapped_file_that_was_written_to_since_it_was_identified_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"x": torch.zeros(4)}, path)
+    spec = ModelSpec.of(path)
+    mapped = MappedFile(spec)
+    save_file({"x": torch.zeros(5)}, tmp_path / "other.safetensors")  # clocks of files are coarse
+    (tmp_path / "other.safetensors").replace(path)
+    mapped.refuse_changed()  # what is mapped is the file that was identified, whatever has its name now
+    with pytest.raises(ValueError, match="was changed after it was chosen"):
+        MappedFile(spec)
+    longer = MappedFile(ModelSpec.of(path))
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="was changed after it was chosen"):
+        longer.refuse_changed()
+
+
 def test_only_safetensors_files_are_read(tmp_path: Path) -> None:
     for name in ("model.ckpt", "model.pt", "model.gguf", "model"):
         path = tmp_path / name

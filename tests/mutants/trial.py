@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_S = 60.0  # of a mistake's tests
-HANGS_S = 25.0  # of one test: the time of the tests that are chosen together is about as long
+HANGS_S = 25.0  # of one test
 # What the tests import beside the pack, what host/forked_ranks.py names for ComfyUI among it.
 MODULES = (
     "torch torch.distributed torch._dynamo safetensors.torch numpy PIL.Image hypothesis pytest pytest_timeout psutil "

@@ -17,7 +17,8 @@ import coverage
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "coverage"
 RUNNING = FOLDER / "running"
-FORKS = {"host.forked_ranks", "models.ranks"}  # what they fork calls `follow`
+LOADED = Path(__file__).resolve().parent / "comfy" / "loaded_comfyui.py"
+FORKS = {"host.forked_ranks", "models.ranks", str(LOADED)}  # what they fork calls `follow`
 IN_MOVED_TO = 0x80  # of <sys/inotify.h>: a file was put in another's place
 EVENTS_BYTES = 64 * 1024
 

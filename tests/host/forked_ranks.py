@@ -46,7 +46,7 @@ OURS |= {"benchmarks.gpu", "benchmarks.share"}
 OURS |= {"parallel_runtime", WITH_PACK} | TOLD
 # Beside these stands a process that forks their ranks.
 WITH_RANKS = {COMFYUI, LAUNCHER, "parallel_runtime", WITH_PACK, "benchmarks.gpu"}
-PROGRAMS = OURS | {*(COMFYUI, "models.ranks", "trace_samplers.py", "comfy_classes.py")}
+PROGRAMS = OURS | {*(COMFYUI, "models.ranks", "trace_samplers.py", "comfy_classes.py", "loaded_comfyui.py")}
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 CLONE_PARENT, SIGCHLD, SYS_CLONE = 0x8000, 17, 56

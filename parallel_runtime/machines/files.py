@@ -13,7 +13,7 @@ from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
 
 from ..checkpoint import read_header
-from .daemon_futures import in_daemons
+from ..daemon_futures import in_daemons
 from .messages import FileIdentity, FoundFile
 
 LENGTH = struct.Struct("<Q")  # of the header of a safetensors file, first in it

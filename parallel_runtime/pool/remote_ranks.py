@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..daemon_futures import in_daemons
 from ..devices import Device
 from ..machines.connection import join_address, split_address
-from ..machines.daemon_futures import in_daemons
 from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
 from ..machines.messages import FoundFile, RelayedMachine, StartGeneration

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import statistics
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -164,6 +165,28 @@ def test_every_tab_is_told_of_a_run_while_it_is_held_between_steps(
     for rank, share in zip(report["ranks"], known, strict=True):
         assert {part for part in ("compute", "communication", "idle") if f"{part}_s" in rank} == share.keys()
         assert sum(share.values()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_ctrl_c_waits_for_no_action(module_of_pack: Callable[[str], ModuleType], monkeypatch) -> None:
+    """Python joins every thread at its end that is no daemon."""
+    module, daemons = module_of_pack("nodes.host.panel.actions"), []
+    monkeypatch.setattr(module, "_release", lambda: daemons.append(threading.current_thread().daemon))
+    queue = SimpleNamespace(prompt_queue=SimpleNamespace(currently_running={}))
+    monkeypatch.setattr(module, "PromptServer", SimpleNamespace(instance=queue))
+    tune = SimpleNamespace(work=lambda asked: lambda: daemons.append((threading.current_thread().daemon, asked)))
+    state = SimpleNamespace(action=None, tune=tune)
+
+    async def act() -> None:
+        actions = module.Actions(state)
+        actions.begin("release")
+        with pytest.raises(module.BusyError, match="release is under way; wait until it has ended"):
+            actions.tune("these")
+        await actions._task
+        actions.tune("these")
+        await actions._task
+
+    asyncio.run(act())
+    assert (daemons, state.action) == ([True, (True, "these")], None)
 
 
 def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack: Callable[[str], ModuleType]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .... import parallel_runtime
+from ....parallel_runtime.daemon_futures import in_daemons
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
@@ -44,14 +45,14 @@ class Actions:
     def begin(self, name: str) -> None:
         """Start one of routes.py's `ACTIONS`. Raises `BusyError` while one is under way."""
         threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
-        self._begin(name, self._doctor if name == "doctor" else lambda: asyncio.to_thread(threads[name]))
+        self._begin(name, self._doctor if name == "doctor" else lambda: _in_a_daemon(threads[name]))
 
     def tune(self, asked: Asked) -> None:
         """Try plans of the loaded model. Raises `BusyError` while an action is under way, or a prompt."""
         if PromptServer.instance.prompt_queue.currently_running:
             raise BusyError("a prompt is under way; wait until it has ended")
         tune = self._panel_state.tune
-        self._begin("tune", lambda: asyncio.to_thread(tune.work(asked)))
+        self._begin("tune", lambda: _in_a_daemon(tune.work(asked)))
 
     def _begin(self, name: str, work: Callable) -> None:
         if self._panel_state.action is not None:
@@ -70,6 +71,12 @@ class Actions:
         began_s = time.monotonic()
         found = await _examine()
         self._panel_state.doctor = found | {"ended": round(time.time()), "took_s": round(time.monotonic() - began_s, 1)}
+
+
+def _in_a_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
+    """In a thread that Ctrl-C does not wait for, as asyncio's are: a tune takes minutes."""
+    (future,) = in_daemons([work], at_once=1)
+    return asyncio.wrap_future(future)
 
 
 def _release() -> None:

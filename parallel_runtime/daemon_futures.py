@@ -30,5 +30,5 @@ def in_daemons(works: Sequence[Callable[[], T]], *, at_once: int) -> list[Future
                     future.set_exception(error)
 
     for _ in range(min(at_once, len(works))):
-        threading.Thread(target=run, name="parallel-dit-files", daemon=True).start()
+        threading.Thread(target=run, name="parallel-dit", daemon=True).start()
     return futures

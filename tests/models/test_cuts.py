@@ -289,21 +289,51 @@ def test_what_has_no_way_back_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("tracked", [3, 5])
+@pytest.mark.parametrize("tracked", [3, 6])
 def test_a_mask_of_guides_has_the_queries_of_each_rank(parts: int, tracked: int) -> None:
-    """Of 12 tokens, 7 and on are guides; where not all of them are tracked, the others attend to everything."""
+    """Of 13 tokens, 7 and on are guides; where not all of them are tracked, the others attend to everything."""
     mask = SimpleNamespace(
-        guide_start=7, tracked_count=tracked, noisy_mask=rows(1, 1, 1, 12), tracked_mask=rows(1, 1, tracked, 12)
+        guide_start=7, tracked_count=tracked, noisy_mask=rows(1, 1, 1, 13), tracked_mask=rows(1, 1, tracked, 13)
     )
     queries: dict[int, list[int]] = {0: [], 1: []}
-    for call in calls(parts, vid=12):
+    for call in calls(parts, vid=13):
         cut = cutter(parse("guides:vid"))(call, mask)
         assert cut.all is mask.noisy_mask
         assert [each.mask for each in cut.segments] == [mask.tracked_mask, None][: len(cut.segments)]
         for number, each in enumerate(cut.segments):
             assert each.lengths[call.index] == each.last - each.first
             queries[number] += range(call.start("vid") + each.first, call.start("vid") + each.last)
-    assert queries == {0: list(range(7, 7 + tracked)), 1: list(range(7 + tracked, 12))}
+    assert queries == {0: list(range(7, 7 + tracked)), 1: list(range(7 + tracked, 13))}
+
+
+class Compressed:
+    """As LTX's `CompressedTimestep`: a row for each frame, of which blocks ask for those of all tokens."""
+
+    __slots__ = ("data", "batch_size", "num_frames", "patches_per_frame", "feature_dim")
+
+    def __init__(self, data: Tensor, patches_per_frame: int) -> None:
+        self.batch_size, self.num_frames, self.feature_dim = data.shape
+        self.data, self.patches_per_frame = data, patches_per_frame
+
+    def expand(self) -> Tensor:
+        return self.data.repeat_interleave(self.patches_per_frame, 1)
+
+    def expand_for_computation(self, table: Tensor, *, batch_size: int) -> tuple[Tensor, ...]:
+        assert batch_size == self.batch_size and self.data.shape == (batch_size, self.num_frames, self.feature_dim)
+        return tuple(self.data.repeat_interleave(self.patches_per_frame, 1) * each for each in table)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("frames", "patches"), [(2, 1), (1, 2), (3, 4)])
+def test_a_timestep_of_frames_makes_the_rows_of_this_ranks_tokens(parts: int, frames: int, patches: int) -> None:
+    whole, table = Compressed(rows(2, frames, 5), patches), torch.tensor([2.0, 3.0])
+    cut = shares(calls(parts, vid=frames * patches), "frames:vid", whole)
+    for number, want in enumerate((whole.expand(), *whole.expand_for_computation(table, batch_size=2))):
+        made = [(each.expand(), *each.expand_for_computation(table, batch_size=2))[number] for each in cut]
+        assert torch.equal(made[0] if frames * patches < parts else torch.cat(made, 1), want)
+    assert all(isinstance(each, Compressed) for each in cut) and whole.patches_per_frame == patches
+    one = Compressed(rows(2, 1, 5), 1)
+    assert shares(calls(2, vid=7), "frames:vid", one) == [one, one]
 
 
 class Others(Part):

@@ -180,8 +180,32 @@ def test_memory_that_is_short_is_no_reason_for_another_kernel(monkeypatch: pytes
     assert set(device.called) == {Kernel.CUDNN}
 
 
-def test_cudnns_log_sum_exp_is_of_the_shape_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its operator returns (B, H, S, 1): torch's own function of the shapes says so."""
-    q, k = (torch.empty(2, 3, tokens, 64, dtype=BF16, device="meta") for tokens in (5, 7))
-    out, lse = kernels._cudnn(q, k, k, None)
-    assert (out.shape, lse.shape, lse.dtype) == ((2, 3, 5, 64), (2, 3, 5), FP32)
+@pytest.mark.parametrize("kernel", kernels._WITH_LSE, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("masked", [False, True])
+def test_outputs_and_log_sum_exps_of_all_kernels_are_of_one_shape(kernel: Kernel, masked: bool) -> None:
+    """Operators pad rows, or return (B, H, S, 1): torch's own functions of the shapes say so."""
+    q, k, v = (torch.empty(2, 3, tokens, 64, dtype=BF16, device="meta") for tokens in (5, 37, 37))
+    mask = torch.empty(1, 5, 37, dtype=BF16, device="meta") if masked else None
+    if masked and kernel in FUSED:
+        with pytest.raises(ValueError, match="mask; choose_kernel never gives it one"):
+            kernels._WITH_LSE[kernel](q, k, v, mask)
+        return
+    out, lse = kernels._WITH_LSE[kernel](q, k, v, mask)
+    assert (out.shape, lse.shape, out.dtype, lse.dtype) == ((2, 3, 5, 64), (2, 3, 5), BF16, FP32)
+
+
+@pytest.mark.parametrize(("keys", "row"), [(32, 32), (33, 40), (39, 40)])
+def test_a_bias_has_a_mask_for_every_head_in_rows_that_start_at_multiples_of_16_bytes(keys: int, row: int) -> None:
+    for mask in (torch.rand(1, 5, keys), torch.rand(2, 5, keys)):
+        bias = kernels._aligned_bias(mask, heads=3, batch=2)
+        assert torch.equal(bias, mask[:, None].expand(2, 3, 5, keys)) and bias.stride(2) == row
+
+
+def test_a_kernel_of_no_choice_that_raises_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, q = PretendHopper(monkeypatch), make(9)
+    device.raises = dict.fromkeys(
+        (Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT, Kernel.FORMULA), RuntimeError("broken")
+    )
+    with pytest.raises(RuntimeError, match="broken"):
+        attention_with_lse(q, q, q)
+    assert device.called == [Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT, Kernel.FORMULA]

@@ -1,0 +1,338 @@
+"""What is found of a block, exactly: its flows, what its attention is over, the word of each argument.
+
+Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's classes are test_found_plans.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallel_runtime.models.finder.arguments import find_words
+from parallel_runtime.models.finder.blocks import NotFoundError
+from parallel_runtime.models.finder.probe import ModuleProbe
+from parallel_runtime.models.finder.record import CallWatch
+from parallel_runtime.models.finder.streams import Attends, Flow, find_attention, find_flows
+
+HEARD: list[Callable[..., Tensor]] = []
+BATCH, TOKENS, TEXT, WIDTH = 2, 10, 4, 6
+IMG, TXT = Flow("img", (), 1, TOKENS, (0,)), Flow("txt", (), 1, TEXT, (1,))
+X = Flow("x", (), 1, TOKENS, ())
+OF_X = [(0, 0, TOKENS)]
+BOTH = [(1, 0, TEXT), (0, TEXT, TOKENS)]
+FIRST = [(0, 0, TOKENS), (1, TOKENS, 3)]
+
+
+@contextmanager
+def tap(attend: Callable[..., Tensor]) -> Iterator[None]:
+    """Inside, `attend` is given all attention calls."""
+    HEARD.append(attend)
+    try:
+        yield
+    finally:
+        HEARD.pop()
+
+
+def attended(q: Tensor, k: Tensor | None = None, mask: Tensor | None = None, width: int = WIDTH) -> Tensor:
+    """Attention of rows (B, S, C) with two heads, values of `width` numbers."""
+    k = q if k is None else k
+    parts = [each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k[..., : q.shape[-1]], k[..., :width])]
+    out = HEARD[-1](*parts, mask, lambda: F.scaled_dot_product_attention(*parts, attn_mask=mask))
+    return out.transpose(1, 2).flatten(2)
+
+
+def block(forward: Callable[..., Any], **attributes: Any) -> nn.Module:
+    """A module whose forward is this function of it and the arguments."""
+    made = type("Block", (nn.Module,), {"forward": forward})()
+    vars(made).update(attributes)
+    return made
+
+
+def probed(module: nn.Module, *args: Any, **kwargs: Any) -> ModuleProbe:
+    """Its call, to be repeated."""
+    watch = CallWatch()
+    with torch.inference_mode(), watch.of(module), tap(watch.real):
+        module(*args, **kwargs)
+    return ModuleProbe(watch.calls[0], tap)
+
+
+def noise(*shape: int) -> Tensor:
+    """Numbers near one."""
+    return 1 + torch.rand(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape)))
+
+
+def two_streams(self: Any, img: Tensor, txt: Tensor, vec: Tensor, pe: Any = None, attn_mask: Any = None) -> Any:
+    """As Flux's double blocks."""
+    both = torch.cat((txt, img), 1)
+    both = both if pe is None else both * pe[:, 0]
+    out = attended(both, both, attn_mask)
+    return img + out[:, txt.shape[1] :] * vec[:, None], txt + out[:, : txt.shape[1]]
+
+
+def cross(self: Any, x: Tensor, context: Tensor, freqs: Any, **more: Tensor) -> Tensor:
+    """As Wan's."""
+    q = x * freqs[0] + freqs[1] * more["rope"][:, None]
+    x = x + attended(q, x)
+    return x + attended(x, context, width=8)[..., : x.shape[-1]]
+
+
+def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
+    """As Mochi's: of the text its first tokens attend."""
+    out = attended(torch.cat((img, txt[:, :crop]), 1))
+    return img + out[:, : img.shape[1]], txt + F.pad(out[:, img.shape[1] :], (0, 0, 0, txt.shape[1] - crop))
+
+
+def counting(self: Any, x: Tensor, count: int, flag: bool, other: int) -> Tensor:
+    """The first tokens are larger."""
+    first = torch.arange(x.shape[1]) < count
+    return x + attended(x * (1 + first[:, None]) * (1 + flag) + other * 0)
+
+
+def ranged(self: Any, x: Tensor, ranges: Any, steps: Tensor) -> Tensor:
+    """As LTX's: some tokens have a row of a table."""
+    table = torch.zeros_like(x)
+    for start, end, row in ranges:
+        table[:, start:end] = row * steps.repeat_interleave(5, 1)[:, start:end]
+    return x + attended(x + table)
+
+
+def by_frame(self: Any, x: Tensor, e: Tensor, tail: Tensor, transformer_options: Any = None) -> Tensor:
+    """A row for each frame of four tokens, the last of fewer; rows for the last tokens."""
+    x = x + attended(x * e.flatten(2).repeat_interleave(4, 1)[:, : x.shape[1]])
+    return x + F.pad(tail, (0, 0, x.shape[1] - tail.shape[1], 0))
+
+
+def windowed(self: Any, x: Tensor) -> Tensor:
+    """Keys are at most so many tokens away."""
+    at = torch.arange(x.shape[1])
+    near = (at[:, None] - at).abs() <= self.reach
+    low = torch.finfo(x.dtype).min
+    return x + attended(x, x, near if self.boolean else torch.zeros(near.shape).masked_fill(~near, low)[None, None])
+
+
+def gridded(self: Any, x: Tensor, rope: Tensor, beside: Tensor, frame: Tensor) -> Tensor:
+    """As Cosmos': tokens lie in a grid of frames, rows and columns."""
+    flat = (x * frame + beside).flatten(1, 3)
+    return x + attended(flat * rope).unflatten(1, x.shape[1:4])
+
+
+def added(self: Any, x: Tensor, same: Tensor) -> Any:
+    """Two arguments of the same tokens."""
+    out = attended(x + same)
+    return x + out, same + out
+
+
+GRID = Flow("x", (), 1, 24, (), grid=True)
+FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], list[str], dict[str, Any]]] = {
+    "two streams": (
+        block(two_streams),
+        {"img": noise(2, 10, 6), "txt": noise(2, 4, 6), "vec": noise(2, 6), "pe": noise(1, 1, 14, 6)}
+        | {"attn_mask": torch.zeros(1, 1, 14, 14)},
+        [IMG, TXT],
+        [Attends("", BOTH, BOTH)],
+        ["{1}+{0}"],
+        {"img": "{0}", "txt": "{1}", "pe": "{1}+{0}@2", "attn_mask": "order:{1}+{0}"},
+    ),
+    "a mask of keys": (
+        block(two_streams),
+        {"img": noise(2, 10, 6), "txt": noise(2, 4, 6), "vec": noise(2, 6), "attn_mask": noise(2, 1, 1, 14) > 0},
+        [IMG, TXT],
+        [Attends("", BOTH, BOTH)],
+        ["{1}+{0}"],
+        {"img": "{0}", "txt": "{1}", "attn_mask": "{1}+{0}@3"},
+    ),
+    "keys of a text that all have": (
+        block(cross),
+        {
+            "x": noise(2, 10, 6),
+            "context": noise(2, 7, 8),
+            "freqs": (noise(1, 10, 6), noise(1, 1, 6)),
+            "rope": noise(10, 6)[None, 0],
+        },
+        [X],
+        [Attends("", OF_X, OF_X), Attends("", OF_X, [])],
+        ["{0}", "local"],
+        {"x": "{0}", "freqs": ("{0}", "")},
+    ),
+    "text that is cropped": (
+        block(cropped),
+        {"img": noise(2, 10, 6), "txt": noise(2, 4, 6), "crop": 3},
+        [IMG, TXT],
+        [Attends("", FIRST, FIRST, frozenset({1}))],
+        ["{0}+index:{1}"],
+        {"img": "{0}", "txt": "{1}", "crop": "index:{1}"},
+    ),
+    "a number of tokens": (
+        block(counting),
+        {"x": noise(2, 10, 6), "count": 7, "flag": True, "other": 3},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "count": "index:{0}"},
+    ),
+    "all tokens by their number": (
+        block(counting),
+        {"x": noise(2, 10, 6), "count": 10, "flag": True, "other": 11},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "count": "index:{0}"},
+    ),
+    "ranges": (
+        block(ranged),
+        {"x": noise(2, 10, 6), "ranges": [(0, 3, noise(1)), (3, None, noise(6))], "steps": noise(2, 2, 6)},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "ranges": "ranges:{0}"},
+    ),
+    "a row for each frame": (
+        block(by_frame),
+        {
+            "x": noise(2, 10, 6),
+            "e": noise(2, 3, 1, 6),
+            "tail": noise(2, 4, 6),
+            "transformer_options": {"a": noise(2, 10, 6)},
+        },
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "e": "frames4:{0}", "tail": "last:{0}"},
+    ),
+    "a window": (
+        block(windowed, wide=True, reach=1, boolean=True),
+        {"x": noise(2, 10, 6)},
+        [X],
+        [Attends("", OF_X, OF_X, within="reach")],
+        ["{0} within reach"],
+        {"x": "{0}"},
+    ),
+    "a window that is added": (
+        block(windowed, reach=8, boolean=False),
+        {"x": noise(2, 10, 6)},
+        [X],
+        [Attends("", OF_X, OF_X, within="reach")],
+        ["{0} within reach"],
+        {"x": "{0}"},
+    ),
+    "a window of all": (
+        block(windowed, reach=9, boolean=True),
+        {"x": noise(2, 10, 6)},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}"},
+    ),
+    "a window of no attribute": (
+        block(windowed, reach=2.5, boolean=True),
+        {"x": noise(2, 10, 6)},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}"},
+    ),
+    "a grid": (
+        block(gridded),
+        {
+            "x": noise(2, 2, 3, 4, 6),
+            "rope": noise(24, 6),
+            "beside": noise(1, 2, 3, 4, 6),
+            "frame": noise(2, 2, 1, 1, 6),
+        },
+        [GRID],
+        [Attends("", [(0, 0, 24)], [(0, 0, 24)])],
+        ["{0}"],
+        {"x": "grid@1", "rope": "flat:grid@0", "beside": "grid@1"},
+    ),
+    "two arguments of the same tokens": (
+        block(added),
+        {"x": noise(2, 10, 6), "same": noise(2, 10, 6)},
+        [Flow("x", (), 1, 10, (0,)), Flow("same", (), 1, 10, (1,), same_as=0)],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "same": "{1}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_block_has_these_flows_this_attention_and_these_words(name: str) -> None:
+    module, given, flows, attends, said, words = FOUND[name]
+    probe = probed(module, **given)
+    assert find_flows(probe) == flows
+    assert find_attention(probe, flows) == attends
+    assert [each.word() for each in attends] == said
+    assert find_words(probe, flows, attends) == words
+
+
+def in_batch(self: Any, x: Tensor) -> Tensor:
+    """Each frame of five tokens is a row of the batch."""
+    return x + attended(x) + attended(x.unflatten(1, (2, 5)).flatten(0, 1)).unflatten(0, (2, 2)).flatten(1, 2)
+
+
+def spread(self: Any, x: Tensor) -> Tensor:
+    """Each token is in two queries."""
+    return x + attended(x) + attended(torch.cat((x, x.roll(1, 1)), 1))[:, :10]
+
+
+def turned(self: Any, x: Tensor) -> Tensor:
+    """The tokens are in an order of their own."""
+    return x + attended(x) + attended(x.flip(1)).flip(1)
+
+
+def halved(self: Any, x: Tensor) -> Tensor:
+    """Every second token attends."""
+    half = attended(x[:, 1::2])
+    return x + attended(x) + torch.stack((torch.zeros_like(half), half), 2).flatten(1, 2)
+
+
+def beside(self: Any, x: Tensor) -> Tensor:
+    """Before the tokens are three of its own."""
+    return x + attended(torch.cat((torch.ones(2, 3, 6), x), 1))[:, 3:]
+
+
+def between(self: Any, x: Tensor) -> Tensor:
+    """The last of the tokens are there once more."""
+    return x + attended(x) + attended(torch.cat((x, torch.ones(2, 2, 6)), 1), x)[:, :10]
+
+
+def foreign(self: Any, x: Tensor) -> Tensor:
+    """The second call's queries are no tokens."""
+    return x + attended(x) + attended(torch.ones(2, 10, 6), x)
+
+
+def part_of_grid(self: Any, x: Tensor) -> Tensor:
+    """Half of a grid attends."""
+    flat = x.flatten(1, 3)
+    return (
+        x
+        + attended(flat).unflatten(1, x.shape[1:4])
+        + attended(flat[:, :12]).repeat(1, 2, 1).unflatten(1, x.shape[1:4])
+    )
+
+
+@pytest.mark.parametrize(
+    ("forward", "said"),
+    [
+        (in_batch, "has tokens as rows of its batch: 4 rows of 5 queries where its block has 2 of 10 tokens"),
+        (spread, "mixes tokens: one of x moves 2 of its 20 queries"),
+        (turned, "takes the tokens of x in an order of its own"),
+        (halved, "takes some of the 10 tokens of x alone, as 5 queries"),
+        (beside, "has 3 queries beside the 10 that are tokens of its block's streams"),
+        (between, "has 2 queries beside the 10 that are tokens of its block's streams"),
+        (foreign, "has queries that are no tokens of its block's streams"),
+        (part_of_grid, "attends over 12 of the 24 tokens of a grid"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_attention_that_streams_do_not_explain_is_named(forward: Callable[..., Tensor], said: str) -> None:
+    probe = probed(block(forward), noise(*((2, 2, 3, 4, 6) if forward is part_of_grid else (2, 10, 6))))
+    with pytest.raises(NotFoundError) as error:
+        find_attention(probe, find_flows(probe))
+    assert str(error.value).strip() == said

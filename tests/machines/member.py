@@ -124,6 +124,7 @@ def _launcher(arguments: dict[str, int]) -> None:
 
 
 def _main(said: dict) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in what a shell started beside itself
     joined.adopt_orphans()
     joined.LAUNCHER = ("-m", "machines.member", "launcher")
     versions = Versions(**{**to_body(OURS), **said.get("versions", {})})

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
-from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mistakes import MISTAKES, Mistake
-from gpu.pretend_cuda.pool import PretendPool, Trial, fork_ranks
+from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
@@ -103,10 +102,8 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--match", default="", metavar="TEXT", help="those with this in their name")
     options = parser.parse_args()
-    library()
-    fork_ranks()
     counts, wrongs, began = [], [], time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
+    with pretending(), tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
         with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as plain:
             reference = Reference(plain, write_model(Path(name)))
             for part, run in PARTS.items():

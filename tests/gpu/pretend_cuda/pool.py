@@ -1,13 +1,15 @@
 """Pools whose ranks have pretend devices, and one run of a plan on them against CPU ranks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpu.cases import Case, Reference
 from gpu.graph_chapters import CHAPTERS
+from gpu.pretend_cuda.library import library
 from host import forked_ranks
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
@@ -22,8 +24,10 @@ RANK = "pretend_cuda.rank"
 DEADLOCK_S = 10.0
 
 
-def fork_ranks() -> None:
-    """Have this process's pools fork their ranks, and ranks on a GPU pretend theirs."""
+@contextmanager
+def pretending() -> Iterator[None]:
+    """This process's pools fork their ranks, and ranks on a GPU pretend theirs meanwhile."""
+    library()
     forked_ranks.OURS.add(RANK)
     forked_ranks.fork_ranks()
     spawn = process.spawn_owned
@@ -32,6 +36,10 @@ def fork_ranks() -> None:
         return spawn(RANK if str(arguments.get("device")).startswith("cuda") else module, arguments, *more)
 
     process.spawn_owned = spawn_owned
+    try:
+        yield
+    finally:
+        process.spawn_owned = spawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import torch
 
 from ..errors import RequestCancelledError
 from ..models.hosted.vae import build_vae
-from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
 from ..wire.protocol import TensorSpec
@@ -115,9 +114,8 @@ class RankVae:
                 refused = f"of {tuple(tensors[f'in{number}'].shape)} it makes {tuple(pixels.shape)}, "
                 refused += f"where ComfyUI's tiles have {tuple(room.shape)}"
                 break
-            room.copy_(pixels)
+            room.copy_(pixels)  # which waits for the device: it is no pinned memory
             progress(Progress(done=done, total=len(mine)))
-        wait_for(self._device)
         decode_s = time.perf_counter() - began
         if request.last or refused:
             self.leave_device()

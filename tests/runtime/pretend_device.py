@@ -75,5 +75,6 @@ def pretended_cuda() -> Iterator[Stream]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "Event", Event)
         patched.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+        patched.setattr(torch.cuda, "synchronize", lambda device=None: stream.synchronize())
         patched.setattr(time, "perf_counter", stream.look)
         yield stream

@@ -5,23 +5,31 @@ The cost is counted and weighed against a step; `make targets TARGETS_FLAGS=timi
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from noted import FOLDER, Notes
 
 from host.hosted_runs import make_run, with_options
 from host.tiny_hosted import call, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.exchange_groups import WEIGHTS, ExchangeGroup
+from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.worker import loading, measure, probe, timeline, trace
+from parallel_runtime.worker.mesh import Groups
 from parallel_runtime.worker.worker_loop import StepPermit, step_begins
-from runtime.pretend_device import RATE, pretended_cuda
+from runtime.pretend_device import RATE, Stream, pretended_cuda
 
+CUDA = torch.device("cuda")
 DEVICES = ["cpu", "pretended cuda"] + ["cuda"] * torch.cuda.is_available()
 
 
@@ -140,6 +148,87 @@ def test_marks_on_a_device_are_on_the_hosts_clock_however_its_own_runs() -> None
 def test_a_step_begins_where_its_device_could_go_on(permit: StepPermit, began_s: float, why: str) -> None:
     first = StepPermit(at_s=8.0, waited_s=0.0)
     assert step_begins(8.0, [10.0, 12.0], [first, permit]) == [8.0, began_s], why
+
+
+class Matrix:
+    """An operand on the device: a product of it takes half a second."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __matmul__(self, other: "Matrix") -> None:
+        self._stream.run(0.5)
+
+
+def of_a_product(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    patched.setattr(measure, "operand", lambda *shape, device: Matrix(stream))
+    return 2 * measure.ROWS["cuda"] ** 3 / 1e9 / measure._gflops(CUDA)
+
+
+def of_a_probe(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    return probe._seconds(lambda: stream.run(0.5), CUDA)
+
+
+def of_a_load(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    weights = SimpleNamespace(load=lambda **told: stream.run(0.5), parameter_bytes=1, dtype=torch.float32)
+    opened = loading.OpenedModel(SimpleNamespace(weights=weights), needed_bytes=0)
+    patched.setattr(loading, "open_model", lambda *given, **told: opened)
+    patched.setattr(loading, "keep_from_collections", int)
+    request = SimpleNamespace(first_rank=0, layout=ParallelPlan().layout, spec=SimpleNamespace(flags={}), model=1)
+    request.eviction_order, request.budget_bytes = (), None
+    models = loading.LoadedModels(rank=0, device=CUDA, memory=lambda: None)
+    return models.load(request, group=None, progress=None, cancelled=None, beat=None).load_s
+
+
+def of_a_chunk(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    patched.setattr(timeline, "time", SimpleNamespace(monotonic=stream.look))
+    of_stage = timeline.Timeline(CUDA, on=True)
+    began_s = of_stage.now()
+    stream.run(0.5)
+    return of_stage.now() - began_s
+
+
+def of_a_trace(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    patched.setattr(trace, "profile", lambda activities: nullcontext(SimpleNamespace(events=list)))
+    began_s = time.perf_counter()
+    trace.Trace(0, CUDA).of(lambda: stream.run(0.5))
+    return time.perf_counter() - began_s
+
+
+def until_groups_are_freed(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    freed_s, groups, key = [], Groups(), ExchangeGroup(purpose=WEIGHTS, ranks=(0,))
+    groups._made[key] = None
+    patched.setattr(dist, "get_rank", lambda: 0)
+    patched.setattr(dist, "destroy_process_group", lambda group: freed_s.append(time.perf_counter()))
+    began_s = time.perf_counter()
+    stream.run(0.5)
+    groups.free([key], CUDA)
+    return freed_s[0] - began_s
+
+
+def until_a_graph_is_captured(stream: Stream, patched: pytest.MonkeyPatch) -> float:
+    began_s = []
+    graph = SimpleNamespace(capture_begin=lambda **_: began_s.append(time.perf_counter()), capture_end=int, replay=int)
+    for name, value in (("Stream", int), ("graph_pool_handle", int), ("stream", nullcontext)):
+        patched.setattr(torch.cuda, name, lambda *_, value=value: value())
+    patched.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    asked_s = time.perf_counter()
+    stream.run(0.5)
+    CudaRecorder(CUDA).record(int)
+    return began_s[0] - asked_s
+
+
+TIMED = (
+    *(of_a_product, of_a_probe, of_a_load, of_a_chunk, of_a_trace, until_groups_are_freed, until_a_graph_is_captured),
+)
+
+
+@pytest.mark.parametrize("seconds", TIMED, ids=lambda seconds: seconds.__name__)
+def test_what_is_timed_or_begun_anew_waits_for_what_a_device_was_asked(
+    seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pretended_cuda() as stream:
+        assert seconds(stream, monkeypatch) == pytest.approx(0.5, abs=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -147,15 +147,29 @@ def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: P
     assert relative_error(got.out, other) > DIFFERENT, "keys of the step before last would pass"
 
 
+MIXED = "WanModel mixes the tokens of patches outside of its blocks"
+OTHERS = "the prompts' patches are of other parts of the latent"
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "why"),
+    [(WAN, "pipefusion=3,patches=4", MIXED), (FLUX, TWO, OTHERS), (FLUX, f"{TWO},cfg=2", OTHERS)],
+)
 def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_says_why(
-    pool: Pool, wan: ModelSpec
+    pool: Pool, tmp_path: Path, model: Model, name: str, why: str
 ) -> None:
-    """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's."""
-    plan = ParallelPlan.parse("pipefusion=3,patches=4")
-    run = sampled(WAN, size=(1, 7, 12))
-    got = pool.sample(wan, plan, run)
-    assert got.ran[-1].drained == "WanModel mixes the tokens of patches outside of its blocks"
-    want, _ = step_by_step(pool, wan, plan, run, name="odd")
+    """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's.
+
+    Flux's first prompt has a reference, which takes half of its patches; in one batch group with the other, or two.
+    """
+    spec, plan = model.write(tmp_path), ParallelPlan.parse(name)
+    run = sampled(model, size=(1, 7, 12) if model is WAN else ())
+    if model is FLUX:
+        of_references = sampled(replace(FLUX, more={**FLUX.more, "ref_latents": (1, *FLUX.latent)}))
+        run = replace(run, conds=(of_references.conds[0], run.conds[1]))
+    got = pool.sample(spec, plan, run)
+    assert {each.drained for each in got.ran} == {None, why}
+    want, _ = step_by_step(pool, spec, plan, run, name="drained")
     assert relative_error(got.out, want) <= TOLERANCE
 
 

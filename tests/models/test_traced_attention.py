@@ -1,0 +1,159 @@
+"""Attention as an operator of torch's, its shapes and refusals; and what the graph of a block is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parallel_runtime.models.hosted.attention import AttentionSwitch
+from parallel_runtime.models.hosted.compiled import Kind, _form
+from parallel_runtime.models.hosted.traced_attention import GraphAttention, attend
+
+SEEN: list[Any] = []
+
+
+def stock(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    attn_precision: torch.dtype | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **options: Any,
+) -> Tensor:
+    """As ComfyUI's function."""
+    SEEN.append((attn_precision, options))
+    if not skip_reshape:
+        q, k, v = (each.reshape(*each.shape[:2], heads, -1).transpose(1, 2) for each in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.get("scale"))
+    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
+@pytest.fixture
+def operator() -> Iterator[GraphAttention]:
+    made = GraphAttention(AttentionSwitch(stock))
+    SEEN.clear()
+    yield made
+    made._library._destroy()
+
+
+@pytest.mark.parametrize("by_heads", [True, False])
+@pytest.mark.parametrize("out_by_heads", [True, False])
+def test_the_operator_is_the_function_and_knows_its_shape(
+    operator: GraphAttention, by_heads: bool, out_by_heads: bool
+) -> None:
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4 + 2 * by_heads)
+    want = stock(q, k, v, 3, mask := torch.randn(2, 1, 5, 7), skip_reshape=True, skip_output_reshape=out_by_heads)
+    for flat in (False, True):
+        given = [q, k, v] if by_heads else [each.transpose(1, 2) for each in (q, k, v)]
+        given = [each.flatten(2) for each in given] if flat and not by_heads else given
+        out, shape = (
+            attend(*(each.to(device) for each in given), 3, mask.to(device), None, by_heads, out_by_heads, "", {})
+            for device in ("cpu", "meta")
+        )
+        torch.testing.assert_close(out, want)
+        assert (shape.shape, shape.stride()) == (out.shape, out.stride())
+
+
+def test_options_reach_the_function_and_the_module_that_attends_is_told(operator: GraphAttention) -> None:
+    switch, options = operator._switch, {"block": 1}
+    operator.options, switch.site = options, "before"
+    sites: list[str] = []
+    around = switch.kernel.stock
+    switch.kernel.stock = lambda *given, **named: sites.append(switch.site) or around(*given, **named)
+    q = torch.randn(1, 2, 5, 4)
+    said = {"scale": 0.25, "enable_gqa": False, "low_precision_attention": True, "transformer_options": {"other": 2}}
+    attend(q, q, q, 2, None, torch.float16, True, False, "attn", said | {"preferred_attention": None})
+    attend(q, q, q, 2, None, None, True, False, "", {"preferred_attention": SimpleNamespace(function=None)})
+    attend(q, q, q, 2, None, None, True, False, "attn2", {"enable_gqa": True})
+    assert SEEN == [(torch.float16, said | {"transformer_options": options}), (None, {}), (None, {"enable_gqa": True})]
+    assert SEEN[0][1]["transformer_options"] is options
+    assert sites == ["attn", "", "attn2"] and switch.site == "before"
+
+
+@pytest.mark.parametrize(
+    ("options", "mask", "said"),
+    [
+        ({"later": 1}, None, "has no option 'later'"),
+        ({"preferred_attention": SimpleNamespace(function=stock)}, None, "has no option 'preferred_attention'"),
+        ({}, SimpleNamespace(), "has masks that are tensors"),
+    ],
+)
+def test_what_no_graph_can_hold_is_refused(options: dict[str, Any], mask: Any, said: str) -> None:
+    q = torch.randn(1, 2, 5, 4)
+    with pytest.raises(TypeError, match=f"attention in a graph {said}"):
+        attend(q, q, q, 2, mask, None, True, False, "", options)
+
+
+ROWS, BEGIN, END = torch.arange(5), 7, torch.tensor([1.0, 2.0, 3.0])
+RANGES = [
+    ([(0, 2, BEGIN), (2, 5, 9)], [(0, 5, [7, 7, 9, 9, 9])]),
+    ([(0, 2, BEGIN), (2, 5, END)], [(0, 5, [7, 7, 1, 2, 3])]),
+    ([(0, 4, 3)], [(0, 4, [3, 3, 3, 3])]),
+    ([(0, 2, 7), (3, 5, 9)], None),  # a token is in none
+    ([(1, 2, 7), (2, 5, 9)], None),
+    ([], None),
+    (None, None),
+]
+
+
+@pytest.mark.parametrize(("ranges", "one"), RANGES)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_ranges_become_one_with_the_row_of_each_token(ranges: Any, one: Any, by_name: bool) -> None:
+    kind = Kind("Block", stock, stock, None, frozenset(), ranges=(1, "ranges"))
+    args, kwargs = ((ROWS,), {"ranges": ranges}) if by_name else ((ROWS, ranges, 4), {})
+    taken, named, _ = kind.given(args, kwargs)
+    found = named["ranges"] if by_name else taken[1]
+    assert torch.equal(taken[0], ROWS) and (by_name or taken[2:] == (4,))
+    assert kind.given((ROWS,), {})[0][1:] == ()
+    if one is None:
+        assert found is ranges or found == ranges
+        return
+    ((start, end, row),) = found
+    assert [(start, end, row.tolist())] == one
+
+
+@pytest.mark.parametrize("by_place", [True, False])
+def test_a_graph_is_given_no_options_that_no_block_reads(by_place: bool) -> None:
+    kind = Kind("Block", stock, stock, 1, frozenset(("sigmas",)))
+    for patches, kept in (({}, {}), ({"a": [1]}, {"patches": {"a": [1]}})):
+        options = {"sigmas": 1, "block": 2, "patches": patches}
+        args, kwargs = ((3, options, 4), {}) if by_place else ((3,), {"transformer_options": options, "other": 5})
+        taken, named, told = kind.read(args, kwargs)
+        assert told is options and options.keys() == {"sigmas", "block", "patches"}
+        read = {"block": 2} | kept
+        assert (taken, named) == (((3, read, 4), {}) if by_place else ((3,), {"transformer_options": read, "other": 5}))
+    assert kind.read((3,), {}) == ((3,), {}, None)
+    assert Kind("Block", stock, stock, None, frozenset()).read((3, {"patches": {}}), {}) == (
+        (3, {"patches": {}}),
+        {},
+        None,
+    )
+    assert Kind("Block", stock, stock, 0, frozenset()).read(({"a": 1}, 2), {}) == (({"a": 1}, 2), {}, {"a": 1})
+
+
+def test_tensors_have_the_strides_of_their_shape_but_for_expanded_ones() -> None:
+    kind = Kind("Block", stock, stock, None, frozenset())
+    turned, expanded, one = (
+        torch.ones(3, 4).t(),
+        torch.ones(4, 1).expand(4, 3),
+        torch.ones(4, 9)[:, None].transpose(0, 1),
+    )
+    ((a, [b]), named, _) = kind.given((turned, [expanded]), {"c": (one, "text")})
+    assert a.stride() == (3, 1) and b is expanded and isinstance(named["c"], tuple) and named["c"][1] == "text"
+    assert named["c"][0].shape == (1, 4, 9) and named["c"][0].stride() == (36, 9, 1)
+    assert torch.equal(a, turned) and torch.equal(named["c"][0], one)
+
+
+def test_a_graph_is_of_kinds_dtypes_and_lengths_of_one() -> None:
+    assert _form((torch.ones(2, 1, 3), [torch.ones(1, dtype=torch.int64), "text"], None, 4)) == (
+        *((torch.float32, (False, True, False)), ((torch.int64, (True,)), str), type(None), int),
+    )

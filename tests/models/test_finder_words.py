@@ -5,8 +5,7 @@ Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,38 +19,14 @@ from parallel_runtime.models.finder.probe import ModuleProbe
 from parallel_runtime.models.finder.record import CallWatch
 from parallel_runtime.models.finder.streams import Attends, Flow, find_attention, find_flows
 
-HEARD: list[Callable[..., Tensor]] = []
-BATCH, TOKENS, TEXT, WIDTH = 2, 10, 4, 6
+from .heard import attended, block, noise, tap
+
+TOKENS, TEXT = 10, 4
 IMG, TXT = Flow("img", (), 1, TOKENS, (0,)), Flow("txt", (), 1, TEXT, (1,))
 X = Flow("x", (), 1, TOKENS, ())
 OF_X = [(0, 0, TOKENS)]
 BOTH = [(1, 0, TEXT), (0, TEXT, TOKENS)]
 FIRST = [(0, 0, TOKENS), (1, TOKENS, 3)]
-
-
-@contextmanager
-def tap(attend: Callable[..., Tensor]) -> Iterator[None]:
-    """Inside, `attend` is given all attention calls."""
-    HEARD.append(attend)
-    try:
-        yield
-    finally:
-        HEARD.pop()
-
-
-def attended(q: Tensor, k: Tensor | None = None, mask: Tensor | None = None, width: int = WIDTH) -> Tensor:
-    """Attention of rows (B, S, C) with two heads, values of `width` numbers."""
-    k = q if k is None else k
-    parts = [each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k[..., : q.shape[-1]], k[..., :width])]
-    out = HEARD[-1](*parts, mask, lambda: F.scaled_dot_product_attention(*parts, attn_mask=mask))
-    return out.transpose(1, 2).flatten(2)
-
-
-def block(forward: Callable[..., Any], **attributes: Any) -> nn.Module:
-    """A module whose forward is this function of it and the arguments."""
-    made = type("Block", (nn.Module,), {"forward": forward})()
-    vars(made).update(attributes)
-    return made
 
 
 def probed(module: nn.Module, *args: Any, **kwargs: Any) -> ModuleProbe:
@@ -60,11 +35,6 @@ def probed(module: nn.Module, *args: Any, **kwargs: Any) -> ModuleProbe:
     with torch.inference_mode(), watch.of(module), tap(watch.real):
         module(*args, **kwargs)
     return ModuleProbe(watch.calls[0], tap)
-
-
-def noise(*shape: int) -> Tensor:
-    """Numbers near one."""
-    return 1 + torch.rand(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape)))
 
 
 def two_streams(self: Any, img: Tensor, txt: Tensor, vec: Tensor, pe: Any = None, attn_mask: Any = None) -> Any:

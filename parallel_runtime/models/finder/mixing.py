@@ -30,5 +30,6 @@ def first_mixing(probe: ModuleProbe, tap: Tap) -> str:
                     for (_, one), (_, two) in zip(tensors(before.out), tensors(after.out), strict=False):
                         for dims in (each for each, size in enumerate(one.shape) if size == tokens):
                             if len(moved(one, two, dims) or ()) > 1:
-                                return f"{call.path}.{before.path} ({type(before.module).__name__}) mixes tokens"
+                                where = f"{call.path}.{before.path}".rstrip(".")
+                                return f"{where} ({type(before.module).__name__}) mixes tokens"
     return "tokens are mixed in code of its own"

@@ -1,22 +1,16 @@
 """A weights file in memory: mapped once, read where it is needed, its pages given back once copied.
 
 Owns the mapping. Knows offsets and dtypes, no names. Weights that stay as they are become views of the mapping, whose
-pages all ranks share with each other and with the system's file cache. Weights that are converted or sent to a device
-are copied in pieces, and the pages of each piece leave this process before the next: a load never holds two copies.
+pages all ranks share with each other and with the system's file cache.
 """
 
 import mmap
 import os
 import warnings
-from collections.abc import Iterator
 
 import torch
 
 from ..checkpoint import ModelSpec, TensorEntry, unreadable
-
-PIECE_BYTES = 32 << 20
-# Linux 5.14: read the pages now and map them. Python names it from 3.13 on.
-MADV_POPULATE_READ = 22
 
 
 class MappedFile:
@@ -42,12 +36,6 @@ class MappedFile:
         if (now.st_size, now.st_mtime_ns) != self._identity:
             raise self._spec.changed(now)
 
-    def read(self, entry: TensorEntry) -> Iterator[int]:
-        """Have the tensor's pages read; yields the bytes done so far, piece by piece."""
-        for start, stop in _pieces(entry):
-            self._advise(start, stop, MADV_POPULATE_READ, otherwise=mmap.MADV_WILLNEED)
-            yield stop - entry.start
-
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """The tensor as a view of the mapping. It must not be written to."""
         return self._rows(entry.dtype, entry.start, entry.end).reshape(entry.shape)
@@ -62,18 +50,3 @@ class MappedFile:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # "the buffer is not writable": it is meant not to be
             return torch.frombuffer(self._map, dtype=dtype, count=(stop - start) // dtype.itemsize, offset=start)
-
-    def _advise(self, start: int, stop: int, advice: int, *, otherwise: int) -> None:
-        first = start - start % mmap.PAGESIZE
-        try:
-            self._map.madvise(advice, first, stop - first)
-        except OSError:  # an older kernel does not know the advice
-            self._map.madvise(otherwise, first, stop - first)
-
-
-def _pieces(entry: TensorEntry) -> Iterator[tuple[int, int]]:
-    """Byte ranges of whole elements; an empty tensor is one empty piece."""
-    if entry.start == entry.end:
-        yield entry.start, entry.end
-    for start in range(entry.start, entry.end, PIECE_BYTES):
-        yield start, min(start + PIECE_BYTES, entry.end)

@@ -77,7 +77,7 @@ class UnitFeed:
             raise RuntimeError(
                 f"the weights of {prefix!r} are asked for, but {due} due; say `begin` and keep its order"
             )
-        self._at = self._finish()
+        self._at = self._finish(self._arriving)
         if self._at + 1 < len(self._order):
             self._start(self._at + 1)
         return self._whole(self._at)
@@ -85,7 +85,7 @@ class UnitFeed:
     def end(self) -> None:
         """Take in what is in flight and forget the rest of the order."""
         if self._arriving is not None:
-            self._finish()
+            self._finish(self._arriving)
         self._order, self._at = (), -1
 
     def _start(self, position: int) -> None:
@@ -100,11 +100,9 @@ class UnitFeed:
             self._gather = self.group.start_all_gather(shard, whole, lengths) if self.group.size > 1 else None
         self._arriving = position
 
-    def _finish(self) -> int:
-        """Wait for what is in flight; its position in the order."""
-        position, gather = self._arriving, self._gather
-        if position is None:
-            raise RuntimeError("nothing is in flight")
+    def _finish(self, position: int) -> int:
+        """Wait for what is in flight, the unit at that position in the order, which is returned."""
+        gather = self._gather
         self._arriving = self._gather = None
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)

@@ -1,0 +1,174 @@
+"""What one rank keeps, in this process: weights by bytes and units, models that go for others, what calls leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.plan import BatchSlice
+from parallel_runtime.weights.unit_feed import UnitFeed
+from parallel_runtime.wire.requests import CallSlot
+from parallel_runtime.worker import loading
+from parallel_runtime.worker.held_state import HeldState
+from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
+from parallel_runtime.worker.loading import LoadedModels
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """10 fp32 and 6 fp8 numbers of a model, and a VAE's."""
+    weights = {"model.diffusion_model.a": torch.zeros(10), "first_stage_model.c": torch.zeros(99)}
+    weights["model.diffusion_model.b"] = torch.zeros(6, dtype=torch.float8_e4m3fn)
+    save_file(weights, tmp_path / "checkpoint.safetensors")
+    return tmp_path / "checkpoint.safetensors"
+
+
+def held(file: Path, *, size: int = 1, index: int = 0, kept: bool = False, **told: Any) -> HostedWeights:
+    """The weights of place `index` of a group."""
+    spec = ModelSpec.of(file, "bfloat16", **({"kept": "fp8_e4m3fn"} if kept else {}))
+    told = {"device": CPU, "offloaded": False, **told}
+    return HostedWeights(spec, group=Axis("shards", size, index), **told)
+
+
+@pytest.mark.parametrize(
+    ("told", "num_bytes"),
+    [
+        ({}, 40 + 6),
+        ({"device": CUDA}, 40 + 12),  # widened to what is computed in
+        ({"device": CUDA, "kept": True}, 16),
+        ({"device": CUDA, "size": 2}, 23),
+        ({"size": 2, "index": 0, "shares": (3, 1)}, 34),
+        ({"size": 2, "index": 1, "shares": (3, 1)}, 11),
+        ({"stages": 2}, 23),
+        ({"stages": 2, "stage": 1, "stage_shares": (1, 3)}, 34),
+        ({"size": 2, "stages": 2}, 11),
+        ({"offloaded": True}, 0),
+    ],
+)
+def test_a_load_needs_the_bytes_of_a_ranks_part_of_the_model(file: Path, told: dict[str, Any], num_bytes: int) -> None:
+    assert held(file, **told).needed_bytes == num_bytes
+
+
+@pytest.mark.parametrize(("shards", "offloaded", "num_bytes"), [(None, False, 7), (100, False, 137), (100, True, 37)])
+def test_weights_take_the_device_for_their_part_and_buffers_or_for_buffers_alone(
+    file: Path, shards: int | None, offloaded: bool, num_bytes: int
+) -> None:
+    weights: Any = held(file, offloaded=offloaded)
+    weights.hook_modules, weights.branches = SimpleNamespace(num_bytes=2), SimpleNamespace(num_bytes=5)
+    weights.shards = None if shards is None else SimpleNamespace(num_bytes=shards, buffer_bytes=30)
+    assert weights.device_bytes == num_bytes
+    assert weights.parameter_bytes == (shards or 0)
+
+
+@pytest.mark.parametrize(
+    ("needed", "budget", "evicted"),
+    [(70, 100, []), (71, 100, [3]), (80, 100, [3]), (81, 100, [3, 1]), (101, 100, [3, 1, 2]), (5, None, [3])],
+)
+def test_models_go_in_the_order_told_until_the_next_one_fits(
+    monkeypatch: pytest.MonkeyPatch, needed: int, budget: int | None, evicted: list[int]
+) -> None:
+    let_go = list[int]()
+    models: Any = LoadedModels(rank=0, device=CPU, memory=lambda: None)  # type: ignore[arg-type,return-value]
+    models.update((handle, SimpleNamespace(weights=SimpleNamespace(device_bytes=10))) for handle in (1, 2, 3))
+    monkeypatch.setattr(models, "_let_go", lambda: let_go.append(1))
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 4 + len(let_go))
+    assert models._make_room(needed, order=(3, 9, 1, 2), budget=budget) == evicted
+    assert [len(let_go), sorted(models)] == [len(evicted), sorted({1, 2, 3} - {*evicted})]
+
+
+def test_only_the_model_of_a_step_keeps_what_its_run_left() -> None:
+    models: Any = LoadedModels(rank=0, device=CPU, memory=lambda: None)  # type: ignore[arg-type,return-value]
+    ended = list[int]()
+    models.update((each, SimpleNamespace(end_run=lambda each=each: ended.append(each))) for each in (1, 2, 3))
+    models.end_runs(but=2)
+    assert ended == [1, 3]
+
+
+def test_strengths_alone_change_what_runs_beside_a_layer_and_nothing_that_is_merged() -> None:
+    told = list[dict[str, list[float]]]()
+    weights: Any = SimpleNamespace(branches=SimpleNamespace(set_strengths=told.append))
+    receiver = DeltaReceiver(weights)
+    assert not receiver.changed
+    receiver._order = ["a", 0.5, "b", None, "a"]
+    assert receiver.changed
+    assert receiver.set_strengths((1.0, 0.5, 2.0, 9.0, 3.0))
+    assert (told, receiver.version) == ([{"a": [1.0, 3.0], "b": [2.0]}], 1)
+    assert not receiver.set_strengths((1.0, 0.25, 2.0, 9.0, 3.0))
+    assert (len(told), receiver.version) == (1, 2)
+
+
+SHARDS = {"a": torch.tensor([1, 2], dtype=torch.uint8), "b": torch.tensor([3], dtype=torch.uint8)}
+
+
+@pytest.fixture
+def feed() -> UnitFeed:
+    """One rank's, whose units of two bytes and one are copied whole."""
+    made = UnitFeed(Axis("shards"), lambda unit: (SHARDS[unit].numel(),), device=CPU, offloaded=True)
+    assert made.buffer_bytes == 0
+    made.fit(SHARDS)
+    return made
+
+
+def test_units_come_in_the_order_that_was_told_and_one_more_is_under_way(feed: UnitFeed) -> None:
+    assert (feed.buffer_bytes, feed.idle) == (4, True)
+    feed.begin(("a", "b", "a"), SHARDS)
+    for unit, last in (("a", False), ("a", False), ("b", False), ("a", True)):
+        assert feed.take(unit).tolist() == SHARDS[unit].tolist()
+        assert feed.idle == last
+    feed.end()
+    feed.begin((), SHARDS)
+    assert feed.idle
+    buffers = feed._buffers
+    feed.fit(SHARDS)
+    assert feed._buffers is buffers
+    feed.fit(["b"])
+    assert feed.buffer_bytes == 2
+    feed.begin(["b"], SHARDS)
+    feed.end()
+    assert feed.idle
+
+
+def test_a_unit_that_is_not_due_is_refused_and_so_are_buffers_while_one_is_in_flight(feed: UnitFeed) -> None:
+    with pytest.raises(RuntimeError, match="weights of 'a' are asked for, but none is due; say `begin`"):
+        feed.take("a")
+    feed.begin(("a", "b"), SHARDS)
+    with pytest.raises(RuntimeError, match="weights of 'b' are asked for, but 'a' is due"):
+        feed.take("b")
+    for again in (lambda: feed.begin(("a",), SHARDS), lambda: feed.fit(["b"])):
+        with pytest.raises(RuntimeError, match="the weights of 'a' are still in flight; end the passes"):
+            again()
+    feed.take("a")
+    feed.take("b")
+    with pytest.raises(RuntimeError, match="weights of 'a' are asked for, but none is due"):
+        feed.take("a")
+
+
+PIECE, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2)
+
+
+def test_calls_of_an_epoch_find_what_earlier_ones_left_and_those_of_another_find_nothing() -> None:
+    state = HeldState()
+    assert (state.run, state.residuals_of(PIECE)) == (None, None)
+    state.begin((CallSlot(epoch=1, slot=0, warm=True),))
+    first = state.keys_of(PIECE)
+    assert (state.run, first is state.keys_of(PIECE), first is state.keys_of(OTHER)) == (1, True, False)
+    state.begin(())
+    state.begin((CallSlot(epoch=1, slot=0, warm=False), CallSlot(epoch=1, slot=None, warm=True)))
+    assert state.run is None, "nothing will follow the second"
+    assert state.keys_of(PIECE) is first
+    alone = BatchSlice(1, 0, 1)
+    assert state.keys_of(alone) is not state.keys_of(alone)
+    assert (state.residuals_of(alone), len(state.slots)) == (None, 2)
+    state.begin((CallSlot(epoch=2, slot=0, warm=False),))
+    with pytest.raises(RuntimeError, match="there are no keys in slot 0 of epoch 2"):
+        state.keys_of(PIECE)
+    assert state.residuals_of(PIECE) is state.residuals_of(PIECE) is not None

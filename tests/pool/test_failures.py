@@ -1,5 +1,6 @@
 """A rank breaks the protocol or leaves: the caller learns at once which rank and why, and no process is left."""
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -8,11 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallel_runtime import VERSION
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
+from parallel_runtime.pool import failures, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
+from parallel_runtime.pool.generation import Generation, InFlight
 from parallel_runtime.pool.ranks import find_silence
 from parallel_runtime.wire.channel import Segment, SegmentTable
-from parallel_runtime.wire.replies import RankError
+from parallel_runtime.wire.processes import Output
+from parallel_runtime.wire.protocol import Message, Op, ProtocolError
+from parallel_runtime.wire.records import to_body
+from parallel_runtime.wire.replies import EmptyReply, Hello, Progress, RankError
 from parallel_runtime.worker.entry import rank_error
 from pool.echo_pool import FRESH, failure, first_line
 
@@ -116,3 +123,141 @@ def test_of_ranks_that_all_wait_the_one_without_a_pulse_is_named_else_the_longes
         ranks.append(SimpleNamespace(rank=rank, is_stopped=lambda: False, **known))
     found = find_silence(ranks, {}, table, "STEP", since_s=now_s - 20, deadline_s=6.0, pulse_deadline_s=6.0)
     assert found.rank == named
+
+
+@pytest.mark.parametrize(
+    ("op", "rank", "generation", "request_", "taken"),
+    [
+        (Op.DONE, 0, 4, 7, True),
+        (Op.PROGRESS, 0, 4, 7, True),
+        (Op.DONE, 1, 4, 7, False),
+        (Op.DONE, 0, 3, 7, False),
+        (Op.DONE, 0, 4, 6, False),
+        (Op.CANCELLED, 0, 4, 7, False),
+        (Op.READY, 0, 4, 7, False),
+    ],
+)
+def test_only_the_answer_of_the_rank_to_what_it_was_asked_is_taken(op, rank, generation, request_, taken):
+    asked = Generation.__new__(Generation)
+    asked.number, asked.segments = 4, SimpleNamespace(cancelled_request=6)
+    asked.in_flight = flight = InFlight(Op.MESH, 7, 1.0, EmptyReply)
+    said_ = Message(op, rank, generation, request_, to_body(Progress(done=1, total=2)) if op is Op.PROGRESS else {})
+    sender = SimpleNamespace(rank=0, pid=5, is_process=lambda pid: pid == 5)
+    if not taken:
+        with pytest.raises(
+            ProtocolError, match=f"it answered {op.name} to request {request_} of generation {generation}"
+        ):
+            asked._take(sender, said_)
+        return
+    assert asked._take(sender, said_) is None
+    assert (flight.has_news, len(flight.progress), len(flight.replies)) == (
+        op is Op.PROGRESS,
+        *((1, 0), (0, 1))[op is Op.DONE],
+    )
+    for more, replies in ((said_, {0: EmptyReply()}), (said_, None)):
+        flight.replies = replies or {}
+        asked.in_flight = None if replies is None else flight
+        with pytest.raises(ProtocolError, match="which was not asked for"):
+            asked._take(sender, more)
+    with pytest.raises(ProtocolError, match="process 6 says HELLO for 5"):
+        asked._take(sender, Message(Op.HELLO, 0, 4, 0, to_body(Hello(pid=6, version=VERSION))))
+    hello = Message(Op.HELLO, 0, 4, 0, to_body(Hello(pid=5, version="0")))
+    assert asked._take(sender, hello).cause.startswith("the pack was updated")
+
+
+def test_a_rank_of_another_version_is_told_from_one_of_ours():
+    assert failures.other_version(1, VERSION) is None
+    cause = f"the pack was updated: ComfyUI runs its version {VERSION}, 0.0 is installed"
+    assert failures.other_version(1, "0.0") == Failure(1, cause, remedy="restart ComfyUI")
+    failure_ = Failure(1, "exited with code 1")
+    assert failures.explain(failure_, files=(), starting=True) is failure_
+    assert failures.explain(failure_, files=(), starting=False) is failure_
+
+
+def test_a_bus_error_names_each_mapped_file_once_and_a_changed_one_alone():
+    bus = Failure(1, failures.BUS_ERROR)
+    whole = [SimpleNamespace(path=f"/models/{name}", refuse_changed=int) for name in ("b", "a", "a")]
+    assert failures.explain(bus, files=(), starting=False) is bus
+    cause = failures.explain(bus, files=whole, starting=False).cause
+    assert cause.startswith("killed by SIGBUS: a or b could not be read where it is mapped; see that its disk")
+
+    def changed():
+        raise ValueError("c was changed")
+
+    files = [*whole, SimpleNamespace(path="/models/c", refuse_changed=changed)]
+    assert failures.explain(bus, files=files, starting=False).cause == "killed by SIGBUS: c was changed"
+
+
+@pytest.mark.parametrize(("number", "says"), [(errno.EMFILE, "ulimit -n"), (errno.EBADF, failures.AGAIN)])
+def test_what_the_system_refuses_has_its_remedy_and_else_the_next_prompt_tries_again(number, says):
+    error = failures.system_error("no ranks", OSError(number, "refused"))
+    assert (error.cause, says in error.remedy) == ("no ranks: refused", True)
+    assert failures.system_error("no ranks", OSError("odd")).cause == "no ranks: odd"
+
+
+@pytest.mark.parametrize(("times_s", "storm"), [((0, 30, 60), True), ((0, 30, 61), False), ((0, 60), False)])
+def test_three_failures_in_a_minute_stop_a_pool_and_one_that_was_dealt_with_is_none(monkeypatch, times_s, storm):
+    now_s, known = iter(times_s), failures.Failures()
+    monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    for _ in times_s:
+        known.note(PoolError("killed", rank=1, device="cpu:1", remedy="again", detail="words"))
+    if not storm:
+        known.refuse_storm()
+        return
+    with pytest.raises(PoolError) as caught:
+        known.refuse_storm()
+    error = caught.value
+    assert error.cause == "the workers failed 3 times in 60 s, last with: killed"
+    assert (error.rank, error.device, error.remedy, error.detail) == (1, "cpu:1", failures.RELEASE, "words")
+    known.retract()
+    known.refuse_storm()
+    assert (known.last, len(known._times)) == (None, 2)
+    known.forget()
+    known.retract()
+    assert len(known._times) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (None, "still running"),
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "killed by SIGKILL"),
+        (-63, "killed by signal 63"),
+    ],
+)
+def test_how_a_process_ended_is_said_before_it_is_reaped_and_after(monkeypatch, state, text):
+    def looked(kind, pidfd, options):
+        code = os.CLD_EXITED if state is not None and state >= 0 else os.CLD_KILLED
+        return None if state is None else SimpleNamespace(si_status=abs(state), si_code=code)
+
+    monkeypatch.setattr(process.os, "waitid", looked)
+    process_ = process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
+    assert process_.end_text() == text
+    process_._process.returncode = state
+    assert process_.end_text() == text
+
+
+def test_an_exit_that_other_code_took_is_said(monkeypatch):
+    def looked(*_):
+        raise ChildProcessError
+
+    monkeypatch.setattr(process.os, "waitid", looked)
+    gone = process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
+    assert gone.end_text() == "ended, and its exit was taken by other code of this process"
+
+
+def test_the_last_of_what_a_rank_prints_is_kept_and_one_that_prints_without_end_holds_nobody():
+    read, write = os.pipe()
+    output = Output(read)
+    assert (output.fileno(), output.drain(), output.text()) == (read, True, "")
+    for text in (b"x" * 9000, b"the end\n"):
+        os.write(write, text)
+        assert output.drain()
+    assert output.text() == "x" * (8 * 1024 - 8) + "the end"
+    os.close(write)
+    assert not output.drain()
+    output.close()
+    output.close()
+    assert not output.drain()

@@ -1,9 +1,31 @@
 """A run inside the workers as its parent sees it: which batch group does what, and when a step is done."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import Steps, work_of_groups
+from host.hosted_runs import euler, make_run
+from host.tiny_hosted import call
+from parallel_runtime.plan import BatchSlice, ParallelPlan
+from parallel_runtime.pool.arena import Extent
+from parallel_runtime.pool.calls import (
+    REMEMBERED_SHAPES,
+    TRACE_BYTES,
+    RunResult,
+    StepHistory,
+    Steps,
+    WorkerLoopResult,
+    inputs_of,
+    refuse_unfit,
+    results_of,
+    shape_of,
+    split_rows,
+    traces_of,
+    whole_trace,
+    work_of_groups,
+    writers,
+)
 from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
 
@@ -45,3 +67,81 @@ def test_a_step_is_told_once_every_writer_has_done_it_in_order() -> None:
     steps.take({0: three, 2: three})
     assert told == [(0, 0), (1, 1), (2, 0)]
     assert granted == [2, 3, 4, 5]
+
+
+def test_the_ranks_that_write_are_those_of_the_last_stage_of_groups_that_have_work() -> None:
+    def of(plan: ParallelPlan, batch: int, texts: tuple[int, ...]) -> list[int]:
+        return writers(plan, make_run(batch=batch, texts=texts))
+
+    assert of(ParallelPlan(ulysses=2), 1, (7,)) == [0, 1]
+    assert of(ParallelPlan(cfg=2, ulysses=2), 1, (7, 7)) == [0, 1, 2, 3]
+    assert of(ParallelPlan(cfg=2, ulysses=2), 1, (7,)) == [0, 1], "one image of one side"
+    assert of(ParallelPlan(pipefusion=2, ulysses=2), 1, (7,)) == [2, 3]
+    assert of(ParallelPlan(data=2, pipefusion=2, ring=2), 2, (7, 7)) == [2, 3, 6, 7]
+
+
+@pytest.mark.parametrize(("warmup", "refused"), [(2, False), (3, False), (4, True)])
+def test_a_warm_up_is_no_longer_than_its_run(warmup: int, refused: bool) -> None:
+    run = make_run(recurrence=euler(3))
+    refuse_unfit(ParallelPlan(), run)
+    plan = ParallelPlan(pipefusion=2, warmup_steps=warmup)
+    if not refused:
+        refuse_unfit(plan, run)
+        return
+    with pytest.raises(
+        ValueError, match=r"warmup_steps=4 is more than the run's 3 step\(s\); use at most 3, which keeps"
+    ):
+        refuse_unfit(plan, run)
+
+
+def test_a_step_is_stuck_after_ten_times_the_slowest_of_the_last_eight_of_its_shapes() -> None:
+    history = StepHistory()
+    assert history.deadline_s("a", least_s=20.0) == 20.0
+    for seconds in (9.0, *[2.0] * 6, 3.0):
+        history.note("a", seconds)
+    assert (history.deadline_s("a", least_s=20.0), history.deadline_s("a", least_s=91.0)) == (90.0, 91.0)
+    history.note("a", 2.5)
+    assert history.deadline_s("a", least_s=20.0) == 30.0
+    for number in range(REMEMBERED_SHAPES - 1):
+        history.note(number, 5.0)
+    history.note("a", 2.5)
+    history.note("new", 5.0)  # the shape that was not seen for longest goes
+    assert [history.deadline_s(shape, least_s=1.0) for shape in (0, 1, "a")] == [1.0, 50.0, 30.0]
+
+
+def test_a_request_has_its_tensors_results_and_traces_by_name() -> None:
+    calls = [call(options={"trace": trace}) for trace in (False, True)]
+    assert list(inputs_of(calls))[:1] == ["0.t0"] and list(inputs_of(calls))[-1].startswith("1.t")
+    assert [(each.name, each.dtype, each.shape[0]) for each in results_of(calls)] == [
+        ("0.out", "float32", 1),
+        ("1.out", "float32", 1),
+    ]
+    assert traces_of(calls[:1], num_ranks=2) == []
+    assert traces_of(calls, num_ranks=2) == [Extent(f"trace.{rank}", "uint8", (TRACE_BYTES,)) for rank in range(2)]
+    assert whole_trace(torch.arange(5, dtype=torch.uint8), 3) == b"\0\1\2"
+    assert shape_of(calls[:1]) == shape_of([call(seed=1)]) != shape_of([call(text=8)])
+    with pytest.raises(ValueError, match="no calls to run; give at least one"):
+        split_rows([], ParallelPlan())
+    assert split_rows(calls, ParallelPlan()) == ((BatchSlice(0, 0, 1), BatchSlice(1, 0, 1)),)
+    assert split_rows(calls, ParallelPlan(cfg=2)) == ((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 1),))
+
+
+def test_a_result_says_what_the_slowest_rank_took_and_the_first_reason() -> None:
+    def ran(**said: object) -> SimpleNamespace:
+        return SimpleNamespace(ran=SimpleNamespace(**said))
+
+    asleep = SimpleNamespace(ran=None)
+    graphs = [
+        ran(compiled=None),
+        ran(compiled=SimpleNamespace(compile_s=2.0)),
+        ran(compiled=SimpleNamespace(compile_s=1.0)),
+    ]
+    result = RunResult([], [*graphs, asleep], 1.0, {})  # type: ignore[list-item]
+    assert (len(result.ran), result.compile_s, RunResult([], [], 1.0, {}).compile_s) == (3, 2.0, 0.0)
+    ranks = [ran(drained=None, skipped_calls=None), asleep, ran(drained="why", skipped_calls=3)]
+    run = WorkerLoopResult(torch.empty(0), ranks, 1.0)  # type: ignore[arg-type]
+    assert (len(run.ran), run.drained, run.skipped_calls) == (2, "why", 3)
+    assert (
+        WorkerLoopResult(torch.empty(0), [], 1.0).drained,
+        WorkerLoopResult(torch.empty(0), [], 1.0).skipped_calls,
+    ) == (*(None, 0),)

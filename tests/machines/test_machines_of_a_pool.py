@@ -205,6 +205,7 @@ def test_a_copy_is_found_by_its_listed_name_or_anywhere_and_what_is_another_file
         ("10.0.0.1:٣", "is not HOST:PORT"),
         (":1", "is not HOST:PORT"),
         ("fd00::1:1", "in brackets"),
+        ("[fd00::1:1", "in brackets"),
         ("[fe80::1]:1", "is link-local"),
     ],
 )

@@ -59,6 +59,10 @@ class Event:
         """Return when it is complete."""
         self._stream.wait_until(self._at_s)
 
+    def query(self) -> bool:
+        """Whether it is complete."""
+        return self._at_s <= self._stream.look()
+
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds from this event to `end`, on the device's clock."""
         if not (self._timed and end._timed):

@@ -1,0 +1,315 @@
+"""One rank's own part of a request, in this process: which calls it makes, what it reads and writes, and its times."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from host.hosted_runs import heun
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.plan import BatchSlice, ParallelPlan
+from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
+from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
+from parallel_runtime.wire.protocol import Message, Op, ProtocolError
+from parallel_runtime.wire.records import to_body
+from parallel_runtime.wire.replies import RankError, TimeSpent
+from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles
+from parallel_runtime.worker import entry, live_times, worker_loop
+from parallel_runtime.worker.engine import Engine
+from parallel_runtime.worker.held_state import HeldState
+from parallel_runtime.worker.host_copies import HostCopies
+from parallel_runtime.worker.hosted import HostedForward
+from parallel_runtime.worker.inputs import RepeatedInputs
+from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
+
+from .pretend_device import pretended_cuda
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def table() -> SegmentTable:
+    segment, fd = Segment.create(1 << 16)
+    os.close(fd)
+    return SegmentTable(segment)
+
+
+def forward(*, in_order: bool = True, shards: object = None, size: int = 1, index: int = 0) -> HostedForward:
+    """Of a model whose blocks lie with `size` ranks; this is rank `index` of those that share tokens."""
+    weights = SimpleNamespace(in_order=in_order, shards=shards)
+    model: Any = SimpleNamespace(weights=weights, group=SimpleNamespace(size=size), module="module", kept=None)
+    sequence = SequenceParallelAttention()
+    sequence.index = index
+    timer = RegionTimer(CPU, on=False)
+    return HostedForward(model, sequence, timer, lambda: None, RepeatedInputs(CPU), HeldState())
+
+
+FIRST, SECOND, THIRD, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2), BatchSlice(1, 0, 2), BatchSlice(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sharded", "in_order", "ran"),
+    [
+        # each piece with whether it is written, and whether scales are shared with the replica's other batch group
+        (((OTHER,), (FIRST, THIRD), (SECOND, OTHER)), False, True, [(FIRST, True, True), (THIRD, True, True)]),
+        (((), (FIRST,), (THIRD,)), False, True, [(FIRST, True, False)]),
+        (((), (FIRST, THIRD), (SECOND,)), False, True, [(FIRST, True, True), (THIRD, True, False)]),
+        (((), (), (SECOND,)), False, True, []),
+        (((FIRST,), (), (SECOND,)), True, True, [(SECOND, False, False)]),
+        (((FIRST,), (FIRST,), (SECOND,)), True, False, [(FIRST, True, False), (SECOND, False, False)]),
+    ],
+)
+def test_a_rank_runs_its_groups_pieces_and_those_for_which_others_need_its_weights(
+    groups: Any, sharded: bool, in_order: bool, ran: list[tuple[BatchSlice, bool, bool]]
+) -> None:
+    """Batch group 1, whose replica has 2 beside it; 0 is of another."""
+    found: list[tuple[BatchSlice, bool, bool]] = []
+    rank = forward(in_order=in_order, shards="shards" if sharded else None, size=2)
+    mesh: Any = SimpleNamespace(replica_groups=range(1, 3), batch_group=1, plan=SimpleNamespace(parts=1))
+    mesh.axes = {"cfg": "cfg axis"}
+
+    def run(piece: BatchSlice, whole: Any, options: Any, *, write: bool, over: object) -> None:
+        assert (whole, options) == ({"t0": piece.call}, {"call": piece.call})
+        found.append((piece, write, over == "cfg axis"))
+
+    rank.run = run  # type: ignore[method-assign]
+    rank.run_batch_groups(groups, mesh, {"0.t0": 0, "1.t0": 1}, [{"call": 0}, {"call": 1}])  # type: ignore[dict-item]
+    assert found == ran
+
+
+def test_outputs_are_written_side_by_side_into_their_rows_by_the_first_of_the_ranks_that_have_them() -> None:
+    room, outs = torch.zeros(3, 5), [torch.ones(2, 3), torch.full((2, 1, 2), 2.0)]
+    forward(index=1).write(BatchSlice(0, 1, 3), room, outs)
+    assert not room.any()
+    forward().write(BatchSlice(0, 1, 3), room, outs)
+    assert room.tolist() == [[0.0] * 5, *[[1.0, 1.0, 1.0, 2.0, 2.0]] * 2]
+    said = r"str made outputs \[\(2, 3\)\], 3 numbers an image where 5 were expected; report the model and the node"
+    with pytest.raises(ValueError, match=said):
+        forward().write(BatchSlice(0, 1, 3), room, outs[0])
+
+
+def test_a_module_gets_copies_of_its_rows_and_the_residuals_themselves() -> None:
+    given = {"t0": torch.arange(6.0), "t1": torch.arange(3.0), "t2": torch.arange(3.0), "out": torch.zeros(3, 1)}
+    options = {"tensors": 3, "batched": (0, 2), "residuals": (2,)}  # two frames an image
+    frames, shared, residual = forward()._inputs(BatchSlice(0, 1, 3), given, options)
+    assert (frames.tolist(), shared.tolist(), residual.tolist()) == ([2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 2.0], [1.0, 2.0])
+    for each in (frames, shared, residual):
+        each.zero_()
+    assert (given["t0"].tolist(), given["t1"].tolist()) == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 2.0])
+    assert given["t2"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_what_a_module_keeps_is_told_of_calls_of_a_run_alone() -> None:
+    said = list[tuple[object, ...]]()
+    rank = forward()
+    rank.begin_run("run", ranks=2)
+    assert rank.take_kept() is None, "a class that keeps nothing"
+    counted = {"calls": 3, "found": 2, "rows": 9, "kept_bytes": 8}
+    kept = {"begin": lambda run, ranks: said.append((run, ranks)), "end": lambda: said.append(("end",))}
+    rank.model.kept = SimpleNamespace(**kept, take_counted=lambda: SimpleNamespace(**counted))  # type: ignore[assignment]
+    rank.begin_run("run", ranks=2)
+    assert vars(rank.take_kept()) == counted
+    rank.begin_run(None, ranks=2)
+    assert (rank.take_kept(), said) == (None, [("run", 2), ("end",)])
+
+
+class Slept(Calls):
+    """Calls of a tenth of a second on the device, the second of two tenths and so on."""
+
+    def __init__(self, run: Callable[[float], None]) -> None:
+        self._sleep, self.ended = run, list[str]()
+
+    def prepare(self) -> None:
+        self._sleep(0.05)
+
+    def run(self, call: int) -> None:
+        self._sleep(0.1 * (call + 1))
+
+    def finish(self) -> None:
+        self._sleep(0.02)
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_run_reports_the_time_of_each_step_on_the_device_and_tells_of_each_in_order(on: bool) -> None:
+    segments, told, waits = table(), list[tuple[int, bool]](), list[bool]()
+    segments.credit = 3
+    with pretended_cuda() as stream:
+        timer, calls = RegionTimer(CUDA, on=on, every=10), Slept(stream.run)
+        pace = LaunchThrottle(CPU, lambda: None)
+        loop = WorkerLoop(heun(), calls, timer, pace=pace, copies=HostCopies(CPU))
+        gate = Gate(segments, cancelled=lambda: False, show_waiting=waits.append)
+        stream.synchronize()
+        loop.run(gate, step_done=lambda step, spent: told.append((step, spent is not None)))
+        work = {"batch_group": 0, "pieces": (), "collectives": 0, "sent_bytes": 0}
+        report = loop.report(**work, weight_collectives=0, weight_bytes=0)
+    assert report.step_s == pytest.approx((0.3, 0.7, 0.5), abs=1e-3)
+    assert (report.prepare_s, report.finish_s) == pytest.approx((0.05, 0.02), abs=1e-3)
+    assert report.began_s[1] - report.began_s[0] == pytest.approx(0.3, abs=1e-3)
+    assert report.waited_s == pytest.approx(0.0, abs=1e-3)
+    assert told == [(0, on), (1, on), (2, on)]
+    assert (report.timed_steps, report.regions, report.prepare_regions) == (
+        ((1,), {}, {}) if on else (None, None, None)
+    )
+    assert (report.skipped_calls, report.drained, report.timeline, calls.ended) == (None, None, None, ["closed"])
+    assert waits == [True, False] * 3
+
+
+def test_the_calls_with_which_steps_start_and_the_seconds_of_each_by_region() -> None:
+    assert worker_loop.step_starts(heun()) == {0: 0, 2: 1, 4: 2, 5: 3}
+    steps = [{"b_s": 0.1234567}, {"a_s": 2.0, "b_s": 1.0}]
+    assert worker_loop._by_name(steps) == {"a_s": (0.0, 2.0), "b_s": (0.123457, 1.0)}
+
+
+def test_time_is_shared_out_as_in_the_last_step_whose_regions_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(live_times, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    times = live_times.RankTimes(CPU)
+    now_s[0] = 200.0
+    times.begin()
+    waits = {"communication": 0.25, "weights": 0.25, "hand_over": 9.0}
+    regions = {name: ClockRegion() for name in waits}
+    for name, region in regions.items():
+        region.total_s = waits[name]
+
+    def after(at_s: float, **step: float) -> TimeSpent:
+        times.step({} if "untimed" in step else regions, permit_s=step["permit_s"], waited_s=step["waited_s"])
+        now_s[0] = at_s
+        return times.spent()
+
+    def spent(compute_s: float, communication_s: float, idle_s: float) -> TimeSpent:
+        return TimeSpent(compute_s=compute_s, communication_s=communication_s, idle_s=idle_s)
+
+    assert after(202.25, permit_s=200.25, waited_s=5.0) == spent(1.5, 0.5, 0.25)  # the device was at it for most
+    assert after(206.25, permit_s=300.0, waited_s=2.0, untimed=1) == spent(3.0, 1.0, 2.25)
+    assert times.spent() == spent(3.0, 1.0, 2.25)
+    assert after(206.5, permit_s=206.0, waited_s=1.0) == spent(3.0, 1.25, 2.25), "no more than the step took"
+    assert after(206.5, permit_s=206.0, waited_s=0.0) == spent(3.0, 1.25, 2.25)
+
+
+class Network(torch.nn.Module):
+    """Decodes a latent to ten times of it, or as its numbers say to something that no tile may be."""
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x[0]) == -1.0:
+            torch.rand(1)
+        return x[:1] if float(x[0]) == -2.0 else x * 10
+
+
+def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
+    said = list[tuple[int, int]]()
+    vae: Any = Engine(rank=1, device=CPU, segments=table()).vae
+    vae._held, vae._handle = (7, Network()), 7
+
+    def decode(*latents: float, handle: int = 7, method: str = "decode") -> tuple[Any, list[list[float]]]:
+        tensors = {f"in{number}": torch.tensor([value, 1.0]) for number, value in enumerate(latents)}
+        rooms = {f"out{number}": torch.zeros(2) for number in range(len(latents))}
+        vae._segments = SimpleNamespace(tensor=lambda spec: {**tensors, **rooms}[spec.name])
+        specs = [SimpleNamespace(name=name) for name in (*tensors, *rooms)]
+        request = DecodeTiles(vae=handle, method=method, tiles=((0,), tuple(range(1, len(latents)))), last=True)
+        tell = {"progress": lambda told: said.append((told.done, told.total)), "cancelled": lambda: False}
+        return vae.answer(request, specs, **tell, beat=lambda: None), [room.tolist() for room in rooms.values()]
+
+    reply, rooms = decode(5.0, 2.0, 3.0)
+    assert (reply.num_tiles, reply.refused, said) == (2, "", [(1, 2), (2, 2)])
+    assert rooms == [[0.0, 0.0], [20.0, 10.0], [30.0, 10.0]], "the first tile is another rank's"
+    drew, rooms = decode(5.0, -1.0, 3.0)
+    assert (drew.refused, rooms[1:]) == (
+        "it draws random numbers as it decodes, others for each tile",
+        [[0.0, 0.0]] * 2,
+    )
+    shape, rooms = decode(5.0, -2.0, 3.0)
+    assert shape.refused == "of (2,) it makes (1,), where ComfyUI's tiles have (2,)" and not any(map(any, rooms))
+    for wrong in ({"handle": 8}, {"method": "encode"}):
+        with pytest.raises(ValueError, match=r"rank 1 was asked for \w+ of VAE \d, which it lacks"):
+            decode(5.0, 2.0, **wrong)
+    vae.drop(8)
+    assert vae._held is not None
+    vae.drop(7)
+    assert vae._held is None
+
+
+def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved, emptied = list[torch.device](), list[int]()
+    engine: Any = Engine(rank=0, device=CUDA, segments=table())
+    engine.vae._held = (7, SimpleNamespace(to=moved.append))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    engine.vae.leave_device()
+    assert (moved, emptied) == ([], [])
+    engine.vae.on_device = True
+    tell = {"progress": lambda _: None, "cancelled": lambda: False, "beat": lambda: None}
+    change = ChangeWeights(model=1, records=(), side_branch=False, first=True, last=True)
+    for number in (1, 2):
+        engine.handle(Message(Op.CHANGE, 0, 1, number, change), **tell)
+    assert (moved, emptied, engine.vae.on_device) == ([CPU], [1], False)
+
+
+def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
+    engine: Any = Engine(rank=2, device=CPU, segments=table())
+    with pytest.raises(ValueError, match="rank 2 is on cpu, and graphs of blocks are CUDA's; set tries to off"):
+        engine.new_recorder()
+    with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):
+        engine._of_ranks(SimpleNamespace(op=Op.HELLO))
+    engine.meshes[1] = SimpleNamespace(member=True, plan=ParallelPlan(pipefusion=2))
+    with pytest.raises(ValueError, match="a cache of ComfyUI's decides between the steps of a pipeline; use the host"):
+        engine._sample(SimpleNamespace(mesh=1, cache="easy"), (), gate=None, progress=None, beat=None)
+
+
+@pytest.fixture
+def worker() -> Any:
+    """Rank 1 of generation 4, and its parent's end of the channel."""
+    made: Any = entry.Worker.__new__(entry.Worker)
+    made.rank, made.generation = 1, 4
+    made.parent, made.channel = Channel.pair()
+    yield made
+    made.parent.close()
+    made.channel.close()
+
+
+def test_a_rank_hears_what_is_for_it_until_it_is_told_to_stop_or_its_parent_has_gone(worker: Any) -> None:
+    for rank, generation in ((1, 4), (2, 4), (1, 5)):
+        worker.parent.send(Message(Op.TRIM, rank, generation, 9, {}))
+    assert worker.hear()[0].request == 9
+    for rank, generation in ((2, 4), (1, 5)):
+        with pytest.raises(ProtocolError, match=f"a message for rank {rank} of generation {generation} came here"):
+            worker.hear()
+    worker.parent.send(Message(Op.STOP, 1, 4, 0, {}))
+    assert worker.hear() is None
+    worker.parent.close()
+    assert worker.hear() is None
+
+
+def test_a_rank_tells_its_parent_what_went_wrong_and_prints_it_once_that_has_gone(worker: Any, capsys: Any) -> None:
+    worker.report(ValueError("x" * 9000))
+    message, _ = worker.parent.recv()
+    assert (message.op, message.rank, message.generation, message.request) == (Op.ERROR, 1, 4, 0)
+    said = RankError(**message.body)
+    assert (said.kind, said.text, said.bases[:2]) == ("ValueError", "x" * entry.TEXT_CHARS, ["ValueError", "Exception"])
+    assert said.traceback == f"ValueError: {'x' * 9000}\n"[-entry.TRACEBACK_CHARS :]
+    worker.parent.close()
+    worker.report(ValueError("nobody hears"))
+    assert "ValueError: nobody hears" in capsys.readouterr().err
+
+
+def test_a_segment_comes_with_one_descriptor_and_takes_the_place_of_those_that_served() -> None:
+    segments = table()
+
+    def attach(number: int, *, drop: tuple[int, ...] = (), descriptors: int = 1, op: Op = Op.ATTACH) -> None:
+        made = [Segment.create(8192)[1] for _ in range(descriptors)]
+        body = {**to_body(Attach(segment=number, num_bytes=8192, drop=())), "drop": list(drop)}
+        entry.attach(segments, Message(op, 0, 1, 0, body), tuple(made))
+
+    attach(1)
+    attach(2, drop=(1,))
+    assert segments.indices == [0, 2]
+    with pytest.raises(ProtocolError, match="TRIM came before the first segment"):
+        attach(3, op=Op.TRIM)
+    for descriptors in (0, 2):
+        with pytest.raises(ProtocolError, match=f"ATTACH came with {descriptors} descriptors, not 1"):
+            attach(3, descriptors=descriptors)

@@ -1,4 +1,4 @@
-"""Attention as an operator of torch's, its shapes and refusals; and what the graph of a block is given."""
+"""Attention as an operator of torch's, its shapes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch
-from parallel_runtime.models.hosted.compiled import Kind, _form
 from parallel_runtime.models.hosted.traced_attention import GraphAttention, attend
 
 SEEN: list[Any] = []
@@ -91,69 +90,3 @@ def test_what_no_graph_can_hold_is_refused(options: dict[str, Any], mask: Any, s
     q = torch.randn(1, 2, 5, 4)
     with pytest.raises(TypeError, match=f"attention in a graph {said}"):
         attend(q, q, q, 2, mask, None, True, False, "", options)
-
-
-ROWS, BEGIN, END = torch.arange(5), 7, torch.tensor([1.0, 2.0, 3.0])
-RANGES = [
-    ([(0, 2, BEGIN), (2, 5, 9)], [(0, 5, [7, 7, 9, 9, 9])]),
-    ([(0, 2, BEGIN), (2, 5, END)], [(0, 5, [7, 7, 1, 2, 3])]),
-    ([(0, 4, 3)], [(0, 4, [3, 3, 3, 3])]),
-    ([(0, 2, 7), (3, 5, 9)], None),  # a token is in none
-    ([(1, 2, 7), (2, 5, 9)], None),
-    ([], None),
-    (None, None),
-]
-
-
-@pytest.mark.parametrize(("ranges", "one"), RANGES)
-@pytest.mark.parametrize("by_name", [False, True])
-def test_ranges_become_one_with_the_row_of_each_token(ranges: Any, one: Any, by_name: bool) -> None:
-    kind = Kind("Block", stock, stock, None, frozenset(), ranges=(1, "ranges"))
-    args, kwargs = ((ROWS,), {"ranges": ranges}) if by_name else ((ROWS, ranges, 4), {})
-    taken, named, _ = kind.given(args, kwargs)
-    found = named["ranges"] if by_name else taken[1]
-    assert torch.equal(taken[0], ROWS) and (by_name or taken[2:] == (4,))
-    assert kind.given((ROWS,), {})[0][1:] == ()
-    if one is None:
-        assert found is ranges or found == ranges
-        return
-    ((start, end, row),) = found
-    assert [(start, end, row.tolist())] == one
-
-
-@pytest.mark.parametrize("by_place", [True, False])
-def test_a_graph_is_given_no_options_that_no_block_reads(by_place: bool) -> None:
-    kind = Kind("Block", stock, stock, 1, frozenset(("sigmas",)))
-    for patches, kept in (({}, {}), ({"a": [1]}, {"patches": {"a": [1]}})):
-        options = {"sigmas": 1, "block": 2, "patches": patches}
-        args, kwargs = ((3, options, 4), {}) if by_place else ((3,), {"transformer_options": options, "other": 5})
-        taken, named, told = kind.read(args, kwargs)
-        assert told is options and options.keys() == {"sigmas", "block", "patches"}
-        read = {"block": 2} | kept
-        assert (taken, named) == (((3, read, 4), {}) if by_place else ((3,), {"transformer_options": read, "other": 5}))
-    assert kind.read((3,), {}) == ((3,), {}, None)
-    assert Kind("Block", stock, stock, None, frozenset()).read((3, {"patches": {}}), {}) == (
-        (3, {"patches": {}}),
-        {},
-        None,
-    )
-    assert Kind("Block", stock, stock, 0, frozenset()).read(({"a": 1}, 2), {}) == (({"a": 1}, 2), {}, {"a": 1})
-
-
-def test_tensors_have_the_strides_of_their_shape_but_for_expanded_ones() -> None:
-    kind = Kind("Block", stock, stock, None, frozenset())
-    turned, expanded, one = (
-        torch.ones(3, 4).t(),
-        torch.ones(4, 1).expand(4, 3),
-        torch.ones(4, 9)[:, None].transpose(0, 1),
-    )
-    ((a, [b]), named, _) = kind.given((turned, [expanded]), {"c": (one, "text")})
-    assert a.stride() == (3, 1) and b is expanded and isinstance(named["c"], tuple) and named["c"][1] == "text"
-    assert named["c"][0].shape == (1, 4, 9) and named["c"][0].stride() == (36, 9, 1)
-    assert torch.equal(a, turned) and torch.equal(named["c"][0], one)
-
-
-def test_a_graph_is_of_kinds_dtypes_and_lengths_of_one() -> None:
-    assert _form((torch.ones(2, 1, 3), [torch.ones(1, dtype=torch.int64), "text"], None, 4)) == (
-        *((torch.float32, (False, True, False)), ((torch.int64, (True,)), str), type(None), int),
-    )

@@ -31,6 +31,9 @@ def test_lengths_by_shares_are_within_one_of_the_exact_part(total: int, shares: 
 def test_no_part_is_shorter_than_the_least_where_there_is_enough() -> None:
     assert split_lengths(10, 3, (1000, 1, 1)) == (10, 0, 0)
     assert split_lengths(10, 3, (1000, 1, 1), least=1) == (8, 1, 1)
+    assert split_lengths(10, 3, (1, 1, 1000), least=1) == (1, 1, 8)
+    assert split_lengths(9, 3, (1, 1000, 1), least=3) == (3, 3, 3) == split_lengths(9, 3, (1000, 1, 1), least=3)
+    assert split_lengths(8, 3, (1, 1000, 1), least=3) == (0, 8, 0)
     assert split_lengths(2, 3, (1000, 1, 1), least=1) == (2, 0, 0)
 
 

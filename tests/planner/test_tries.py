@@ -21,6 +21,7 @@ from parallel_runtime.planner.machine import identity
 from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.tries import (
     CHANGE,
+    GRAPHS_GAIN,
     KeptPlan,
     Tries,
     changed_text,
@@ -65,6 +66,8 @@ def table(fits: bool = True, **seconds: float) -> list[Prediction]:
         (20, {"ulysses": 1.0, "ring": 1.0}, (ULYSSES, RING)),
         (20, {"ulysses": 1.0, "ring": 1.0, "cfg": 1.01, "single": 1.02}, (ULYSSES, RING, CFG)),
         (15, {"ulysses": 1.0, "ring": 1.0}, ()),  # too short a run
+        (16, {"ulysses": 1.0, "ring": 1.0}, (ULYSSES, RING)),
+        (16, {"ulysses": 271.0, "ring": 305.0}, ()),  # gains what the try of ulysses takes, to the second
         (20, {"ulysses": 0.09, "ring": 0.09}, ()),  # of too short steps
         (20, {"ulysses": 1.0, "ring": 1.19}, ()),  # could gain 5 % of 80 steps, and 6.6 steps would be spent
         (1000, {"ulysses": 1.0, "ring": 1.19}, (ULYSSES, RING)),  # pays in a long run
@@ -84,6 +87,9 @@ def test_while_nobody_waits_more_plans_are_tried_for_as_long_as_ten_seconds() ->
         rows = table(**{name: step_s * seconds for name, seconds in near.items()})
         assert len(worth_trying(rows, ULYSSES, steps=20, asynchronous=False, idle=True)) == count
         assert len(worth_trying(rows, ULYSSES, steps=20, asynchronous=False)) == 3
+    for cfg_s, asynchronous, tried in ((3.0, True, (ULYSSES, CFG)), (3.01, False, ())):  # ten seconds; twice as long
+        rows = table(ulysses=1.5, cfg=cfg_s)
+        assert worth_trying(rows, ULYSSES, steps=1, asynchronous=asynchronous, idle=True) == tried
 
 
 @pytest.mark.parametrize(("step_s", "copies", "kept"), [(0.1, 15, RING), (1.5, 3, RING), (4.0, 2, ULYSSES)])
@@ -104,11 +110,15 @@ def test_setting_a_plan_up_counts_and_what_does_not_fit_is_not_tried() -> None:
     slow = table(ulysses=5.0, ring=5.0)
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True) == (ULYSSES, RING)
     assert worth_trying(slow, ULYSSES, steps=20, asynchronous=True, compiled=True) == ()
+    dear = table(ulysses=4.475, ring=5.0)  # gains 14.4 s, where three steps of ulysses take 13.4 s
+    assert worth_trying(dear, ULYSSES, steps=16, asynchronous=True) == (ULYSSES, RING)
+    even = table(ulysses=4.25, ring=4.0, cfg=5.0)  # cfg gains what its own try takes, to the second
+    assert worth_trying(even, ULYSSES, steps=16, asynchronous=True) == (ULYSSES, RING)
     assert worth_trying(table(fits=False, ulysses=1.0, ring=1.0), ULYSSES, steps=20, asynchronous=False) == ()
 
 
 def test_all_near_plans_are_tuned_whatever_that_takes_the_most_promising_first() -> None:
-    rows = table(ulysses=1.0, ring=1.2, cfg=1.1, single=1.3, stages=0.5)
+    rows = table(ulysses=1.0, ring=1.2, cfg=1.1, single=1.25, stages=0.5)
     plans = near(rows, ULYSSES)
     assert plans == (ULYSSES, CFG, RING)
     assert tried_in_s(rows, plans, asynchronous=False) == pytest.approx([3.0, 6.3, 9.9])
@@ -191,7 +201,7 @@ def test_no_copy_begins_that_the_three_steps_do_not_hold_once_a_plan_failed() ->
         tries = Tries((ULYSSES, RING, CFG), limit=3.0, asynchronous=False)
         tries.note(ULYSSES, 1.0)
         tries.fail(RING, "out of memory", took_s=took_s)
-        assert tries.due == due and tries.best() == ULYSSES
+        assert tries.due == due and tries.best() == ULYSSES and tries.left
     tries = Tries((ULYSSES, RING, CFG), limit=3.0, asynchronous=False)
     tries.fail(ULYSSES, "lost", took_s=2.0)
     assert tries.due == RING, "the run needs a plan"
@@ -199,6 +209,7 @@ def test_no_copy_begins_that_the_three_steps_do_not_hold_once_a_plan_failed() ->
     assert tries.due is None and tries.best() == RING
     tries = Tries((ULYSSES, RING), limit=3.0)
     for plan, seconds in ((ULYSSES, 1.5), (ULYSSES, 1.0), (RING, 1.5)):  # none failed, and no proof was a first copy
+        assert tries.due == plan
         tries.note(plan, seconds)
     assert tries.due is None and tries.seconds[RING] == 1.5
 
@@ -228,6 +239,7 @@ def test_what_is_kept_is_the_quickest_or_near_it_whatever_the_noise(ratio: float
         ({ULYSSES: (1.3, 1.0), RING: (1.0, 1.1)}, ULYSSES),  # one copy was slowed
         ({ULYSSES: (1.3, 1.2), RING: (1.0, 1.25)}, ULYSSES),  # one was quicker, one was not
         ({ULYSSES: (1.3, 1.2), RING: (1.0, 1.1)}, RING),
+        ({ULYSSES: (1.0, 0.5), RING: (1.1, 0.4)}, ULYSSES),  # whose first copies were near
     ],
 )
 def test_a_slow_copy_alone_is_no_reason_against_the_plan_predicted_best(copies: dict, kept: object) -> None:
@@ -258,7 +270,7 @@ def test_a_plan_that_fails_is_kept_out_and_the_others_go_on() -> None:
     kept = kept_of(tries)
     assert kept is not None and kept.text == "tried ring 2: out of memory, kept ulysses 2"
     tries.fail(ULYSSES, "lost")
-    assert kept_of(tries) is None and tries.due is None
+    assert kept_of(tries) is None and tries.due is None and not tries.left
 
 
 def test_the_line_says_how_fast_the_others_are_beside_the_one_kept() -> None:
@@ -288,7 +300,9 @@ def test_graphs_are_tried_where_the_device_is_predicted_to_wait_for_its_host() -
         return may_gain_by_graphs(row, steps=steps, asynchronous=asynchronous)
 
     assert may(0.2) and not may(0.02) and not may(0.2, steps=1) and not may(0.2, asynchronous=False)
-    assert not may(0.2, graphs=3 * 2**30), "steps that long wait for no host"
+    assert may(0.2, graphs=2 * 2**30) and not may(0.2, graphs=2 * 2**30 + 1), "steps that long wait for no host"
+    assert may(0.055) and not may(0.05), "what 80 steps wait pays for four copies of a second"
+    assert not may(0.02, steps=1000) and not may(GRAPHS_GAIN - 1, steps=1000), "a gain that small is not taken"
     assert not may(0.2, plan=RING) and not may(0.2, plan=replace(ULYSSES, weights="sharded"))
 
 
@@ -303,6 +317,7 @@ def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> No
         assert found is not None and found.plan == plan and not found.again
         assert bool(changed_text(slower, found)) == (plan == RING)
     assert "changed from ulysses 2 to ring 2, measured again: 1.12x as fast" == changed_text(slower, found)
+    assert run(Tries(slower.plans), {ULYSSES: CHANGE, RING: 1.0}).best(ULYSSES) == ULYSSES
 
 
 def test_runs_that_are_always_slower_than_tries_are_not_tried_again_and_again() -> None:

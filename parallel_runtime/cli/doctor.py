@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     devices = [_describe_device(device, facts) for device in selection.devices]
     file = {}
     if arguments.model is not None:
-        free = [int(each["free_bytes"] or 0) for each in devices]
+        free = [each["free_bytes"] for each in devices]
         progress.phase(f"reading {os.path.basename(arguments.model)}")
         file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
     checks = [*machine_checks(), *_device_checks(selection, facts)]

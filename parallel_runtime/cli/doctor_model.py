@@ -25,8 +25,8 @@ class Needed:
     host: int = 0
 
 
-def describe_file(path: str, comfyui: str | None, devices: Sequence[Device], free: Sequence[int]) -> dict:
-    """What is known of the file at `path`; `free` are the bytes that each device has free.
+def describe_file(path: str, comfyui: str | None, devices: Sequence[Device], free: Sequence[int | None]) -> dict:
+    """What is known of the file at `path`; `free` are the bytes that each device has free, None where it is silent.
 
     Raises `ValueError` for a file that is no diffusion model, and where no ComfyUI is to be found.
     """
@@ -52,7 +52,7 @@ def describe(report: Mapping) -> list[str]:
             lines.append(f"  {row['plan']}: no: {row['why']}")
             continue
         host = f" and {row['host_bytes_per_rank'] / GIB:.2f} GiB of host memory" if row["host_bytes_per_rank"] else ""
-        fits = "" if row["fits"] else ", which does not fit"
+        fits = ", which does not fit" if row["fits"] is False else ""
         lines.append(f"  {row['plan']}: yes, {row['bytes_per_rank'] / GIB:.2f} GiB a rank{host}{fits}")
     return lines
 
@@ -78,14 +78,18 @@ def _why_not(refuse: Callable[[ParallelPlan], None], plan: ParallelPlan) -> str:
     return ""
 
 
-def _memory(needed: Needed | None, plan: ParallelPlan, devices: Sequence[Device], free: Sequence[int]) -> dict:
-    """Ranks on the CPU share its memory, and weights that are replicated, which lie in the file's pages."""
+def _memory(needed: Needed | None, plan: ParallelPlan, devices: Sequence[Device], free: Sequence[int | None]) -> dict:
+    """Ranks on the CPU share its memory, and weights that are replicated, which lie in the file's pages.
+
+    `fits` is None where a device does not say what it has free.
+    """
     if needed is None:
         return {"bytes_per_rank": None, "host_bytes_per_rank": None, "fits": None}
-    sharing = plan.ranks if devices[0].kind == "cpu" and plan.weights != "replicated" else 1
-    fits = (
-        sharing * (needed.device + needed.host) <= min(free) if devices[0].kind == "cpu" else needed.device <= min(free)
-    )
+    taken, known = needed.device, [each for each in free if each is not None]
+    if devices[0].kind == "cpu":
+        taken += needed.host
+        taken *= 1 if plan.weights == "replicated" else plan.ranks
+    fits = taken <= min(known) if len(known) == len(free) else None
     return {"bytes_per_rank": needed.device, "host_bytes_per_rank": needed.host, "fits": fits}
 
 

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import machine
-from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
-from parallel_runtime.planner.choose import HEADROOM, choose_plan
+from parallel_runtime.planner.automatic import (
+    Decision,
+    _with_more_devices,
+    automatic_plan,
+    plan_of_run,
+    usual_work,
+    without_sharing,
+)
+from parallel_runtime.planner.choose import HEADROOM, Choice, choose_plan
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
@@ -192,6 +199,61 @@ def test_a_run_never_takes_devices_without_weights_and_says_what_they_would_give
     assert of_run("ulysses=8", 8, **large).plan == ParallelPlan(ulysses=8)
     small = {"image_tokens": image_tokens(512, 512)}  # where the host is the limit, more devices give nothing
     assert not any("the weights are on" in why for why in of_run("ulysses=2", 8, **small).reasons)
+
+
+@pytest.mark.parametrize(
+    ("devices", "held", "step_s", "told"),
+    [(3, 2, 2.2, True), (2, 2, 2.2, False), (3, 2, 2.1, False), (8, 2, 2.0, False)],
+)
+def test_devices_without_weights_are_told_of_where_more_of_them_are_clearly_quicker(
+    devices: int, held: int, step_s: float, told: bool
+) -> None:
+    row = choose_plan(FLUX, usual_work(), [80 * GIB], H100).chosen
+    row = replace(row, plan=ParallelPlan(ring=devices), cost=replace(row.cost, step_s=2.0))
+    everywhere = Choice(chosen=row, reasons=(), table=(row,))
+    said = "ring3 would be 1.10x as fast, but the weights are on 2 of 8 devices; use mode=manual and ring=3"
+    assert _with_more_devices(everywhere, step_s, held, 8) == ((said,) if told else ())
+
+
+@pytest.mark.parametrize(
+    ("weights", "ranks", "guided", "images", "plan"),
+    [
+        ("replicated", 1, True, 1, "ulysses=1"),
+        ("replicated", 2, True, 1, "cfg=2"),
+        ("replicated", 2, False, 1, "ulysses=1"),
+        ("replicated", 4, False, 3, "data=3"),
+        ("replicated", 4, True, 3, "data=2,cfg=2"),
+        ("sharded", 4, False, 1, "data=2,cfg=2,weights=sharded"),  # all ranks, as each has a part of the weights
+    ],
+)
+def test_without_sharing_no_tokens_are_cut(weights: str, ranks: int, guided: bool, images: int, plan: str) -> None:
+    refused = Decision(plan=ParallelPlan(ulysses=2, weights=weights))
+    assert without_sharing(refused, ranks, guided=guided, images=images).plan == ParallelPlan.parse(plan)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "4096 image tokens, 512 text tokens, one conditioning at a time, one image, 1 steps"),
+        (
+            {"guided": True, "batch": 2, "reference_tokens": 7, "steps": 20},
+            "4096 image tokens, 512 of text and references, prompt and negative, 2 images, 20 steps",
+        ),
+    ],
+)
+def test_work_is_told_in_words(asked: dict[str, int | bool], words: str) -> None:
+    work = replace(usual_work(), steps=1)
+    assert Decision(plan=ParallelPlan(), work=replace(work, **asked)).chosen_for == words
+    assert Decision(plan=ParallelPlan()).chosen_for == ""
+
+
+def test_a_gain_is_over_a_plan_that_was_weighed() -> None:
+    row = choose_plan(FLUX, usual_work(), [80 * GIB], H100).chosen
+    rows = tuple(replace(row, plan=ParallelPlan(ring=ranks), run_s=run_s) for ranks, run_s in ((1, 3.0), (2, 2.0)))
+    decision = Decision(plan=ParallelPlan(ring=2), table=rows)
+    assert decision.gain_over(ParallelPlan()) == 1.5
+    assert decision.gain_over(ParallelPlan(ulysses=2)) is None
+    assert replace(decision, table=rows[:1]).gain_over(ParallelPlan()) is None
 
 
 def test_where_the_work_of_a_run_does_not_fit_the_plan_that_was_loaded_is_tried() -> None:

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallel_runtime.cli import doctor, gpu_facts
+from parallel_runtime.cli import doctor, doctor_model, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
-from parallel_runtime.devices import parse_devices
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire.nccl_segments import Leftover
 from runtime.gpu_machines import MACHINES, OVER_NVLINK
 
@@ -140,6 +141,41 @@ def test_checks_that_say_nothing_of_a_machine_are_left_out():
     amd = checks_of("4x MI210 with ROCm 6.2")
     assert amd["capability"].ok, "what is below 8.0 on CUDA says nothing of AMD"
     assert not {"driver", "compute mode", "mig", "mps"} & set(amd), "nvidia-smi's, which is not there"
+
+
+@pytest.mark.parametrize(
+    ("capability", "slow", "untried"),
+    [((8, 0), False, False), ((7, 9), True, False), ((7, 5), True, False), ((7, 4), True, True)],
+)
+def test_what_a_card_lacks_is_told_by_its_capability(capability, slow, untried):
+    facts = gpu_facts.GpuFacts(gpus=(gpu_facts.Gpu(index=0, name="A", capability=capability, total_bytes=GIB),))
+    (check,) = (each for each in gpu_checks(facts, [0]) if each.name == "capability")
+    assert (check.ok, "below 8.0" in check.remedy, "below 7.5" in check.remedy) == (not slow, slow, untried)
+
+
+@pytest.mark.parametrize(
+    ("device", "plan", "free", "fits"),
+    [
+        ("cpu", "ulysses=2", (14, 14), True),  # whole weights are the file's pages, which both ranks have
+        ("cpu", "ulysses=2", (13, 13), False),
+        ("cpu", "ulysses=2,weights=offloaded", (28, 28), True),
+        ("cpu", "ulysses=2,weights=offloaded", (27, 27), False),
+        ("cuda", "ulysses=2,weights=offloaded", (10, 11), True),  # four bytes are the host's
+        ("cuda", "ulysses=2,weights=offloaded", (11, 9), False),
+        ("cuda", "ulysses=2", (10, None), None),
+    ],
+)
+def test_a_plan_of_a_file_fits_where_each_device_has_what_a_rank_needs(device, plan, free, fits):
+    devices = [Device(device, index) for index in range(2)]
+    row = doctor_model._memory(doctor_model.Needed(10, 4), ParallelPlan.parse(plan), devices, free)
+    assert row == {"bytes_per_rank": 10, "host_bytes_per_rank": 4, "fits": fits}
+    row = {"plan": plan, "takes": True, **row}
+    report = {"file": "a", "model": "WAN21", "computed_by": "it", "file_bytes": GIB, "tokens": "shared", "plans": [row]}
+    end = ", which does not fit" if fits is False else ""
+    assert doctor_model.describe(report) == [
+        "model a: WAN21, computed by it, 1.00 GiB",
+        f"  {plan}: yes, 0.00 GiB a rank and 0.00 GiB of host memory{end}",
+    ]
 
 
 def test_a_device_without_comfyui_may_be_exclusive():

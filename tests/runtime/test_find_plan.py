@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from parallel_runtime.models.specs.found import (
 )
 from parallel_runtime.models.specs.written import from_data, to_data
 from parallel_runtime.planner import comfyui_process
-from parallel_runtime.planner.comfyui_process import NoAnswerError
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess, NoAnswerError
 from parallel_runtime.planner.finding import find_plan as find_plan_of
 from tools.ship_plans import ship
 
@@ -231,6 +232,59 @@ def test_what_looks_leaves_no_process_behind(
     with pytest.raises(raised, match=says):
         find_plan_of("nowhere.safetensors", ComfyUI(str(comfyui_path())), limit_s=limit_s, tick=tick)
     assert looking() == []
+
+
+ECHO = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["do"] == "end":
+        sys.exit("one line\\nits last words")
+    for each in asked["with"].get("lines", [{"answer": {"attention": "sdpa"}}]):
+        print(json.dumps(each), flush=True)
+time.sleep(0.5)
+"""
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComfyUIProcess:
+    """A process that says the lines that it is told to, and ends half a second late."""
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setattr(comfyui_process, "PACK_ROOT", tmp_path)
+    return ComfyUIProcess(ComfyUI("/comfy"), "cpu", program="echo")
+
+
+@pytest.mark.parametrize(("ending_s", "status"), [(10.0, 0), (0.05, -signal.SIGKILL)])
+def test_a_process_has_ended_when_its_files_go(
+    echo: ComfyUIProcess, ending_s: float, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comfyui_process, "ENDING_S", ending_s)
+    assert echo.attention == "sdpa" and echo.folder.is_dir()
+    echo.close()
+    assert echo._process.returncode == status and not echo.folder.exists()
+
+
+def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhile_is_heard(
+    echo: ComfyUIProcess,
+) -> None:
+    heard: list[int] = []
+    with echo as process:
+        answer, *wrong = {"answer": {"a": 1}}, {"missing": "torch"}, {"refused": "no model"}, {"failed": "KeyError"}
+        assert process.ask("say", heard.append, lines=[{"told": 1}, {"told": 2}, answer]) == {"a": 1}
+        for line, words in zip(
+            wrong,
+            (
+                f"ComfyUI of /comfy cannot be imported: {sys.executable} has no torch; run this with",
+                "no model",
+                "ComfyUI's own code (/comfy) failed: KeyError; run this with",
+            ),
+            strict=True,
+        ):
+            with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+                process.ask("say", lines=[line])
+        with pytest.raises(NoAnswerError, match=r"ended with status 1 \(its last words\)"):
+            process.ask("end")
+    assert heard == [1, 2]
 
 
 @pytest.mark.parametrize(

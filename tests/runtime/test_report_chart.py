@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import Span, case, compare, new_report, plan_part, rank_parts, span_timings
-from parallel_runtime.report.chart import NoChartError, draw, panels
+from parallel_runtime.report.chart import NoChartError, _height, draw, panels
 from parallel_runtime.report.text import describe
 from parallel_runtime.wire.replies import Memory
 
@@ -116,6 +116,15 @@ def test_a_timeline_has_a_row_for_each_rank_with_the_area_of_its_seconds() -> No
         assert drawn[row, COMMUNICATION] == [pytest.approx((begin + 0.8 - waited, waited)) for begin in begun]
         assert drawn[row, IDLE] == [pytest.approx((0.0, 2.9))], "what is left of it is idle"
     assert len(drawn) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "cases", "inches"),
+    [("denoise", 4, 0, 3.2), ("denoise", 6, 0, 4.1), ("benchmark", 2, 5, 3.65), ("vae", 8, 0, 1.5)],
+)
+def test_a_row_is_as_high_as_its_ranks_or_cases_need(kind: str, ranks: int, cases: int, inches: float) -> None:
+    report = {"kind": kind, "ranks": [{}] * ranks, "contenders": [{"kind": "one_rank"}] * cases}
+    assert _height(report) == pytest.approx(inches)
 
 
 def test_a_report_with_nothing_to_draw_is_refused_in_one_line(tmp_path: Path) -> None:

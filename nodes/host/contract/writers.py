@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,11 @@ from .comfyui import comfy_nodes, get_executing_context, get_progress_state
 from .version import off
 
 SAYS = not (off("texts") or off("panel"))  # this ComfyUI which node executes
-PACKAGE = __package__.rsplit(".", 2)[0]  # that of the node classes of this pack
+PACKAGE = __name__.rpartition(".host.")[0]  # that of the node classes of this pack
 # Links that hand on results: what is before the node that made them changed another MODEL, or a run that is over.
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
 # How surely code is a node's: in its class, in its file, in its pack.
-CLASS, FILE, PACK = 3, 2, 1
+PACK, FILE, CLASS = range(1, 4)
 DEPTH = 8  # of containers in a MODEL's options; ComfyUI has four
 
 
@@ -186,10 +187,8 @@ def around(value: object) -> dict[str, Any]:
         return {}
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # it has none yet
             found[name] = cell.cell_contents
-        except ValueError:  # it has none yet
-            continue
     return found
 
 

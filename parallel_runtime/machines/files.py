@@ -60,7 +60,7 @@ def _version_of(status: os.stat_result) -> tuple[int, ...]:
 
 @functools.lru_cache(REMEMBERED)
 def _content_sha256(path: str, version: tuple[int, ...]) -> str:
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb") as file:
         starts = range(0, os.fstat(file.fileno()).st_size, CHUNK_BYTES)
         chunks = [functools.partial(_digest_at, file.fileno(), start) for start in starts]
         futures = in_daemons(chunks, at_once=min(MAX_THREADS, os.cpu_count() or 1))

@@ -158,7 +158,7 @@ def test_a_machine_is_sent_64_kib_at_a_time_and_must_read() -> None:
 
 def write(path: Path, *values: float, name: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: torch.tensor(values, dtype=torch.float32)}, path)
+    save_file({name: torch.zeros(4), "z": torch.tensor(values, dtype=torch.float32)}, path)
     return path
 
 

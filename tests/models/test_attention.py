@@ -66,6 +66,7 @@ CASES: dict[str, dict] = {
     "a mask of keys": {"heads": 5, "groups": 5, "mask": (2, 1, 1, "keys")},
     "a mask of scores, added": {"heads": 5, "groups": 5, "mask": (1, 1, "queries", "keys"), "boolean": False},
     "a mask by head": {"heads": 5, "groups": 5, "mask": (2, 5, "queries", "keys")},
+    "fewer groups, and a rank without queries": {"heads": 6, "groups": 1, "tokens": (1, 29), "values": 24},
     "keys that every rank has": {"heads": 21, "groups": 7, "common": 6},
     "and fewer groups than ranks": {"heads": 6, "groups": 1, "common": 6},
     "and ranks without others": {"heads": 5, "groups": 5, "common": 6, "tokens": (1, 1)},
@@ -183,21 +184,42 @@ def test_what_a_ranks_own_function_is_changes_no_exchange_where_ring_goes_from_m
     assert sent == [3 * 2, chunks * 2]
 
 
-def test_the_number_of_chunks_is_that_of_the_rank_with_the_most_heads() -> None:
-    """The planner prices that rank: seven heads on two ranks are four heads' attention."""
+@pytest.mark.parametrize(("exchange", "sent_bytes"), [("exact", 4), ("fp8", 1 + 1 / 16)])
+def test_the_number_of_chunks_is_that_of_the_rank_with_the_most_heads(exchange: str, sent_bytes: float) -> None:
+    """The planner prices that rank: seven groups of two heads on two ranks are four groups' attention."""
     asked: list[SharedHeads] = []
 
     def one_chunk(shared: SharedHeads) -> int:
         asked.append(shared)
         return 1
 
-    sequence = SequenceParallelAttention(
-        ring=SilentRing("ring", size=1), ulysses=SilentAxis("ulysses", size=2), chunks=one_chunk
-    )
-    for heads in (7, 8):
-        qkv = [torch.zeros(1, heads, 5, 16) for _ in range(3)]
-        sequence.attend(lambda qkv, *_: qkv[0], qkv, query_lengths=(5, 5), key_lengths=(5, 5), each_head_alone=True)
-    assert asked[0].flops == asked[1].flops > 0
+    ulysses = SilentAxis("ulysses", size=2)
+    sequence = SequenceParallelAttention(ring=SilentRing("ring", size=1), ulysses=ulysses, chunks=one_chunk)
+    sequence.exchange = exchange
+    for groups in (7, 8):
+        qkv = [torch.zeros(3, 2 * groups, 5, 16), torch.zeros(3, groups, 2 + 6, 16), torch.zeros(3, groups, 2 + 6, 24)]
+        given = {"query_lengths": (5, 4), "key_lengths": (6, 3), "common": 2}
+        out = sequence.attend(lambda qkv, *_: qkv[0].new_zeros(*qkv[0].shape[:3], 24), qkv, **given)
+        assert out.shape == (3, 2 * groups, 5, 24) and sequence.rounded == (exchange == "fp8")
+        flops = 2.0 * 3 * (2 * 4) * (5 + 4) * (2 + 6 + 3) * (16 + 24)
+        half = 3 * sent_bytes / 2  # of what a rank has, as much as it sends to the other
+        arriving, returning = half * (5 * 2 * groups * 16 + 6 * groups * (16 + 24)), half * 5 * 2 * groups * 24
+        assert asked.pop() == SharedHeads(
+            groups=groups,
+            ranks=2,
+            keys=11,
+            head_dim=16,
+            flops=flops,
+            arriving_bytes=arriving,
+            returning_bytes=returning,
+        )
+
+
+def test_of_no_rows_nothing_is_sent() -> None:
+    axis = SilentAxis("ulysses", size=2)
+    rows = torch.zeros(2, 0, 3)
+    assert SequenceParallelAttention(ulysses=axis).gather(rows, dim=1, lengths=(0, 0)) is rows
+    assert axis.traffic.calls == 0
 
 
 @pytest.mark.parametrize(("plan", "ranks"), OF_RANKS)

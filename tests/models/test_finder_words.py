@@ -49,7 +49,7 @@ def cross(self: Any, x: Tensor, context: Tensor, freqs: Any, **more: Tensor) -> 
     """As Wan's."""
     q = x * freqs[0] + freqs[1] * more["rope"][:, None]
     x = x + attended(q, x)
-    return x + attended(x, context, width=8)[..., : x.shape[-1]]
+    return x + attended(x, context, width=8)[..., 2:]
 
 
 def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
@@ -61,7 +61,7 @@ def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
 def counting(self: Any, x: Tensor, count: int, flag: bool, other: int) -> Tensor:
     """The first tokens are larger."""
     first = torch.arange(x.shape[1]) < count
-    return x + attended(x * (1 + first[:, None]) * (1 + flag) + other * 0)
+    return x + F.pad(attended(x * (1 + first[:, None]) * (1 + flag) + other * 0, width=4), (0, 2))
 
 
 def ranged(self: Any, x: Tensor, ranges: Any, steps: Tensor) -> Tensor:

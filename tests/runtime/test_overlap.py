@@ -63,11 +63,36 @@ def test_a_ring_shows_what_its_hops_take_beyond_attention_to_one_ranks_keys(hop_
     assert ring_s(attend_s=8.0, hop_s=hop_s, ring=4) == pytest.approx(seconds)
 
 
+def test_transfers_and_attention_follow_each_other() -> None:
+    assert finished_s((2.0,), (3.0,), (4.0,)) == 9
+    assert finished_s((1.0, 2.0, 3.0), (4.0, 1.0, 5.0), (1.0, 1.0, 2.0)) == 15  # the device waits for the third
+    assert finished_s((1.0, 1.0), (1.0, 1.0), (5.0, 3.0)) == 10  # what goes back waits for the link
+    assert chunked_s(attend_s=4.0, arriving_s=2.0, returning_s=1.0, latency_s=0.25, chunks=2) == 6
+    assert ring_s(attend_s=6.0, hop_s=2.5, ring=3) == 7
+
+
 def test_one_chunk_where_the_link_is_fast_or_the_tokens_are_few() -> None:
     assert chunks(32760, 40, 2) >= 5  # two cards that exchange through host memory
     assert chunks(32760, 40, 2, bandwidth=NVLINK, flops=300e12) == 1
     assert chunks(4608, 24, 2, bandwidth=NVLINK, flops=300e12) == 1
     assert chunks(320, 24, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "ranks", "flops", "latency_s", "found"),
+    [
+        (4608, 24, 2, 140e12, 4e-5, [1, 2, 2, 2, 3, 3, 2, 1]),
+        (4608, 24, 2, 140e12, 4e-4, [1, 1, 1, 1, 1, 1, 1, 1]),
+        (32760, 40, 4, 140e12, 4e-5, [2, 5, 5, 10, 5, 5, 2, 1]),
+        (2048, 30, 3, 40e12, 1e-5, [1, 2, 2, 2, 2, 2, 1, 1]),
+    ],
+)
+def test_most_chunks_where_the_exchange_takes_as_long_as_attention(
+    tokens: int, heads: int, ranks: int, flops: float, latency_s: float, found: list[int]
+) -> None:
+    """Over links of 1, 2, 4 and so on to 128 GB/s. One that is far slower or quicker is not worth the launches."""
+    links = [OverlapRates(attention_flops=flops, bandwidth=2**n * 1e9, latency_s=latency_s) for n in range(8)]
+    assert [choose_chunks(shared(tokens, heads, ranks), each) for each in links] == found
 
 
 def test_no_more_chunks_than_a_figure_of_the_device_allows() -> None:

@@ -224,6 +224,8 @@ def _words_after(call: ModuleCall, names: Names, between: Between, tap: Tap) -> 
     flows: list[Flow] = []
     texts: list[str] = []
     outs = list(tensors(call.out))
+    if len(outs) != 1:
+        return None
     for name, value in call.args.items():
         for at, leaf in tensors(value):
             word = _word_of(call, name, at, leaf.shape, names, between)
@@ -231,9 +233,9 @@ def _words_after(call: ModuleCall, names: Names, between: Between, tap: Tap) -> 
                 continue
             dim = int(word.partition("@")[2] or 1)
             grid = word.startswith("grid")
-            flows.append(Flow(name, at, dim, leaf.shape[dim], outs[0][0] if outs else (), grid))
+            flows.append(Flow(name, at, dim, leaf.shape[dim], outs[0][0], grid))
             texts.append(word.partition("@")[0])
-    if not flows or len(outs) != 1:
+    if not flows:
         return None
     probe = ModuleProbe(call, tap)
     words = find_words(probe, flows, [])

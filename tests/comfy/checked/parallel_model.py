@@ -1,0 +1,331 @@
+"""What a parallel MODEL of a small Flux file answers to ComfyUI and its nodes before any worker is started.
+
+Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
+"""
+
+import importlib
+import math
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from trace_samplers import NAME, load
+
+load(sys.argv[1])
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+write_flux = importlib.import_module("host.tiny_models").write_flux
+
+folder = tempfile.mkdtemp()
+os.environ["XDG_CACHE_HOME"] = folder
+comfy, samplers = importlib.import_module("comfy.sd"), importlib.import_module("comfy.samplers")
+hooks, lora = importlib.import_module("comfy.hooks"), importlib.import_module("comfy.weight_adapter.lora")
+utils = importlib.import_module("comfy.utils")
+model_nodes, runtime = f"{NAME}.nodes.host", f"{NAME}.parallel_runtime"
+new_model, pools, deltas, stand_in, convert, workload, run_context = (
+    importlib.import_module(f"{model_nodes}.{name}")
+    for name in (
+        *("model.new_model", "model.pools", "model.weight_deltas", "model.stand_in"),
+        *("model.convert_stock_model", "sampling.workload_from_guider", "sampling.run_context"),
+    )
+)
+choice = importlib.import_module(f"{NAME}.nodes.choice")
+plans, decisions, counting, works, caches = (
+    importlib.import_module(f"{runtime}.{name}")
+    for name in ("plan", "planner.automatic", "planner.counting", "planner.work", "stock_caches")
+)
+file = str(write_flux(Path(folder) / "tiny.safetensors", depth=2, single=3))
+
+
+def asked(**given):
+    settings = {"mode": "manual", "devices": "cpu:2", "ulysses": 2, "shares": "equal", "plans": "written", **given}
+    return choice.choice_of(**settings)
+
+
+def refused(do, *words):
+    """The error's text, which has each of the words."""
+    try:
+        do()
+    except ValueError as error:
+        assert all(word in str(error) for word in words), error
+        return str(error)
+    raise AssertionError(words)
+
+
+SIZE = sum(weight.nbytes for weight in utils.load_torch_file(file).values())
+model = new_model.remote_patcher(file, "default", asked(compiled="off", step_cache=0.0, lora="side branch"))
+pooled = model.model.pooled
+assert (pooled.plan, pooled.sizes.total, pooled.num_heads) == (plans.ParallelPlan(ulysses=2), SIZE, 2)
+assert not pooled.started and pooled.measured == pooled.unlike_host == [] and not pooled.holds(model.plan)
+assert pools.POOLS.all() == [pooled.pool] and pools.POOLS.last_loaded is None
+again = new_model.remote_patcher(file, "default", asked(ring=2, ulysses=1, loop="host", tries="off"))
+assert again.model is model.model and again.parent is model.parent and again.origin is not model.origin
+assert (again.plan.ring, again.worker_loop, again.tries, again.side_branch) == (2, False, False, False)
+assert (model.plan.ring, model.worker_loop, model.tries, model.side_branch) == (1, True, True, True)
+assert (model.choose_again, model.advise, model.recorder, model.shares) == (None, None, None, ())
+assert model.memory_text == f"weights: about {SIZE / 1e9:.2g} of {model.memory_text.split()[4]} GB on each device" + (
+    "; what a step computes is not in this figure"
+)
+
+# Copies have all of it.
+model.recorder, model.step_cache, model.attention = run_context.Recorder(), 0.2, "a kernel"
+model.compiled, model.choose_again, model.advise = True, (lambda work: work), (lambda it, settings: settings)
+copy = model.clone()
+KEPT = ("decision", "choose_again", "advise", "side_branch", "compiled", "recorder", "origin", "step_cache")
+KEPT += ("memory_text", "attention", "exchange", "worker_loop", "tries", "shares", "refused", "parent", "model")
+assert {name: getattr(copy, name) for name in KEPT} == {name: getattr(model, name) for name in KEPT}
+assert copy.parent is model.parent is not None and copy.clone().parent is model.parent
+other = decisions.Decision(plan=plans.ParallelPlan(cfg=2))
+under = model.under(other)
+assert (under.plan, under.choose_again, model.plan.cfg) == (other.plan, None, 1)
+assert model.decision_for("work") == "work" and model.decision_for(None) is model.decision
+assert under.decision_for("work") is other and model.advice({"a": 1}) == {"a": 1} and again.advice({}) is None
+assert model.shares_of_run() == () and not model.loaded_size()
+unequal = new_model.remote_patcher(file, "default", asked(shares="3, 1"))
+assert unequal.shares_of_run() == unequal.shares == (3, 1)
+unequal.shares = None
+assert unequal.shares_of_run() == ()
+unequal.model.corrected.now = (5, 3)
+assert unequal.shares_of_run() == (5, 3)
+unequal.model.corrected.now = ()
+
+# What ComfyUI's memory manager is told.
+assert model.model_size() == again.model_size() == 2 * SIZE, "two ranks on the CPU keep all of it each"
+sharded = new_model.remote_patcher(file, "default", asked(weights="sharded"))
+assert sharded.model_size() == 2 * math.ceil(SIZE / 2) and sharded.parent is not model.parent
+uneven = new_model.remote_patcher(file, "default", asked(weights="sharded", shares="3, 1"))
+assert uneven.model_size() == math.ceil(SIZE * 0.75) + math.ceil(SIZE * 0.25)
+assert uneven._plan_of_load().shares == (3, 1) and sharded._plan_of_load() == sharded.plan
+assert model._plan_of_load() == model.plan and model._loads()
+whole = model.model.memory_required([4, 16, 8, 8])
+transformer = model.model.diffusion_model
+stock_bytes = type(model.model).memory_required
+assert whole == 2 * (stock_bytes(model.model, [4, 16, 8, 8], {}) / 2)
+run = under.new_run(other)
+with run_context.begun({}, run):
+    assert model.model.memory_required([5, 16, 8, 8]) == 2 * stock_bytes(model.model, [3, 16, 8, 8], {})
+visiting = 2 * sharded.model.pooled.sizes.biggest_block
+assert sharded.model.memory_required([4, 16, 8, 8]) == 2 * (whole / 2 + visiting)
+run = SimpleNamespace(stock_cache=True, step_cache=0.0, decision=other, plan=other.plan)
+assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == caches.kept_bytes(3 * 16 * 64)
+run.stock_cache = False
+assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 0.0
+counted = counting.usual_counted()
+usual = counting.usual_work_of(counted)
+weighed = decisions.Decision(plan=other.plan, model=counted.model, work=usual)
+run.decision, run.step_cache = weighed, 0.1
+tokens = counted.model.image_tokens(16 * 64)
+one = stand_in.kept_by_step_cache(counted.model, replace(usual, image_tokens=tokens, step_cache=True), other.plan)
+assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 3 * one > 0
+
+# A run's context.
+context = model.new_run(other)
+assert (context.model, context.decision, context.compiled, context.step_cache) == (pooled, other, True, 0.2)
+assert (context.attention, context.exchange, context.recorder) == ("a kernel", "exact", model.recorder)
+assert (context.wrapped, context.stock_cache, context.prover) == (False, False, model.model.prover)
+assert context.written.values() == model.written().values() and context.deltas == deltas.delta_set({}, None)
+copy.model_options["model_function_wrapper"] = print
+copy.model_options["transformer_options"]["easycache"] = 1
+context = copy.new_run(other)
+assert context.wrapped and context.stock_cache and model.told_of_proof() == [model.model.prover.told(model.plan)]
+
+# What nodes may not do, and what they may.
+WHAT = (
+    (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
+    (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer in this"),
+    (lambda it: it.set_injections("a key", []), "it injects modules into the model (a key)"),
+    (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
+    (lambda it: it.set_model_patch_replace(print, "dit", "double_block", 1), "blocks (double_block 1)"),
+    (lambda it: it.add_object_patch("diffusion_model.img_in", 1), "it replaces diffusion_model.img_in"),
+    (
+        lambda it: it.set_model_compute_dtype(torch.float16),
+        "compute dtype to float16 where the workers compute in float",
+    ),
+    (lambda it: it.get_key_patches(), "it reads the model's weights"),
+    (lambda it: it.state_dict_for_saving(), "it saves the model's weights"),
+    (lambda it: it.model_state_dict_for_saving(), "it saves the model's weights"),
+    (lambda it: it.deepclone_multigpu(), "it copies the model to other devices"),
+)
+for do, what in WHAT:
+    copy = again.clone()
+    said = refused(lambda do=do, copy=copy: do(copy), what, "which a parallel MODEL cannot take")
+    assert [str(each) for each in copy.refused] == [said] and again.refused == ()
+    refused(lambda copy=copy: copy.new_run(other), what)  # also where a node went on
+    refused(lambda do=do, copy=copy: do(copy), what)
+    assert len(copy.refused) == 1
+if hasattr(again, "set_model_optimized_attention"):
+    refused(lambda: again.clone().set_model_optimized_attention(print), "it replaces the model's attention function")
+copy = again.clone()
+copy.set_model_compute_dtype(None)
+copy.set_model_compute_dtype(again.model_dtype())
+copy.add_object_patch("model_sampling", again.model.model_sampling)
+copy.add_wrapper_with_key("apply_model", "another", print)
+assert copy.wrappers["apply_model"]["another"] == [print] and copy.object_patches.keys() >= {"model_sampling"}
+copy.set_injections = lambda *_: None
+copy.injections["a key"] = [SimpleNamespace()]
+refused(copy._check_remote, "it injects modules into the model (a key)")
+copy.injections.clear()
+copy.weight_wrapper_patches["a"] = [print]
+refused(copy._check_remote, "it wraps weights")
+copy.weight_wrapper_patches.clear()
+assert copy._check_remote() is None
+
+# Weight patches.
+weight = "diffusion_model.double_blocks.0.img_attn.qkv.weight"
+plain = torch.ones(768, 256)
+up, down = torch.ones(768, 4), torch.ones(4, 256)
+adapter = lora.LoRAAdapter({"x"}, (up, down, 4.0, None, None, None))
+assert copy.add_patches({weight: adapter}, 0.5, 0.9) == [weight]
+added = copy.delta_set()
+(delta,) = added.deltas
+assert (delta.key, delta.kind, delta.strength) == (weight.removeprefix("diffusion_model."), "lora", 0.5)
+assert (delta.strength_model, delta.offset, delta.swap, delta.values) == (0.9, None, False, (up, down, 4.0, None))
+assert added.name == str(copy.patches_uuid) and not added.side_branch and model.side_branch
+model_with = model.clone()
+model_with.add_patches({weight: adapter})
+assert model_with.delta_set().side_branch
+PATCHES = (
+    ((1.0, (plain,), 1.0, None, None), ("diff", (plain,), None, False)),
+    ((1.0, ("diff", (plain,)), 1.0, (0, 3, 4), None), ("diff", (plain,), (0, 3, 4), False)),
+    ((1.0, ("diff", (plain, {"pad_weight": True})), 1.0, None, None), ("padded_diff", (plain,), None, False)),
+    ((1.0, ("diff", (plain, {"pad_weight": False})), 1.0, None, None), ("diff", (plain,), None, False)),
+    ((1.0, ("set", (plain,)), 1.0, None, utils.swap_scale_shift), ("set", (plain,), None, True)),
+)
+for given, (kind, values, offset, swap) in PATCHES:
+    (delta,) = deltas.delta_set({weight: [given]}, "uuid").deltas
+    assert (delta.kind, delta.values, delta.offset, delta.swap) == (kind, values, offset, swap)
+for middle, reshape in ((up, None), (None, [4, 5]), (up, [4, 5])):
+    adapter = lora.LoRAAdapter({"x"}, (up, down, 4.0, middle, None, reshape))
+    (delta,) = deltas.delta_set({weight: [(1.0, adapter, 1.0, None, None)]}, "uuid").deltas
+    assert (delta.kind, delta.values[3]) == ("lora_core", middle)
+    assert delta.values[5] is None if reshape is None else delta.values[5].tolist() == reshape
+refused(lambda: deltas.delta_set({weight: [(1.0, (plain,), 1.0, None, print)]}, "u"), "a function of its own")
+for change in (("set", 1, 2), ("other", (plain,)), [1, 2], 3):
+    refused(lambda change=change: deltas.delta_set({weight: [(1.0, change, 1.0, None, None)]}, "u"), "another model's")
+beside = tuple(
+    deltas.WeightDelta(key=f"{number}/w", kind="hook_weight", strength=1.0, values=(plain,)) for number in (7, 3, 7)
+)
+found = deltas.delta_set({}, "uuid", beside=beside)
+assert (found.name, found.deltas, deltas.delta_set({}, "uuid")) == ("uuid 3 7", beside, deltas.WeightDeltas())
+
+# Shapes follow the deltas that make a weight wider.
+shapes = model.model.take_shapes
+name = "img_in.weight"
+narrow = transformer.get_parameter(name)
+wider = deltas.delta_set(
+    {f"diffusion_model.{name}": [(1.0, ("diff", (torch.ones(256, 128), {"pad_weight": True})), 1.0, None, None)]}, "u"
+)
+shapes(wider)
+assert transformer.get_parameter(name).shape == (256, 128) and transformer.get_parameter(name).device.type == "meta"
+shapes(wider)
+shapes(added)
+assert transformer.get_parameter(name) is narrow
+
+# Two MODELs on the same weights.
+new_model._refuse_other_weights(model, [model_with, again, 3])
+again_with = again.clone()
+again_with.add_patches({weight: adapter})
+refused(
+    lambda: new_model._refuse_other_weights(model, [again_with]), "two MODELs of tiny.safetensors", "different LoRAs"
+)
+new_model._refuse_other_weights(sharded, [again_with])
+for cfg, options, guided in ((1.0, {}, False), (2.0, {}, True), (1.0, {"disable_cfg1_optimization": True}, True)):
+    assert new_model._is_guided(SimpleNamespace(cfg=cfg, model_options=options)) is guided
+assert new_model._is_guided(SimpleNamespace(model_options={}))
+
+# What a run is asked for.
+numbers, entry = 16 * 64 * 64, {"cross_attn": torch.zeros(1, 77, 8)}
+image = counted.model.image_tokens(numbers)
+
+
+def guider(cfg=3.0, **conds):
+    options = {"transformer_options": {}}
+    conds = {"positive": [entry], "negative": [{"cross_attn": torch.zeros(1, 99, 8)}], **conds}
+    it = samplers.CFGGuider(model)
+    it.conds, it.cfg, it.model_options = conds, cfg, options
+    it.model_patcher = SimpleNamespace(callbacks={}, model=model.model)
+    return it
+
+
+def work(it, shape=(2, 16, 64, 64), steps=4, decision=weighed):
+    return workload.work_of_run(it, torch.zeros(shape), torch.zeros(steps + 1), decision)
+
+
+asks = {"image_tokens": image, "text_tokens": 99, "reference_tokens": 0, "guided": True, "batch": 2, "steps": 4}
+assert work(guider()) == replace(usual, **asks)
+assert work(guider(1.0)) == replace(usual, **{**asks, "text_tokens": 77, "guided": False})
+assert work(guider(), steps=0).steps == work(guider(), steps=1).steps == 1
+assert work(guider(), shape=(0, 16, 64, 64)) is None and work(guider(), decision=other) is None
+assert work(guider(), decision=replace(weighed, model=None)) is None
+for more, guided in (
+    ({"start_percent": 0.1}, False),
+    ({"start_percent": 0.0, "end_percent": 1.0}, True),
+    ({"end_percent": 0.9}, False),
+    ({"hooks": 1}, False),
+):
+    assert work(guider(positive=[entry | more])).guided is guided
+assert work(guider(negative=None)).guided is False and workload.asks_both(guider())
+assert not workload.asks_both(guider(1.0)) and not workload.asks_both(guider(negative=[]))
+assert work(guider(positive=[{}], negative=[{"cross_attn": None}])).text_tokens == 0
+pictures = [torch.zeros(1, 16, 64, 64), torch.zeros(1, 16, 32, 32)]
+with_references = work(guider(positive=[entry, entry | {"reference_latents": pictures}]))
+beside = counted.model.image_tokens(numbers) + counted.model.image_tokens(numbers // 4)
+assert (with_references.image_tokens, with_references.reference_tokens) == (image + beside, 0)
+keeping = replace(weighed, model=replace(counted.model, kept_bytes=8))
+kept = work(guider(positive=[entry | {"reference_latents": pictures}]), decision=keeping)
+assert (kept.image_tokens, kept.text_tokens, kept.reference_tokens) == (image, 77 + beside, beside)
+settings = {"positive": [[torch.zeros(1, 77, 8), {}]], "negative": [[torch.zeros(1, 99, 8), {}]], "cfg": 3.0}
+settings |= {"latent": {"samples": torch.zeros(2, 16, 64, 64)}, "steps": 4}
+assert workload.work_of_settings(again, settings, weighed) == replace(usual, **asks)
+assert workload.work_of_settings(again, settings | {"cfg": 1.0}, weighed).guided is False
+assert workload.work_of_settings(again, settings, other) is None
+hooked = settings | {"positive": [[torch.zeros(1, 77, 8), {"hooks": hooks.HookGroup()}]]}
+assert workload.work_of_settings(again, hooked, weighed).guided is False
+
+# A stock MODEL with what was applied to it.
+stock = comfy.load_diffusion_model(file)
+stock.add_patches({weight: (plain,)}, 0.5)
+stock.add_object_patch("model_sampling", stock.model.model_sampling)
+stock.model_options["transformer_options"]["told"] = [1]
+stock.add_wrapper_with_key("outer_sample", "mine", print)
+stock.attachments["a"] = 1
+ours = convert.parallelized(stock, asked())
+assert ours.parent is model.parent and ours.patches.keys() == {weight} and ours.patches_uuid == stock.patches_uuid
+assert ours.object_patches.keys() >= {"model_sampling"} and ours.attachments == {"a": 1}
+assert ours.model_options["transformer_options"]["told"] == [1] and ours.wrappers["outer_sample"]["mine"] == [print]
+assert run_context.RUN_KEY in ours.wrappers["outer_sample"] and ours.callbacks == stock.callbacks
+stock.model_options["transformer_options"]["told"].append(2)
+stock.add_wrapper_with_key("outer_sample", "mine", len)
+stock.patches[weight].append(3)
+assert ours.model_options["transformer_options"]["told"] == [1] and len(ours.patches[weight]) == 1
+assert ours.wrappers["outer_sample"]["mine"] == [print]
+refused(lambda: convert.parallelized(ours, asked()), "this MODEL is parallel already")
+HELD = (
+    (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
+    (lambda it: it.set_injections("a key", [SimpleNamespace()]), "it injects modules into the model"),
+    (lambda it: it.add_object_patch("diffusion_model.img_in", SimpleNamespace()), "it replaces diffusion_model.img_in"),
+    (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
+    (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer"),
+)
+for do, what in HELD:
+    changed = comfy.load_diffusion_model(file)
+    do(changed)
+    refused(lambda changed=changed: convert.parallelized(changed, asked()), what)
+changed = comfy.load_diffusion_model(file)
+changed.cached_patcher_init = None
+refused(lambda: convert.parallelized(changed, asked()), "Parallelize Model: it reads the MODEL otherwise than")
+changed = comfy.load_diffusion_model(file)
+changed.add_object_patch("manual_cast_dtype", torch.bfloat16)
+ours = convert.parallelized(changed, asked())
+assert (ours.model.pooled.spec.dtype, "manual_cast_dtype" in ours.object_patches) == ("bfloat16", False)
+changed.add_object_patch("manual_cast_dtype", torch.float64)
+refused(lambda: convert.parallelized(changed, asked()), "the model computes in float64, the workers in")
+eight = comfy.load_diffusion_model(file, model_options={"dtype": torch.float8_e4m3fn, "fp8_optimizations": True})
+assert convert._compute_dtype(eight, {"dtype": torch.float8_e4m3fn}) == "fp8_e4m3fn"
+assert convert._compute_dtype(eight, {"dtype": torch.float8_e4m3fn, "fp8_optimizations": True}) == "fp8_e4m3fn_fast"
+assert convert._compute_dtype(eight, {"dtype": torch.float8_e5m2}) == "fp8_e5m2"
+eight.add_object_patch("manual_cast_dtype", torch.bfloat16)
+refused(lambda: convert._compute_dtype(eight, {"dtype": torch.float8_e5m2}), "remove ModelComputeDtype")

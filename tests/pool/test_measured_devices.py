@@ -1,11 +1,14 @@
 """What a pool says of its devices: measured by every rank, with the real engine."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.worker import measure
+from parallel_runtime.worker import measure, probe
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -44,3 +47,43 @@ def test_memory_that_torch_only_keeps_for_later_is_free(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 4 << 30)
     assert measure.free_bytes(GPU) == 7 << 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "matmul", "attention", "narrow", "memory", "sent", "elementwise"),
+    [
+        ("cpu", (2**28, 2**31), (2**27, 2**31), (2**25, 2**29), 2**25, (2**14, 2**21), 13 * 2**21),
+        (
+            *("meta", (77309411328, 347892350976), (16307453952, 260919263232)),
+            *((2038431744, 32614907904), 2**31, (2**18, 2**25), 13 * 4608 * 3072 * 2),
+        ),
+    ],
+)
+def test_a_probe_says_what_it_computed_and_sent_at_two_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    matmul: tuple[int, int],
+    attention: tuple[int, int],
+    narrow: tuple[int, int],
+    memory: int,
+    sent: tuple[int, int],
+    elementwise: int,
+) -> None:
+    """Nothing is computed; a GPU's sizes are those of tensors without memory."""
+    waits_for_none = list[bool]()
+
+    def seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:
+        waits_for_none.append(alone)
+        return 1.0
+
+    monkeypatch.setattr(probe, "_seconds", seconds)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setitem(probe.SIZES, "meta", probe.SIZES["cuda"])
+    alone, shared = (probe.probe(Axis("ulysses", size), torch.device(kind)) for size in (1, 3))
+    assert (alone.all_to_all, alone.shift) == ((), ())
+    assert {name: [work for work, _ in rows] for name, rows in vars(shared).items()} == {
+        **{"matmul": list(matmul), "attention": list(attention), "narrow_attention": list(narrow)},
+        **{"memory": [memory], "elementwise": [elementwise], "operations": [200.0]},
+        **{"all_to_all": [2 * (num_bytes // 2) for num_bytes in sent], "shift": list(sent)},
+    }
+    assert waits_for_none == [True] * 9 + [True] * 5 + [False] * 4 + [True] * 4

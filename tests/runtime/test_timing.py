@@ -151,13 +151,14 @@ def test_a_step_begins_where_its_device_could_go_on(permit: StepPermit, began_s:
 
 
 class Matrix:
-    """An operand on the device: a product of it takes half a second."""
+    """An operand on the device: a product of it takes half a second, but the first, which takes two."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self._stream, self._next_s = stream, 2.0
 
     def __matmul__(self, other: "Matrix") -> None:
-        self._stream.run(0.5)
+        self._stream.run(self._next_s)
+        self._next_s = 0.5
 
 
 def of_a_product(stream: Stream, patched: pytest.MonkeyPatch) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.cuts import cut_control
+from parallel_runtime.models.hosted.masks import whole_mask, window_mask
 from parallel_runtime.models.hosted.word_handlers import cutter, gatherer
-from parallel_runtime.models.specs.words import parse, parse_attention
+from parallel_runtime.models.specs.words import UNPLANNED, parse, parse_attention
 
 PARTS = (1, 2, 3)
 
@@ -155,6 +156,37 @@ def test_of_alternatives_that_is_chosen_in_which_a_rank_has_so_many_tokens(text:
         both = mine + call.streams["txt"][call.index]
         assert call.chosen(joint, (both, both)) is joint
         assert call.chosen(joint, (mine, mine)) == parse_attention("img")
+
+
+def test_of_alternatives_the_last_is_of_keys_that_all_have_or_the_first_of_more() -> None:
+    joint = parse_attention("img|local")
+    for call in calls(2, img=7):
+        assert call.introduce_whole("txt", 4) == 4 and (call.start("txt"), call.total("txt")) == (0, 4)
+        call.introduce_first("txt", 3)
+        mine = call.streams["img"][call.index]
+        for keys, local in ((mine, False), (1, True), (4 if mine == 3 else 3, True), (5, False), (50, False)):
+            assert call.chosen(joint, (mine, keys)) == (joint.otherwise if local else joint), keys
+        assert call.has_all_keys(parse_attention("img<-txt")) and not call.has_all_keys(parse_attention("txt<-img"))
+        assert not call.has_all_keys(parse_attention("img<-txt+img")) and not call.has_all_keys(UNPLANNED)
+
+
+def test_keys_that_were_kept_are_those_that_others_leave_and_come_first() -> None:
+    kept = parse_attention("img<-kept:txt+img|img")
+    for call in calls(2, img=7):
+        mine = call.streams["img"][call.index]
+        assert call.chosen(kept, (mine, mine)) == kept.otherwise and call.common_keys(kept.otherwise, masked=True) == 0
+        for more in (6, 2):
+            assert call.chosen(kept, (mine, mine + more)) is kept
+            assert call.attended(kept) == (
+                ((4, 3)[:: 1 if call.streams["img"][0] == 4 else -1],) * 2,
+                (mine, mine + more),
+            )
+            assert call.common_keys(kept, masked=False) == more
+        with pytest.raises(ValueError, match="Tiny: a mask over keys that were kept; use a ComfyUI"):
+            call.common_keys(kept, masked=True)
+        assert call.common_keys(parse_attention("local"), masked=True) == 0
+        value = rows(1, 2 + mine)
+        assert call.counted(("kept:txt", "img"), value, 1) is value, "kept keys count wherever they are"
 
 
 @pytest.mark.parametrize("first", [0, 1, 4, 9])
@@ -345,6 +377,44 @@ class Others(Part):
         assert torch.equal(tensor, self.sent[self.index])
         assert [each.shape[dim] for each in self.sent] == list(lengths)
         return torch.cat(self.sent, dim)
+
+
+def masked(parts: int) -> list[TokenCall]:
+    """Ranks of 7 queries and 11 keys, 2 of them in a text that all have."""
+    return calls(parts, q=7, txt=2, k=9)
+
+
+def test_a_mask_of_this_ranks_tokens_becomes_that_of_all() -> None:
+    """Of keys where it has this rank's; of queries where it has this rank's, who all say so."""
+    attention, mask = parse_attention("q<-txt+k"), rows(2, 3, 7, 11)
+    ranks = masked(3)
+    queries, keys = ranks[0].lengths(["q"]), ranks[0].key_lengths(["txt", "k"])
+    own = [cutter(parse("txt+k@3"))(call, mask[:, :, :1]) for call in ranks]
+    counted = [call.counted(("txt", "k"), each, 3) for call, each in zip(ranks, own, strict=True)]
+    order = torch.cat(counted, 3)[0, 0, 0].long()
+    for call, held in zip(ranks, own, strict=True):
+        call.group = Others(3, call.index)  # type: ignore[assignment]
+        call.group.sent = counted  # type: ignore[attr-defined]
+        whole = whole_mask(call, attention, held, queries, keys, held.shape[3])
+        assert torch.equal(whole, mask[:, :, :1, order]), "a column for each key"
+        with pytest.raises(ValueError, match="Tiny: a mask of 2 queries x 5 keys holds this rank's keys alone"):
+            whole_mask(call, attention, rows(2, 5), queries, keys, 5)
+    mine = [cutter(parse("q@2"))(call, mask) for call in ranks]
+    for call, held in zip(ranks, mine, strict=True):
+        call.group.sent = mine  # type: ignore[attr-defined]
+        assert torch.equal(whole_mask(call, attention, held, queries, keys, 4), mask)
+        for given in (mask, mask[:, :, :1], mask[:, :, :3] if held.shape[2] != 3 else mask):
+            assert whole_mask(call, attention, given, queries, keys, 4) is given
+        assert whole_mask(call, attention, mask[0, 0], queries, keys, 4).shape == (1, 1, 7, 11)
+        assert torch.equal(whole_mask(call, attention, mask[:, 0], queries, keys, 4), mask[:, :1])
+
+
+@pytest.mark.parametrize("window", [0, 2, 9])
+def test_a_window_of_all_tokens_hides_what_is_farther_away(window: int) -> None:
+    made = window_mask(torch.zeros(1, dtype=torch.half), window, 5)
+    assert made.shape == (1, 1, 5, 5) and made.dtype == torch.half
+    lowest = torch.finfo(torch.half).min
+    assert made[0, 0].tolist() == [[0.0 if abs(a - b) <= window else lowest for a in range(5)] for b in range(5)]
 
 
 @pytest.mark.parametrize("parts", PARTS)

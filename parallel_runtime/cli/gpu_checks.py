@@ -128,14 +128,10 @@ def _has_kernels(kernels: Sequence[str], gpu: Gpu) -> bool:
     """
     if gpu.arch:
         return gpu.arch in kernels
+    matches = (re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", kernel) for kernel in kernels)
+    built = ((match[1], (int(match[2]), int(match[3]))) for match in matches if match)
     capability = gpu.capability
-    for kernel in kernels:
-        if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", kernel)) is None:
-            continue
-        built = (int(match[2]), int(match[3]))
-        if built <= capability and (match[1] == "compute" or built[0] == capability[0]):
-            return True
-    return False
+    return any(each <= capability and (kind == "compute" or each[0] == capability[0]) for kind, each in built)
 
 
 def _check_answers(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:

@@ -16,6 +16,7 @@ from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.known_errors import NEW_DRIVER
 from parallel_runtime.wire.nccl_segments import Leftover
 from runtime.gpu_machines import MACHINES, OVER_NVLINK
 
@@ -137,7 +138,7 @@ def test_each_machine_is_told_what_it_lacks_and_what_to_do(name):
 
 
 def test_checks_that_say_nothing_of_a_machine_are_left_out():
-    assert "peer access" not in checks_of("1x T4")
+    assert "peer access" not in checks_of("1x T4") | checks_of("1x RX 6600 with torch for ROCm 6.3")
     amd = checks_of("4x MI210 with ROCm 6.2")
     assert amd["capability"].ok, "what is below 8.0 on CUDA says nothing of AMD"
     assert not {"driver", "compute mode", "mig", "mps"} & set(amd), "nvidia-smi's, which is not there"
@@ -148,9 +149,69 @@ def test_checks_that_say_nothing_of_a_machine_are_left_out():
     [((8, 0), False, False), ((7, 9), True, False), ((7, 5), True, False), ((7, 4), True, True)],
 )
 def test_what_a_card_lacks_is_told_by_its_capability(capability, slow, untried):
-    facts = gpu_facts.GpuFacts(gpus=(gpu_facts.Gpu(index=0, name="A", capability=capability, total_bytes=GIB),))
-    (check,) = (each for each in gpu_checks(facts, [0]) if each.name == "capability")
+    check = told("capability", capability=capability)
     assert (check.ok, "below 8.0" in check.remedy, "below 7.5" in check.remedy) == (not slow, slow, untried)
+
+
+def told(name, *, capability=(8, 0), count=1, **facts):
+    """A check of so many cards where torch and the driver say these."""
+    gpus = [gpu_facts.Gpu(index=index, name="A", capability=capability, total_bytes=GIB) for index in range(count)]
+    facts = gpu_facts.GpuFacts(**{"torch_cuda": "12.4", "gpus": tuple(gpus)} | facts)
+    (check,) = (each for each in gpu_checks(facts, range(count)) if each.name == name)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("built", "speaks", "remedy"),
+    [
+        ("12.4.1", 12040, ""),
+        ("12.4", 12030, "it works, but compiled blocks may not"),
+        ("11.8", 10020, "install driver 450.80.02 or newer"),
+        ("12.4", 11080, "install driver 525.60.13 or newer"),
+        ("13.0", 12090, "install driver 580.65.06 or newer"),
+        ("14.0", 13000, NEW_DRIVER),
+    ],
+)
+def test_the_driver_that_is_to_be_installed_is_of_torchs_cuda(built, speaks, remedy):
+    check = told("driver", torch_cuda=built, driver="1", driver_cuda=speaks)
+    assert check.remedy.startswith(remedy) and (check.ok, check.needed) == (not remedy, "works" not in remedy)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "capability", "ok"),
+    [
+        ((), (8, 0), False),
+        (("sm_80",), (8, 6), True),
+        (("sm_86",), (8, 0), False),
+        (("sm_80",), (9, 0), False),
+        (("unheard of", "compute_80"), (9, 0), True),
+        (("sm_120a",), (12, 0), True),
+    ],
+)
+def test_kernels_are_for_a_major_version_and_code_to_compile_for_all_later(kernels, capability, ok):
+    assert told("kernels", kernels=kernels, capability=capability).ok == ok
+
+
+@pytest.mark.parametrize(
+    ("linked", "over"),
+    [((), ", over PCIe"), (("0-1",), ", some over NVLink"), (("0-1", "0-2", "1-2"), ", over NVLink")],
+)
+def test_over_what_devices_reach_each_other_is_told(linked, over):
+    check = told("peer access", count=3, peer_access=dict.fromkeys(("0-1", "0-2", "1-2"), True), nvlink=linked)
+    assert check.seen == f"every device reaches every other{over}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "seen", "remedy"),
+    [
+        ({"gpus": ()}, "torch sees no device", "look at nvidia-smi"),
+        ({"error": "something new", "driver_gpus": 2}, "something new; the driver sees 2", "look at nvidia-smi"),
+        ({"error": "something new", "torch_hip": "6.3"}, "something new", "look at rocm-smi"),
+    ],
+)
+def test_why_torch_sees_no_device_is_told(facts, seen, remedy):
+    check = told("cuda", **facts)
+    assert (check.ok, check.seen, check.remedy) == (False, seen, remedy)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +283,8 @@ def test_without_nvml_torch_alone_answers():
     assert not failing(checks)
     assert checks["driver"].seen == "not checked: pynvml is not installed"
     assert checks["peer access"].seen == "none between 0-1"
-    assert checks["compute mode"].ok
+    assert checks["compute mode"].ok and checks["compute mode"].seen.startswith("not told")
+    assert checks_of("1x T4")["compute mode"].seen == "several processes may use each device"
 
 
 @pytest.mark.slow

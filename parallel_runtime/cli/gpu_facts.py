@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -177,10 +178,8 @@ def _ask_nvml(nvml: Any, facts: GpuFacts) -> GpuFacts:  # noqa: ANN401
 def _handle(nvml: Any, uuid: str) -> Any | None:  # noqa: ANN401
     """NVML's handle of the device with torch's UUID, which lacks the prefix. NVML counts devices that torch hides."""
     for prefix in ("GPU-", "MIG-"):
-        try:
+        with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(prefix + uuid.removeprefix(prefix))
-        except nvml.NVMLError:
-            continue
     return None
 
 

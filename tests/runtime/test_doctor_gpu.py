@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from parallel_runtime.cli import doctor, doctor_model, gpu_facts
@@ -18,7 +19,7 @@ from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.known_errors import NEW_DRIVER
 from parallel_runtime.wire.nccl_segments import Leftover
-from runtime.gpu_machines import MACHINES, OVER_NVLINK
+from runtime.gpu_machines import MACHINES, OVER_NVLINK, T4, card, machine
 
 MIB, GIB = 2**20, 2**30
 
@@ -64,15 +65,18 @@ class AnsweringNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, machine):
-        self._machine = machine
-        self._answers = machine["nvml"]
+    def __init__(self, machine, known=range(8)):
+        self._machine, self._known = machine, known
+        self._answers, self._begun = machine["nvml"], False
 
     def nvmlInit(self):  # noqa: N802
         if self._answers["error"]:
             raise self.NVMLError(self._answers["error"])
+        self._begun = True
 
     def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        if not self._begun:
+            raise self.NVMLError("Uninitialized")
         return self._answers["driver"]
 
     def nvmlSystemGetCudaDriverVersion(self):  # noqa: N802
@@ -83,7 +87,7 @@ class AnsweringNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         prefix, _, index = uuid.split("-")
-        if (prefix == "MIG") is not self._machine["devices"][int(index)]["slice"]:
+        if (prefix == "MIG") is not self._machine["devices"][int(index)]["slice"] or int(index) not in self._known:
             raise self.NVMLError("Not Found")
         return int(index)
 
@@ -100,7 +104,7 @@ class AnsweringNvml:
 
     def nvmlDeviceGetP2PStatus(self, first, second, what):  # noqa: N802
         assert first != second
-        return self._answers["p2p_nvlink" if what == gpu_facts.P2P_NVLINK else "p2p_read"]
+        return self._answers[{0: "p2p_read", 2: "p2p_nvlink"}[what]]
 
 
 def facts_of(name, *, nvml=True):
@@ -278,7 +282,71 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     assert f" a GPU, {wanted}" in devices["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("number", "mode"), list(enumerate(("default", "exclusive thread", "prohibited", "exclusive process")))
+)
+def test_the_modes_of_a_device_are_nvmls(number, mode):
+    cut = {(1, 0): "on", (0, 1): "", None: ""}
+    devices = [card("A", (8, 0), GIB, compute_mode=number, mig=each) for each in cut]
+    asked = machine(*devices)
+    for known in (range(8), ()):  # NVML may not know a device that torch has
+        gpus = gpu_facts.ask(AnsweringTorch(asked), AnsweringNvml(asked, known), mps=False).gpus
+        assert [(gpu.compute_mode, gpu.mig) for gpu in gpus] == [
+            (mode, on) if known else ("", "") for on in cut.values()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [
+        *((0, None), (1, "the chipset"), (2, "the GPU or its driver"), (3, "they are on different")),
+        *((4, "it is switched off"), (5, "not supported")),
+    ],
+)
+def test_why_devices_do_not_reach_each_other_is_nvmls(read, why):
+    asked = machine(T4, T4, nvlink=0, read=read)
+    torch = AnsweringTorch(asked)
+    torch.cuda.can_device_access_peer = lambda a, b: a < b
+    facts = gpu_facts.ask(torch, AnsweringNvml(asked), mps=False)
+    assert facts.peer_access == {"0-1": False}, "both ways are needed"
+    assert facts.nvlink == ("0-1",) and str(facts.p2p_reason.get("0-1")).startswith(str(why))
+    hidden = gpu_facts.ask(torch, AnsweringNvml(asked, known=(0,)), mps=False)
+    assert (hidden.nvlink, hidden.p2p_reason) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("import sys; sys.exit('first\\nlast')", "last"),
+        ("import os; os._exit(3)", "ended with status 3"),
+        ("import time; time.sleep(60)", "CUDA gave no answer for 1 s"),
+        ("print('noise'); print(open('facts.json').read())", ""),
+    ],
+)
+def test_how_the_process_that_asks_ended_is_told(program, error, tmp_path, monkeypatch):
+    folder = tmp_path / "parallel_runtime" / "cli"
+    folder.mkdir(parents=True)
+    (folder / "gpu_facts.py").write_text(program)
+    (tmp_path / "facts.json").write_text(json.dumps(gpu_facts.asdict(gpu_facts.GpuFacts(torch="9"))))
+    monkeypatch.setattr(gpu_facts, "PACK_ROOT", tmp_path)
+    monkeypatch.setattr(gpu_facts, "LIMIT_S", 0.6 if "sleep" in program else 60.0)
+    assert gpu_facts.look() == gpu_facts.GpuFacts(error=error, torch="" if error else "9")
+
+
+def test_mps_is_there_by_its_pipe_or_its_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    for names, there in (((None, "a"), False), ((None, "a", "nvidia-cuda-mps-control"), True)):
+        running = [SimpleNamespace(info={"name": name}) for name in names]
+        monkeypatch.setattr(psutil, "process_iter", lambda _, running=running: running)
+        assert gpu_facts._mps_runs() == there
+    monkeypatch.setattr(psutil, "process_iter", lambda _: [])
+    (tmp_path / "control").write_text("")
+    assert gpu_facts._mps_runs()
+
+
 def test_without_nvml_torch_alone_answers():
+    facts = facts_of("2x RTX 4090 without peer access", nvml=False)
+    assert (facts.driver, facts.driver_cuda, facts.driver_gpus) == ("", 0, 0)
     checks = checks_of("2x RTX 4090 without peer access", nvml=False)
     assert not failing(checks)
     assert checks["driver"].seen == "not checked: pynvml is not installed"
@@ -305,6 +373,12 @@ def test_a_process_of_its_own_asks_the_real_torch():
         (64 * MIB, 4, True, False, True),  # and four do not, as users found
         (64 * MIB, 8, False, True, True),  # NVLink
         (2 * GIB, 4, True, True, False),
+        (4 * 2 * 9_637_888, 4, True, False, False),  # each of a ring sends to the next
+        (4 * 2 * 9_637_888 - 1, 4, True, False, True),
+        (GIB, 4, True, True, False),
+        (GIB - 1, 4, True, False, False),
+        (8 * 7 * 2 * 9_637_888, 8, True, True, False),  # each sends to each, which is more than 1 GiB
+        (8 * 7 * 2 * 9_637_888 - 1, 8, True, False, False),
     ],
 )
 def test_the_room_that_nccl_needs_in_dev_shm(free, ranks, over_host, ok, needed):

@@ -1,0 +1,101 @@
+"""What the doctor says of a machine without looking at devices: each verdict changes at the limit that it names."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_runtime.cli import machine_checks
+from parallel_runtime.cli.check import Check
+from parallel_runtime.wire.channel import Segment
+
+NAMES = ("system", "torch", "packages", "shared memory", "descriptors", "temporary folder", "loopback")
+MIB = 2**20
+
+
+def checked(name: str) -> Check:
+    """One check of this machine."""
+    (found,) = (check for check in machine_checks.machine_checks() if check.name == name)
+    return found
+
+
+def test_this_machine_has_all_that_ranks_need_and_looking_leaves_nothing_open() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    found = machine_checks.machine_checks()
+    assert [(check.name, check.ok, check.needed) for check in found] == [(name, True, True) for name in NAMES]
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert checked("packages").seen == "all there"
+
+
+@pytest.mark.parametrize(
+    ("version", "built_in", "ok"),
+    [
+        ("2.6.0a0+1f", True, True),
+        ("2.5.1", True, False),
+        ("3.0.0", True, True),
+        ("2.6.0", False, False),
+    ],
+)
+def test_torch_is_2_6_or_newer_with_distributed(
+    version: str, built_in: bool, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(dist, "is_available", lambda: built_in)
+    said = f"{version}, distributed {'built in' if built_in else 'missing'}"
+    assert (checked("torch").ok, checked("torch").seen) == (ok, said)
+
+
+@pytest.mark.parametrize(
+    ("soft", "ok", "seen"),
+    [
+        (256, True, "256 open files allowed"),
+        (255, False, "255 open files allowed"),
+        (resource.RLIM_INFINITY, True, "unlimited"),
+    ],
+)
+def test_256_files_may_be_open(soft: int, ok: bool, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, 4096))
+    assert (checked("descriptors").ok, checked("descriptors").seen) == (ok, seen)
+
+
+@pytest.mark.parametrize(
+    ("free", "writable", "ok"), [(64 * MIB, True, True), (64 * MIB - 1, True, False), (99 * MIB, False, False)]
+)
+def test_64_mib_can_be_written(free: int, writable: bool, ok: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=99 * MIB))
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    assert checked("temporary folder").ok == ok
+    assert machine_checks.segment_room_bytes() == (free, 99 * MIB)
+
+
+def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(socket.socket):
+        def bind(self, address: object) -> None:
+            raise OSError(f"no {address}")
+
+    def nothing(*_: object) -> None:
+        raise OSError("Function not implemented")
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(Segment, "create", nothing)
+    monkeypatch.setattr(machine_checks, "PACKAGES", ("torch", "unheard-of"))
+    failed = {check.name: check.seen for check in machine_checks.machine_checks() if not check.ok}
+    assert failed.pop("system")
+    assert failed == {
+        "packages": "missing unheard-of",
+        "shared memory": "no sealed memfd: Function not implemented",
+        "loopback": "no ('127.0.0.1', 0)",
+    }
+    monkeypatch.setattr(shutil, "disk_usage", nothing)
+    assert machine_checks.segment_room_bytes() is None
+    assert machine_checks.version_of("torch") == importlib.metadata.version("torch")

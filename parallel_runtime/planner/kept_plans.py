@@ -101,6 +101,4 @@ def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:
 
 
 def _is_seconds(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and 0 < value <= LONGEST_S
+    return type(value) in (int, float) and math.isfinite(value) and 0 < value <= LONGEST_S

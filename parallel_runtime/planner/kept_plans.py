@@ -7,7 +7,6 @@ with another driver, torch, ComfyUI or pack, or on other devices, has another ke
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,4 +100,4 @@ def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:
 
 
 def _is_seconds(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 < value <= LONGEST_S
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S  # NaN is not

@@ -1,0 +1,376 @@
+"""What commands take, refuse and print, from values made up here: nothing is started."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from made_replies import step_reply
+
+from parallel_runtime.cli import doctor, plan, verify
+from parallel_runtime.cli.cached import Cached, describe_cached
+from parallel_runtime.cli.calibrate import (
+    _between,
+    _link,
+    _operation_s,
+    _score_s,
+    _slowest,
+    _spans,
+    describe_calibration,
+)
+from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.cli.terminal import CLEAR, PhaseLine
+from parallel_runtime.cli.workload import Workload
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.hardware import NARROW, WIDE
+from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.wire.replies import BatchSlice, CachedCalls, ProbeReply
+
+SIZE = {"width": 1024, "height": 1024, "frames": None, "text_tokens": 512, "batch": 1, "comfyui": None}
+TAKEN: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "doctor": (
+        [],
+        {"devices": None, "calibrate": False, "machines": "", "token_file": None, "model": None, "comfyui": None},
+    ),
+    "plan": (
+        [],
+        SIZE
+        | {"model": None, "cfg": 1.0, "steps": 20, "dtype": "bfloat16", "file_dtype": None, "devices": None}
+        | {"kind": None, "link": None, "bandwidth_gbs": None, "latency_us": None, "free_gib": None}
+        | {"compiled": False, "stale": False},
+    ),
+    "verify": (
+        ["--model", "a", "--plan", "ring=2"],
+        SIZE
+        | {"model": "a", "plan": "ring=2", "seed": 0, "devices": None, "dtype": "default", "threads_per_rank": 1}
+        | {"step_cache": None, "compile": False, "against": "comfyui", "weights": None, "steps": 1, "warmup": None}
+        | {"patches": None, "negative_control": False},
+    ),
+    "find-plan": (["a"], {"file": "a", "comfyui": None}),
+    "tune": (
+        ["a"],
+        SIZE
+        | {"file": "a", "devices": "all", "cfg": 1.0, "seconds": 60.0, "dtype": "default", "weights": "replicated"}
+        | {"comfyui_options": ""},
+    ),
+}
+
+
+@pytest.mark.parametrize("command", TAKEN)
+def test_a_command_has_these_options_with_these_defaults(command: str) -> None:
+    given, expected = TAKEN[command]
+    assert vars(make_parser().parse_args([command, *given])) == {"command": command, "json": False, **expected}
+
+
+def test_join_has_these_options() -> None:
+    given = vars(make_parser().parse_args(["join", "h:1", "--token-file", "t"]))
+    assert given == {"command": "join", "address": "h:1", "token_file": "t", "devices": "all"} | dict.fromkeys(
+        ("models", "comfyui", "name")
+    )
+    for command in ([], ["join", "h:1"], ["verify", "--model", "a"], ["verify", "--plan", "a"]):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(command)
+
+
+@pytest.mark.parametrize(
+    ("plan_text", "steps", "step_cache", "words"),
+    [
+        ("ring=2", 1, None, ""),
+        ("ring=2", 2, 0.1, ""),
+        ("pipefusion=2", 1, None, ""),
+        ("pipefusion=2,warmup_steps=2", 2, None, ""),
+        ("ring=2", 0, None, "--steps=0 is below 1"),
+        ("pipefusion=2,warmup_steps=3", 2, None, "warmup_steps=3 is more than --steps=2"),
+        ("ring=2", 2, 0.0, "--step-cache=0 is no number above 0"),
+        ("ring=2", 2, float("inf"), "--step-cache=inf is no number above 0"),
+        ("pipefusion=2", 2, 0.1, "--step-cache needs all blocks on one rank, and pipefusion=2"),
+        ("ring=2", 1, 0.1, "--step-cache skips what a step before it computed"),
+        ("data=2", 2, 0.1, "--step-cache: replicas of data=2 decide apart"),
+    ],
+)
+def test_steps_and_a_step_cache_that_verify_cannot_run_are_refused(
+    plan_text: str, steps: int, step_cache: float | None, words: str
+) -> None:
+    arguments = SimpleNamespace(steps=steps, step_cache=step_cache)
+    said = ""
+    try:
+        verify._refuse_steps(arguments, ParallelPlan.parse(plan_text))
+    except ValueError as error:
+        said = str(error)
+    assert said.startswith(words) and bool(said) == bool(words)
+
+
+def test_the_control_of_verify_is_wrong_in_what_the_plan_shares() -> None:
+    two, one = (Workload(width=64, height=64, text_tokens=3, batch=batch) for batch in (2, 1))
+    for text, work, options in (
+        *(("ring=2", one, {"local_attention": True}), ("ulysses=1", one, {"local_attention": True})),
+        *(("data=2", two, {}), ("cfg=2", one, {})),
+    ):
+        assert verify.control_options(ParallelPlan.parse(text), work) == options
+    with pytest.raises(ValueError, match="--negative-control of data2-ring1-uly1 needs two rows"):
+        verify.control_options(ParallelPlan.parse("data=2"), one)
+
+
+def test_the_weights_of_verify_are_named_once() -> None:
+    assert verify.chosen_plan("ring=2", "sharded", patches=None) == ParallelPlan(ring=2, weights="sharded")
+    with pytest.raises(
+        ValueError, match="--warmup 2 and --plan pipefusion=2,warmup_steps=1 both name the warmup_steps"
+    ):
+        verify.chosen_plan("pipefusion=2,warmup_steps=1", None, warmup_steps=2)
+
+
+def ran(*pieces: tuple[int, int, int]) -> Any:
+    """What a rank says that ran these rows."""
+    return step_reply(pieces=tuple(BatchSlice(*piece) for piece in pieces), collectives=3, sent_bytes=4096).ran
+
+
+def test_groups_without_work_are_named_and_errors_are_told_by_rank_and_piece() -> None:
+    halves = [ran((0, 0, 1)), ran(), ran(), ran()]
+    assert verify.idle_groups(ParallelPlan(data=2, ring=2), halves) == [
+        "batch group 1 of 2 had no work (ranks 2 to 3); use a larger --batch or fewer batch groups (data x cfg)"
+    ]
+    assert verify.idle_groups(ParallelPlan(cfg=2), halves[:2]) == [
+        "batch group 1 of 2 had no work (rank 1); use a larger --batch or fewer batch groups (data x cfg)"
+    ]
+    results, references = [torch.tensor([[1.0], [2.2]])], [torch.tensor([[1.0], [2.0]])]
+    trial = SimpleNamespace(text_tokens=[7])
+    found = verify._errors(trial, results, references, [ran((0, 0, 1), (0, 1, 2)), ran((0, 0, 1)), ran()])
+    assert found["per_rank"] == [pytest.approx(0.1), 0.0, None]
+    assert found["pieces_by_rank"][0][0] == {"call": 0, "start": 0, "stop": 1, "rel_err": 0.0}
+    assert [len(pieces) for pieces in found["pieces_by_rank"]] == [2, 1, 0]
+    assert (found["text_tokens_by_call"], found["max_rel_err"]) == ([7], pytest.approx(0.1))
+    told = verify._plan_report(ParallelPlan(data=2, ring=2), halves)
+    assert told == {
+        **{"plan": "ring=2,data=2", "name": "data2-ring2-uly1", "weights": "replicated", "lanes": 2},
+        **{"lane_by_rank": [0] * 4, "bytes_per_step": [4096] * 4, "calls_per_step": [3] * 4},
+        "weight_bytes_per_step": [0] * 4,
+    }
+
+
+VERIFIED = {
+    **{"name": "ring2", "dtype": "float32", "model": "Flux", "width": 64, "height": 32, "batch": 1, "steps": 3},
+    **{"text_tokens_by_call": [7, 4], "max_rel_err": 2e-6, "tolerance": 1e-5, "within_tolerance": True},
+    **{"negative_control": False, "lanes": 1, "lane_by_rank": [0], "weights": "replicated", "warnings": ["hot"]},
+    **{"per_rank": [2e-6], "pieces_by_rank": [[{"call": 0, "start": 0, "stop": 2}]], "calls_per_step": [3]},
+    **{"bytes_per_step": [4096], "weight_bytes_per_step": [5000], "parameter_bytes_per_rank": [6000]},
+}
+RANK = "relative error 2.00e-06{}, 3 collectives and 4,096 bytes{} sent a step, 6,000 bytes of parameters"
+
+
+def test_verify_says_what_was_found_first_and_last() -> None:
+    said = [
+        "ring2: equal to one process: relative error 2.00e-06, tolerance 1.00e-05, float32",
+        "  Flux, 64 x 32 px + 7 and 4 text tokens, batch 1, 3 step(s)",
+        "  rank 0: " + RANK.format("", ""),
+        "warning: hot",
+        "ring2: equal to one process",
+    ]
+    assert verify.describe(VERIFIED).splitlines() == said
+    wrong = "ring2: NOT equal to one process (negative control: made wrong on purpose)"
+    report = VERIFIED | {"within_tolerance": False, "negative_control": True, "frames": 5, "warnings": []}
+    report |= {"lanes": 2, "weights": "sharded", "stale_difference": 0.5, "warmup_steps": 1, "patches": 4}
+    report["step_cache"] = CACHED
+    assert verify.describe(report, lambda text, name: f"<{name} {text}>").splitlines() == [
+        f"<bad {wrong}>: relative error 2.00e-06, tolerance 1.00e-05, float32, every step a warm-up",
+        "  Flux, 64 x 32 px x 5 latent frames + 7 and 4 text tokens, batch 1, 3 step(s)",
+        "  after 1 step(s) of warm-up, 2 with keys a step old, in 4 patches: 5.00e-01 from one process, "
+        "as PipeFusion is",
+        f"  {describe_cached(CACHED)}",
+        "  rank 0, batch group 0: " + RANK.format(" (rows 0 to 1 of call 0)", " and 5,000 of weights"),
+        f"<bad {wrong}>",
+    ]
+    idle = verify.describe(VERIFIED | {"per_rank": [None], "pieces_by_rank": [[]]}).splitlines()[2]
+    assert idle.startswith("  rank 0: no work, 3 collectives")
+
+
+CACHED = {"threshold": 0.1, "skipped": 2, "of": 6, "one_rank_skipped": 1, "one_rank_of": 3}
+CACHED |= {"one_rank_rel_err": 1e-7, "difference": 0.01}
+
+
+def test_a_cache_agrees_where_the_same_share_of_each_step_is_skipped() -> None:
+    cached = object.__new__(Cached)
+    cached._threshold = 0.1
+    cached._mine, cached._one_rank = [torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 1.0])]
+    cached._seen = [CachedCalls(calls=4, skipped=2), CachedCalls(calls=2, skipped=0), CachedCalls(calls=0, skipped=0)]
+    cached._seen_alone = [
+        CachedCalls(calls=2, skipped=1),
+        CachedCalls(calls=1, skipped=0),
+        CachedCalls(calls=0, skipped=0),
+    ]
+    assert cached.agrees(2.0) and not cached.agrees(1e-3)
+    told = cached.report([torch.tensor([1.0, 2.0])])
+    assert told.pop("one_rank_rel_err") == pytest.approx(2**-0.5)
+    assert told == {
+        **{"threshold": 0.1, "skipped": 2, "of": 6, "one_rank_skipped": 1, "one_rank_of": 3, "difference": 0.0}
+    }
+    cached._seen_alone[0] = CachedCalls(calls=2, skipped=2)
+    assert not cached.agrees(2.0)
+    assert describe_cached(CACHED) == (
+        "with a step cache at 0.1: 2 of 6 calls skipped (one rank: 1 of 3), 1.00e-07 from one rank with it, "
+        "1.00e-02 from the exact result"
+    )
+
+
+def line(rate: float, latency_s: float = 0.0) -> tuple[tuple[float, float], ...]:
+    """Two points of a call that takes so long before it begins."""
+    return tuple((amount, latency_s + amount / rate) for amount in (100.0, 1000.0))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spans"),
+    [
+        (1, {1: "ulysses=1"}),
+        (2, {2: "ulysses=2"}),
+        (3, {3: "ulysses=3"}),
+        (4, {4: "ulysses=4", 2: "ulysses=2,ring=2"}),
+        (8, {8: "ulysses=8", 2: "ulysses=2,ring=4"}),
+    ],
+)
+def test_exchanges_are_probed_among_all_and_in_pairs(ranks: int, spans: dict[int, str]) -> None:
+    assert _spans(ranks) == {span: ParallelPlan.parse(text) for span, text in spans.items()}
+
+
+def test_constants_follow_from_the_slowest_rank_of_each_probe() -> None:
+    pair, all_four = ([ProbeReply(all_to_all=line(rate, 0.5)) for rate in rates] for rates in ((99.0, 80.0), (20.0,)))
+    assert _slowest([line(99.0), (), line(80.0)]) == list(line(80.0))
+    found = _link({2: pair, 4: all_four})
+    assert (found.bandwidth, found.latency_s, found.contention) == (
+        *(pytest.approx(80.0), pytest.approx(0.5)),
+        pytest.approx(2.0),  # a quarter of it among twice as many
+    )
+    assert _link({2: pair}).contention == 0.0 == _link({2: all_four, 4: pair}).contention
+    assert _link({1: pair}) == known_link("memory")
+    between = _between(pair)
+    assert (between.name, between.bandwidth) == ("measured between machines", pytest.approx(80.0))
+    assert between.latency_s == pytest.approx(0.5)
+    assert _operation_s([ProbeReply(operations=line(50.0)), ProbeReply(operations=line(40.0))]) == pytest.approx(1 / 40)
+    wide, narrow = 1.0, 1 / (1 + 3 * (1 / (4 * NARROW) - 1 / (4 * WIDE)))  # an exponential takes 3 s
+    assert _score_s([ProbeReply(attention=line(wide), narrow_attention=line(narrow))]) == pytest.approx(3.0)
+    assert _score_s([ProbeReply(attention=line(narrow), narrow_attention=line(wide))]) == 0.0
+
+
+def test_a_calibration_is_told_in_the_units_of_spec_sheets() -> None:
+    constants = {
+        "rates": {"matmul_flops": 2e12, "attention_flops": 1e12, "memory_bandwidth": 3e9},
+        "link": {"bandwidth": 4e9, "latency_s": 5e-6},
+        "software": {"operation_s": 6e-6},
+        "between": None,
+    }
+    kept = {"devices": "2 x A", "wall_s": 7.0, "file": "~/f", "constants": constants}
+    said = (
+        "calibrated 2 x A in 7.0 s: matrices 2 TFLOP/s, attention 1 TFLOP/s, memory 3 GB/s, link 4 GB/s and 5 us, "
+        "{}operation 6.0 us\nkept in ~/f; plan uses it from now on"
+    )
+    assert describe_calibration(kept) == said.format("")
+    constants["between"] = {"bandwidth": 1e9, "latency_s": 1e-4}
+    assert describe_calibration(kept) == said.format("between machines 8 Gbit/s and 100 us, ")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_count_is_drawn_up_to_its_end_and_left_out_where_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = PhaseLine(stream)
+    for done, of in ((0, 4), (5, 4), (0, 0)):
+        progress.count(done, of)
+    assert stream.getvalue().split(CLEAR) == ["", f" [{'-' * 24}] 0%", f" [{'#' * 24}] 100%"]
+
+
+def check(name: str, *, ok: bool, needed: bool = True) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "needed": needed, "seen": f"{name} seen", "remedy": f"mend {name}"}
+
+
+def test_doctor_says_what_fails_first_then_what_to_look_at_then_what_is_well() -> None:
+    devices = [{"device": "cuda:0", "name": "A", "free_bytes": 2**30, "total_bytes": 2**31}]
+    devices.append({"device": "cuda:1", "name": "it does not answer", "free_bytes": None, "total_bytes": None})
+    report = {
+        **{"warnings": ["hot"], "versions": {"torch": "2.6", "python": "3.12"}, "devices": devices, "can_run": False},
+        "checks": [check("a", ok=True), check("b", ok=False), check("c", ok=False, needed=False)],
+    }
+    answer = "it cannot run here until this is mended: b"
+    assert doctor.describe(report).splitlines() == [
+        *(answer, "warning: hot", "FAIL  b: b seen; mend b", "note  c: c seen; mend c", "pass  a: a seen"),
+        "versions: torch 2.6, python 3.12",
+        "device cuda:0: A, 1.0 GiB free of 2.0",
+        "device cuda:1: it does not answer",
+        answer,
+    ]
+    well = report | {"can_run": True, "checks": report["checks"][::2]}
+    assert doctor.describe(well).startswith("everything needed is there; look at: c\n")
+    assert doctor.describe(well | {"checks": well["checks"][:1]}).endswith("\neverything needed is there")
+    assert doctor._check_pattern([0, 3]).seen == "rank 1 got 3 wrong bytes" and not doctor._check_pattern([0, 3]).ok
+    assert doctor._check_pattern([0, 0]).seen == "every byte arrived as it was sent"
+
+
+def planned(**changes: Any) -> dict[str, Any]:
+    row = {
+        "name": "uly2",
+        "seconds_per_step": 0.5,
+        "seconds_per_run": 10.0,
+        "bytes_per_rank": 2**31,
+        "bound": "compute",
+    }
+    row |= {"fits": True, "exact": True}
+    slow = row | {"name": "pipe2", "seconds_per_step": 0.7, "fits": False, "exact": False}
+    work = {"image_tokens": 4096, "text_tokens": 512, "batch": 1, "guided": False, "steps": 20}
+    return {
+        **{"model": "flux1-dev", "work": work, "plan": "ulysses=2", "chosen": row, "speedup": 1.5, "reasons": ["so"]},
+        **{"free_bytes": [2**34, 2**33], "calibration": {"rates": {"name": "L4"}}, "table": [row, slow]},
+        "warnings": [],
+        **changes,
+    }
+
+
+def test_plan_says_its_answer_the_table_and_why() -> None:
+    said = [
+        "plan: ulysses=2, 0.5 s a step, 1.50x as fast as one device (predicted)",
+        "flux1-dev: 4096 image + 512 text tokens, batch 1, 20 steps, 2 device(s) of L4, 8.0 GiB on each",
+        "  plan                        s a step   s a run  GiB a rank  limited by",
+        "> uly2                             0.5        10         2.0  compute",
+        "  pipe2                            0.7        10         2.0  compute (does not fit, result differs)",
+        *("why:", "  so", "plan: ulysses=2, 0.5 s a step, 1.50x as fast as one device (predicted)"),
+    ]
+    assert plan.describe(planned()).splitlines() == said
+    none = planned(chosen=None, speedup=None, table=[], work=planned()["work"] | {"guided": True}, warnings=["hot"])
+    assert plan.describe(none).splitlines()[:3] == [
+        *("plan: none fits", "warning: hot"),
+        "flux1-dev: 4096 image + 512 text tokens, batch 1, with cfg, 20 steps, 2 device(s) of L4, 8.0 GiB on each",
+    ]
+    for rows, more in ((12, []), (13, ["  and 1 slower ones (--json lists them)"])):
+        table = [planned()["chosen"] | {"name": str(number)} for number in range(rows)]
+        lines = plan.describe(planned(table=table)).splitlines()
+        assert lines.index("why:") == 3 + 12 + len(more)
+        assert [line for line in lines if "slower" in line] == more
+
+
+@pytest.mark.parametrize(
+    ("given", "bandwidth", "latency_s"),
+    [
+        ({}, None, None),
+        ({"bandwidth_gbs": 2.0}, 2e9, None),
+        ({"latency_us": 3.0}, None, 3e-6),
+        ({"bandwidth_gbs": 1e9, "latency_us": 1e9}, 1e18, 1e3),
+    ],
+)
+def test_a_link_that_is_told_stands_in_the_tables(
+    given: dict[str, float], bandwidth: float | None, latency_s: float | None
+) -> None:
+    known = known_calibration("L20")
+    told = plan._with_link(SimpleNamespace(**{"bandwidth_gbs": None, "latency_us": None} | given), known)
+    assert told.link.bandwidth == pytest.approx(bandwidth or known.link.bandwidth)
+    assert told.link.latency_s == pytest.approx(latency_s or known.link.latency_s)
+    assert told.source == known.source + ("; link as given" if given else "")
+
+
+@pytest.mark.parametrize("count", [None, "1", "8"])
+def test_the_devices_of_a_kind_are_counted(count: str | None) -> None:
+    assert plan._count(count) == int(count or 2)

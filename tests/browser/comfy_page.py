@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 from demo.graphs import AUTOENCODER, TRANSFORMER
 from demo.pictures import SIZE
@@ -29,8 +29,15 @@ QUEUE = """(ends) => {
   const keep = (kind) => (event) => { window.ended ??= [kind, event.detail] }
   for (const kind of ends) app.api.addEventListener(kind, keep(kind), { once: true })
   const refused = (why) => { window.ended ??= ['not queued', String(why)] } // of which no event tells
-  app.queuePrompt(0, 1).then((sent) => sent === false && refused(JSON.stringify(app.lastNodeErrors)), refused)
+  window.queueing = true
+  app.queuePrompt(0, 1)
+    .then((sent) => sent === false && refused(JSON.stringify(app.lastNodeErrors)), refused)
+    .finally(() => { window.queueing = false })
 }"""
+QUEUEING = """() => JSON.stringify({
+  asking: window.queueing, busy: app.processingQueue, waiting: app.queueItems?.length,
+  socket: app.api.socket?.readyState, client: app.api.clientId,
+  requests: performance.getEntriesByType('resource').slice(-5).map(({ name, duration }) => [name, duration]) })"""
 SET = """([kind, name, value]) => {
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   const widget = node.widgets.find((each) => each.name === name)
@@ -163,8 +170,12 @@ class ComfyPage:
         self.page.evaluate(DEMO, [graph, files, small | values])
 
     def queue(self) -> None:
-        """What the Run button does; its end is kept for `ended`."""
+        """What the Run button does, until the server has answered; its end is kept for `ended`."""
         self.page.evaluate(QUEUE, list(ENDS))
+        try:
+            self.page.wait_for_function("() => !window.queueing", timeout=WAIT_MS)
+        except TimeoutError as error:
+            raise AssertionError(f"the page does not queue: {self.page.evaluate(QUEUEING)}") from error
 
     def ended(self) -> tuple[str, dict]:
         """How the prompt ended: the event's name and its data."""

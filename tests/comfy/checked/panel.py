@@ -56,6 +56,9 @@ def said():
     return found
 
 
+clock = [10.0]
+told.time = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
+
 # Texts on nodes.
 assert told.prompt_id() == ""
 told.NodeText().say("nowhere")
@@ -73,6 +76,10 @@ assert said() == [("parallel_dit.text", {"node_id": "1", "text": "x"}, "a tab"),
 for gigabytes in (1, 2):
     on_stocks.loading("a file", gigabytes * 10**9, 4 * 10**9)
 assert said() == [("Loading a file: 1.00 of 4.00 GB", "2")], "the second comes too soon"
+
+for clock[0] in (20.0, 20.1, 20.2):
+    on_stocks.loading("b", 0, 0)
+assert len(said()) == 2, "as soon as the interval is over"
 
 # What a step took.
 plan = plans.ParallelPlan(ulysses=2)
@@ -100,7 +107,12 @@ with at("2"):
     bar(6.0, 20.0)
     text.request(0.5, SKEWED)
     text.request(0.5, SKEWED)
+    clock[0] += 0.1
+    text.request(0.5, SKEWED)
     assert said() == [("step 7/20 · 0.50 s · 2 ranks · skew 2 %", "2")]
+    clock[0] = text._next_s
+    text.request(0.5, SKEWED)
+    assert len(said()) == 1
     bar(19.0, 20.0)
     text.request(0.0999, SKEWED[:1])
     text.request(0.1, [])
@@ -114,9 +126,14 @@ with at("2"):
         ("step 20/20 · 0 ms · 2 ranks", "2"),
     ]
     assert last[3][0].startswith("step 20/20 · ") and last[3][0].endswith(" s · 3 ranks")
+    text = told.StepText(given)
     text.worker_loop_began()
     text.worker_loop_step(1)
-    ((line, _),) = said()
+    bar(1.0, 2.0)
+    text.request(0.5, [])
+    bar(20.0, 20.0)
+    (line, _), (two, _) = said()
+    assert two == "step 2/2 · 0.50 s · 0 ranks"
     assert line.endswith(" ms · 1 rank"), "since the loop began"
     not_proven = proofs.Proof(
         verdict=proofs.NOT_PROVEN, reason="a why", error=0.0, control=0.0, tolerance=1e-5, calls=1
@@ -134,8 +151,7 @@ with at("2"):
     stays = "The loop stays in ComfyUI: a mask"
     lines = [not_proven.text, "no compiler", "no graph", stays, "tried two", "trying", "drained"]
     assert [line for line, _ in said()] == lines, "what is said at most every so often was said by the step"
-    text._next_s = 0.0
-    for _ in range(2):
+    for clock[0] in (text._next_s, text._next_s + 0.1):
         text.compiling()
     assert [line for line, _ in said()] == ["compiling the blocks; the next steps do without"]
     text.request(0.5, [])
@@ -222,6 +238,13 @@ assert panel.state()["pools"][0]["state"] == "failed"
 
 for calibrated[0], seen in ((1, 1), (1, 1), (2, 2)):
     assert panel.state()["calibrations"] == seen
+
+for value in (1.0, 3.0):
+    queue.currently_running[0] = (0, "a/p\\1", PROMPT, {}, [])
+    bar(value, 9.0)
+    run = panel.state()["run"]
+assert run["step"] == 3 and {"step_s", "left_s"} <= run.keys()
+queue.currently_running.clear()
 
 # Tabs are told of each change, once.
 state.INTERVAL_S = 0.01

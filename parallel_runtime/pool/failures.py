@@ -1,6 +1,7 @@
 """What failed: which rank is to blame, the one error that the caller sees, and what a pool remembers of it."""
 
 import errno
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -103,17 +104,29 @@ def explain(failure: Failure, *, files: Iterable[ModelSpec], starting: bool) -> 
 
 
 def _blame_files(failure: Failure, files: Sequence[ModelSpec]) -> Failure:
+    """With the file that was cut short, else one that was changed in another way, else all of them."""
+    changed: dict[bool, ValueError] = {}
     for spec in files:
         try:
             spec.refuse_changed()
         except ValueError as error:
-            return replace(failure, cause=f"{failure.cause}: {error}")
+            changed.setdefault(_is_shorter(spec), error)
+    if changed:
+        return replace(failure, cause=f"{failure.cause}: {changed.get(True) or changed[False]}")
     names = " or ".join(sorted({Path(spec.path).name for spec in files}))
     if not names:
         return failure
     reason = f"{names} could not be read where it is mapped"
     remedy = f"see that its disk or network drive is there and well, then {LOAD_AGAIN}"
     return replace(failure, cause=f"{failure.cause}: {reason}; {remedy}")
+
+
+def _is_shorter(spec: ModelSpec) -> bool:
+    """Whether the file has fewer bytes than it had. Another one of its name leaves the one that is mapped whole."""
+    try:
+        return os.stat(spec.path).st_size < spec.size_bytes
+    except OSError:
+        return False
 
 
 def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -> PoolError:

@@ -174,18 +174,29 @@ def test_a_rank_of_another_version_is_told_from_one_of_ours():
     assert failures.explain(failure_, files=(), starting=False) is failure_
 
 
-def test_a_bus_error_names_each_mapped_file_once_and_a_changed_one_alone():
+def test_a_bus_error_names_the_file_cut_short_else_a_changed_one_else_each_mapped_one_once(tmp_path):
     bus = Failure(1, failures.BUS_ERROR)
-    whole = [SimpleNamespace(path=f"/models/{name}", refuse_changed=int) for name in ("b", "a", "a")]
+
+    def file(name, *, before, now):
+        (path := tmp_path / name).write_bytes(bytes(now))
+
+        def refuse_changed():
+            if before != now:
+                raise ValueError(f"{name} was changed")
+
+        return SimpleNamespace(path=path, size_bytes=before, refuse_changed=refuse_changed)
+
+    def cause(*files):
+        return failures.explain(bus, files=files, starting=False).cause
+
+    whole = [file(name, before=3, now=3) for name in ("b", "a", "a")]
+    longer, other, cut = file("l", before=3, now=4), file("o", before=2, now=5), file("c", before=3, now=2)
     assert failures.explain(bus, files=(), starting=False) is bus
-    cause = failures.explain(bus, files=whole, starting=False).cause
-    assert cause.startswith("killed by SIGBUS: a or b could not be read where it is mapped; see that its disk")
-
-    def changed():
-        raise ValueError("c was changed")
-
-    files = [*whole, SimpleNamespace(path="/models/c", refuse_changed=changed)]
-    assert failures.explain(bus, files=files, starting=False).cause == "killed by SIGBUS: c was changed"
+    assert cause(*whole).startswith("killed by SIGBUS: a or b could not be read where it is mapped; see that its disk")
+    assert cause(*whole, longer, other) == "killed by SIGBUS: l was changed"
+    assert cause(*whole, longer, cut) == "killed by SIGBUS: c was changed"
+    longer.path.unlink()
+    assert cause(longer, cut) == cause(cut, longer) == "killed by SIGBUS: c was changed"
 
 
 @pytest.mark.parametrize(("number", "says"), [(errno.EMFILE, "ulimit -n"), (errno.EBADF, failures.AGAIN)])

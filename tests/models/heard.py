@@ -25,9 +25,9 @@ def tap(attend: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def attended(q: Tensor, k: Tensor | None = None, mask: Tensor | None = None, width: int = WIDTH) -> Tensor:
-    """Attention of rows (B, S, C) with two heads, values of `width` numbers."""
+    """Attention of rows (B, S, C) with three heads, values of `width` numbers."""
     k = q if k is None else k
-    parts = [each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k[..., : q.shape[-1]], k[..., :width])]
+    parts = [each.unflatten(-1, (3, -1)).transpose(1, 2) for each in (q, k[..., : q.shape[-1]], k[..., :width])]
     out = HEARD[-1](*parts, mask, lambda: F.scaled_dot_product_attention(*parts, attn_mask=mask))
     return out.transpose(1, 2).flatten(2)
 

@@ -37,12 +37,12 @@ def plain(self: Any, x: Tensor, *more: Any) -> Tensor:
     return x + attended(x)
 
 
-def ranged(self: Any, x: Tensor, ranges: list[tuple[int, int, float]]) -> Tensor:
+def ranged(self: Any, x: Tensor, ranges: list[tuple[int, int, float]], pe: Tensor) -> Tensor:
     """Some tokens are larger."""
     table = torch.zeros_like(x)
     for start, end, row in ranges:
         table[:, start:end] = row
-    return x + attended(x + table)
+    return x + attended(x * pe[:, 0] + table)
 
 
 def framed(self: Any, x: Tensor, e: Tensor) -> Tensor:
@@ -65,6 +65,11 @@ def of_rows(self: Any, x: Tensor, e: Tensor | None = None) -> Tensor:
     return x if e is None else x * e
 
 
+def pool(self: Any, x: Tensor) -> Tensor:
+    """One row of all tokens."""
+    return x.sum(1)
+
+
 def blocks(*forwards: Callable[..., Any]) -> nn.ModuleList:
     """A list of them."""
     return nn.ModuleList(map(block, forwards))
@@ -80,7 +85,7 @@ def two_lists(self: Any, img: Tensor, txt: Tensor, control: Any = None) -> Tenso
     x = torch.cat((txt, img), 1)
     for each in self.single:
         x = each(x, pe)
-    return self.head(self.norm(x[:, 4:]), noise(2, 10, WIDTH)).sum(2)
+    return self.pool(self.head(self.norm(x[:, 4:]), noise(2, 10, WIDTH)))
 
 
 def pooled(self: Any, img: Tensor) -> Tensor:
@@ -99,7 +104,7 @@ def tagged(self: Any, img: Tensor, txt: Tensor) -> Tensor:
         img, txt = each(img, txt, vec=noise(2, WIDTH), pe=noise(1, 1, 14, WIDTH))
     x = torch.cat((txt, img), 1)
     for each in self.single:
-        x = each(x, [(0, 4, 1.5), (4, 14, 0.5)])
+        x = each(x, [(0, 4, 1.5), (4, 14, 0.5)], noise(1, 1, 14, WIDTH))
     return x[:, 4:]
 
 
@@ -155,6 +160,7 @@ FOUND: dict[str, tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] =
             single=blocks(single, single),
             norm=nn.LayerNorm(WIDTH),
             head=block(of_rows),
+            pool=block(pool),
         ),
         [IMG | TXT],
         [
@@ -190,16 +196,24 @@ FOUND: dict[str, tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] =
         block(tagged, joint=blocks(pair), single=blocks(ranged)),
         [IMG | TXT],
         [
-            MANY | {"cut": TAGGED | {"single.*": {"ranges": "ranges:txt+img"}}, "gather": {"single.-1": "txt+img"}},
-            MANY | {"cut": TAGGED | {"single.*": {"ranges": "ranges:-txt+img"}}, "gather": {"single.-1": "txt+img"}},
+            MANY
+            | {
+                "cut": TAGGED | {"single.*": {"ranges": "ranges:txt+img", "pe": "txt+img@2"}},
+                "gather": {"single.-1": "txt+img"},
+            },
+            MANY
+            | {
+                "cut": TAGGED | {"single.*": {"ranges": "ranges:-txt+img", "pe": "txt+img@2"}},
+                "gather": {"single.-1": "txt+img"},
+            },
             {
                 "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": TAGGED | {"single.0": {"x": "img2"}, "single.*": {"ranges": "ranges:img2"}},
+                "cut": TAGGED | {"single.0": {"x": "img2"}, "single.*": {"ranges": "ranges:img2", "pe": "img2@2"}},
                 "gather": OF_DOUBLE | {"single.-1": "img2"},
             },
             {
                 "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": {"joint.*": OF_BOTH, "single.*": {"x": "img2", "ranges": "ranges:img2"}},
+                "cut": {"joint.*": OF_BOTH, "single.*": {"x": "img2", "ranges": "ranges:img2", "pe": "img2@2"}},
                 "gather": {"joint.*": ["img", "txt"], "single.*": "img2"},
             },
         ],

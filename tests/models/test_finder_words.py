@@ -5,6 +5,7 @@ Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ def cross(self: Any, x: Tensor, context: Tensor, freqs: Any, **more: Tensor) -> 
     """As Wan's."""
     q = x * freqs[0] + freqs[1] * more["rope"][:, None]
     x = x + attended(q, x)
-    return x + attended(x, context, width=8)[..., 2:]
+    return x + attended(x, context, width=9)[..., 3:]
 
 
 def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
@@ -61,7 +62,7 @@ def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
 def counting(self: Any, x: Tensor, count: int, flag: bool, other: int) -> Tensor:
     """The first tokens are larger."""
     first = torch.arange(x.shape[1]) < count
-    return x + F.pad(attended(x * (1 + first[:, None]) * (1 + flag) + other * 0, width=4), (0, 2))
+    return x + F.pad(attended(x * (1 + first[:, None]) * (1 + flag) + other * 0, width=3), (0, 3))
 
 
 def ranged(self: Any, x: Tensor, ranges: Any, steps: Tensor) -> Tensor:
@@ -121,7 +122,7 @@ FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], lis
         block(cross),
         {
             "x": noise(2, 10, 6),
-            "context": noise(2, 7, 8),
+            "context": noise(2, 7, 9),
             "freqs": (noise(1, 10, 6), noise(1, 1, 6)),
             "rope": noise(10, 6)[None, 0],
         },
@@ -306,3 +307,9 @@ def test_attention_that_streams_do_not_explain_is_named(forward: Callable[..., T
     with pytest.raises(NotFoundError) as error:
         find_attention(probe, find_flows(probe))
     assert str(error.value).strip() == said
+
+
+def test_a_dim_of_more_indices_than_attention_has_rows_holds_no_tokens() -> None:
+    module, given, *_ = FOUND["keys of a text that all have"]
+    assert probed(module, **given).most == 2 * (10 + 10 + 10 + 7)
+    assert probed(nn.Linear(6, 6), noise(2, 10, 6)).most == sys.maxsize

@@ -110,6 +110,7 @@ def test_plan_answers_first_and_last_and_marks_what_it_chose(command: Callable) 
     ("speedups", "said"),
     [
         ({"uly2": 1.46, "ring2": 1.2}, "uly2 is 1.46x faster than one device"),
+        ({"uly2": 1.02}, "uly2 is 1.02x faster than one device"),
         ({"uly2": 0.9}, "no plan is faster than one device: uly2, the best, reaches 0.90x"),
         ({}, "one device was not timed, so nothing says whether a plan is faster"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from parallel_runtime.report.compare import (
     summary,
     time_fractions,
     verdict,
+    work_of,
 )
 
 ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
@@ -76,6 +78,7 @@ CACHE = {"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4}
     ("changes", "exact"),
     [
         ({"proof": PROOF}, {"exact": "proven", "error": 6e-3, "dtype": "bfloat16"}),
+        ({"proof": PROOF | {"error": 1e-2}}, {"exact": "proven", "error": 1e-2, "dtype": "bfloat16"}),
         ({"proof": PROOF | {"error": 2e-2}}, {}),
         ({"proof": {"verdict": "not proven"}}, {}),
         ({"proof": {"verdict": "not needed"}}, {"exact": "whole"}),
@@ -141,6 +144,25 @@ def test_runs_that_differ_are_not_compared(changes: dict[str, Any]) -> None:
     assert speedup(alike[1][0], [*alike[0], *alike[1]]) is not None
 
 
+def test_the_work_of_a_run_is_what_was_sampled_how_and_where() -> None:
+    cache = {"step_caches": [CACHE | {"of": 0, "skipped": 0}]}
+    made = {"model": PATCHED, "controls": [CONTROL], "loop": {"kind": "host"}, "graphs": 3}
+    report = run(PAIR, 0.28, **made, **cache)
+    assert work_of(report, report) == (
+        *("a.safetensors", "bfloat16", "0123456789ab", False, (("ControlNet", "0123456789ab", 0.0, 1.0),), "RTX 3090"),
+        *(False, (("EasyCache", 0.2, 0.0),), "host", False, True),
+        *(512, 512, None, 1, None, None, None),
+        *(20, "euler", 1.0),
+    )
+    plain = run(ParallelPlan(weights="offloaded"), 0.28, sampling={"cfg": 3.5}, devices=[{"kind": "cpu"}])
+    assert work_of(plain, plain)[2:11] == (None, False, (), "cpu", True, (), None, True, False)
+    name_works(report)
+    assert re.fullmatch(r"[0-9a-f]{12}", report["work"])
+    stock = run(ALONE, 0.28)
+    del stock["plan"]
+    assert "work" not in named(stock)
+
+
 def test_the_same_lora_and_controlnet_at_other_strengths_are_the_same_work() -> None:
     weaker = {"model": PATCHED | {"patches": LORA | {"strengths": [0.1]}}, "controls": [CONTROL | {"strength": 0.1}]}
     assert compared(run(ALONE, 0.42, model=PATCHED, controls=[CONTROL]), run(PAIR, 0.28, **weaker)) is not None
@@ -172,6 +194,8 @@ def test_the_first_of_two_steps_does_not_count() -> None:
     assert found is not None
     assert (found["one_s"], found["plan_s"]) == (0.6, 0.4)
     assert facts_of(run(PAIR, 1.0, timings={"step_s": [9.0]}), 1) == []
+    (three,) = facts_of(named(run(PAIR, 1.0, timings={"step_s": [9.0, 0.4, 0.6]})), 1)
+    assert three.step_s == 0.6
 
 
 def test_cases_of_a_benchmark_whose_loops_ran_elsewhere_are_not_compared() -> None:
@@ -206,6 +230,9 @@ def test_the_plan_that_was_quickest_at_the_same_is_what_to_try() -> None:
         "by": "measured",
     }
     assert tried(run(RINGS, 0.49), run(PAIR, 0.5)) is None, "2 % is nothing"
+    assert tried(run(RINGS, 1.0), run(PAIR, 1.05)) is not None
+    assert tried(run(PAIR, 0.2), run(PAIR, 0.5)) is None, "it is the plan of this run"
+    assert tried(run(RINGS, 0.2, exchange="fp8"), run(PAIR, 0.5)) is None, "heads travelled rounded"
     assert tried(run(ParallelPlan(pipefusion=2), 0.1), run(PAIR, 0.5)) is None, "its picture is another"
     assert tried(run(RINGS, 0.1, model=UNLIKE["file"]["model"]), run(PAIR, 0.5)) is None
     by_benchmark = tried(benchmark(uly2=10.0, ring2=5.0), run(PAIR, 0.5))
@@ -214,7 +241,7 @@ def test_the_plan_that_was_quickest_at_the_same_is_what_to_try() -> None:
     assert tried(benchmark(ring2=1.0), run(PAIR, 0.5)) is None, "the two were not timed alike"
 
 
-@pytest.mark.parametrize(("compute", "said"), [(0.84, "good"), (0.6, "fair"), (0.3, "poor")])
+@pytest.mark.parametrize(("compute", "said"), [(0.75, "good"), (0.7, "fair"), (0.5, "fair"), (0.3, "poor")])
 def test_where_the_time_went_makes_the_verdict(compute: float, said: str) -> None:
     rank = {"compute_s": [0, compute, compute], "communication_s": [0] + [0.9 - compute] * 2, "idle_s": [9.0, 0.1, 0.1]}
     shares = time_fractions([rank, {"rank": 1}])  # the first step also proves the plan
@@ -229,3 +256,15 @@ def test_a_report_of_a_decode_has_a_summary_and_nothing_to_compare() -> None:
     report = {"kind": "vae", "sizes": {"width": 512, "height": 512, "images": 1}, "devices": [GPU], "vae": {}}
     assert facts_of(report, 1) == []
     assert summary(report) == {"width": 512, "height": 512, "images": 1}
+
+
+def test_a_summary_names_the_run_in_a_few_words() -> None:
+    sizes = {"width": 512, "height": 256, "frames": 5, "batch": 2, "images": 3, "text_tokens": 7}
+    report = run(PAIR, 0.28, sizes=sizes, timings={"step_s": [0.5, 0.25, 0.3], "denoise_s": 1.05})
+    assert summary(report) == {
+        **{"width": 512, "height": 256, "frames": 5, "batch": 2, "images": 3, "steps": 20, "denoise_s": 1.05},
+        **{"plan": "uly2", "ranks": 2, "step_s": 0.3},
+    }
+    few = {"compute_s": [1.0, 0.5], "communication_s": [0.25, 0.0], "idle_s": [0.25, 0.0]}
+    assert time_fractions([few]) == {"compute": 0.75, "communication": 0.125, "idle": 0.125}, "two steps, both count"
+    assert time_fractions([{"compute_s": [0.0], "communication_s": [0.0], "idle_s": [0.0]}]) == {}

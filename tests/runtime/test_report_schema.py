@@ -9,10 +9,13 @@ import pytest
 from made_replies import BEYOND, BEYOND_RUN, run_reply, step_reply
 
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, Proof
 from parallel_runtime.report.build import (
+    CLOCKS_AGREE,
+    CLOCKS_AGREE_S,
     Span,
+    cached_calls,
     case,
     kept_part,
     new_report,
@@ -24,7 +27,7 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.schema import ReportError, fields, validate
 from parallel_runtime.report.text import describe
-from parallel_runtime.wire.replies import KeptCalls, Memory, StepReply
+from parallel_runtime.wire.replies import CachedCalls, KeptCalls, Memory, StepReply
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 DEVICES = parse_devices("cpu:2").devices
@@ -138,10 +141,76 @@ def test_what_a_run_in_the_workers_does_around_its_steps_is_the_ranks_own() -> N
     assert "compute 1.00 s (gather 250 ms of it)" in text
 
 
-@pytest.mark.parametrize(("waited_s", "early"), [(0.9, False), (1.0, False), (1.01, True)])
+def test_a_rank_of_one_step_has_all_that_it_told() -> None:
+    told_once = step_reply(
+        **{"began_s": 1.0, "pieces": (BatchSlice(0, 1, 2),), "collectives": 2, "sent_bytes": 3, "weight_bytes": 4},
+        **{"attention": ("sdpa", "flash"), "regions": {"gather_s": 0.25, "weights_s": 0.125}, "batch_group": 5},
+    )
+    spans = [Span(wall_s=3.0, requests=[[told_once, BEYOND]])]
+    assert rank_parts(spans, DEVICES, began_s=0.5, utilisation={0: 0.75})[0] == {
+        **{"rank": 0, "device": "cpu:0", "lane": 5, "attention": "sdpa, flash", "utilisation": 0.75},
+        **{"busy_s": [1.0], "idle_s": [2.0], "communication_s": [0.125], "compute_s": [0.875]},
+        **{"begin_s": [0.5], "end_s": [1.5], "collectives": [2], "sent_bytes": [3], "weight_bytes": [4]},
+        **{"pieces": [[[0, 1, 2]]], "regions": {"gather_s": [0.25], "weights_s": [0.125]}},
+        "memory": {"resident_bytes": 1000},
+    }
+    (late,) = rank_parts(spans, DEVICES[:1], began_s=9.0)
+    assert (late["begin_s"], late["end_s"]) == ([0.0], [0.0])
+
+
+def test_steps_that_were_not_timed_have_the_parts_of_the_timed_one_before() -> None:
+    steps = {"step_s": (2.0, 1.0, 4.0, 2.0), "regions": {"communication_s": (0.0, 0.25, 0.0, 1.0)}}
+    for timed, waited in (((1, 3), [0.5, 0.25, 1.0, 1.0]), ((), None), (None, [0.0, 0.25, 0.0, 1.0])):
+        spans = spans_of_run([run_reply(**steps, timed_steps=timed)], [2.0, 1.0, 4.0, 2.0])
+        (rank,) = rank_parts(spans, DEVICES[:1], began_s=0.0)
+        assert rank.get("communication_s") == waited
+        assert rank.get("compute_s") == (waited and [s - each for s, each in zip(steps["step_s"], waited, strict=True)])
+
+
+def test_what_a_step_cache_skipped_is_counted_once_for_the_ranks_of_a_group() -> None:
+    told_of = [
+        step_reply(batch_group=group, cached=cached)
+        for group, cached in (
+            *((0, CachedCalls(calls=2, skipped=1)), (0, CachedCalls(calls=2, skipped=1))),
+            *((1, CachedCalls(calls=3, skipped=3)), (2, None)),
+        )
+    ]
+    assert cached_calls([*told_of, BEYOND]) == CachedCalls(calls=5, skipped=4)
+
+
+def test_a_case_has_its_median_its_ends_and_its_middle_half() -> None:
+    row = case("uly2", "plan", "parallel-dit", (4.0, 1.0, 2.0, 3.0), threads=None, error=0.5)
+    assert row == {
+        **{"name": "uly2", "kind": "plan", "engine": "parallel-dit", "run_s": [4.0, 1.0, 2.0, 3.0]},
+        **{"median_s": 2.5, "min_s": 1.0, "max_s": 4.0, "spread_s": 1.5, "error": 0.5},
+    }
+    assert "spread_s" in case("a", "plan", "b", [1.0, 2.0]) and "spread_s" not in case("a", "plan", "b", [1.0])
+
+
+def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
+    plan = plan_part(ParallelPlan(ring=2), chosen_for="a picture", reasons=("it is quick",))
+    degrees = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 2, "ulysses": 1}
+    assert plan == {
+        **{"name": "ring2", "ranks": 2, "degrees": degrees, "weights": "replicated", "chosen_for": "a picture"},
+        "reasons": ["it is quick"],
+    }
+    parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 1.0}, "plan": plan}
+    report = new_report("denoise", devices=DEVICES, diffusers="0.35", prompt_id="1f", loop=None, **parts)
+    assert report.items() >= {**parts, "from_cache": False, "prompt_id": "1f", "kind": "denoise"}.items()
+    made = {"schema", "kind", "run_id", "created", "from_cache", "versions", "devices", "prompt_id"}
+    assert set(report) == made | set(parts) and "comfyui" not in report["versions"]
+    assert report["versions"]["diffusers"] == "0.35" and [each["name"] for each in report["devices"]] == [
+        "cpu:0",
+        "cpu:1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "early"), [(0.9, False), (1.0, False), (CLOCKS_AGREE + CLOCKS_AGREE_S, False), (1.01, True)]
+)
 def test_a_rank_that_waited_longer_than_its_step_took_is_named(waited_s: float, early: bool) -> None:
     spans = [Span(wall_s=2.0, requests=[[step_reply(regions={"communication_s": waited_s}), step_reply()]])]
-    ranks = rank_parts(spans, DEVICES, began_s=0.0)
+    ranks = rank_parts(2 * spans, DEVICES, began_s=0.0)  # of several steps the first is named
     parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 2.0}, "ranks": ranks, "warnings": ["another"]}
     report = new_report("denoise", devices=DEVICES, **parts)
     assert len(report["warnings"]) == 1 + early

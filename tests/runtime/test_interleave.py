@@ -1,13 +1,22 @@
 """Cases run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
 
+import platform
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from made_replies import step_reply
 
-from parallel_runtime.devices import Device
-from parallel_runtime.report.environment import SAMPLE_S, utilisation
-from parallel_runtime.report.interleave import BenchmarkCase, CaseRun, interleave
+from parallel_runtime import VERSION
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.report import environment
+from parallel_runtime.report.build import Span
+from parallel_runtime.report.environment import SAMPLE_S, describe_devices, utilisation, versions
+from parallel_runtime.report.interleave import BenchmarkCase, CaseRun, Timed, interleave, table
 
 HERE = torch.cuda.is_available()
 
@@ -30,6 +39,91 @@ def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
 def test_each_round_begins_with_the_next_case() -> None:
     assert "".join(in_turn(3, warmup=1, runs=3)) == "abc bca cab abc".replace(" ", "")
     assert "".join(in_turn(2, warmup=0, runs=3)) == "ab ba ab".replace(" ", "")
+
+
+def test_a_case_is_told_of_and_prepared_before_each_run() -> None:
+    heard: list[tuple[str, int, int]] = []
+    case = BenchmarkCase(
+        **{"name": "a", "kind": "one_process", "engine": "diffusers"},
+        run=lambda: CaseRun(result=torch.zeros(1)),
+        prepare=lambda: heard.append(("prepared", 0, 0)),
+    )
+    (timed,) = interleave([case], warmup=1, runs=1, told=lambda *each: heard.append(each))
+    assert heard == [("a", 1, 2), ("prepared", 0, 0), ("a", 2, 2), ("prepared", 0, 0)]
+    assert len(timed.run_s) == 1 and timed.busy_s == timed.blocks_s == []
+    for warmup, runs in ((0, 0), (-1, 1)):
+        with pytest.raises(ValueError, match=f"runs={runs}, warmup={warmup}; use at least 1 run"):
+            interleave([case], warmup=warmup, runs=runs)
+    with pytest.raises(ValueError, match="a has no run that counts"):
+        table([Timed(case)], error=lambda *_: 0.0)
+
+
+def test_rows_have_their_error_beside_one_rank_and_the_times_of_their_ranks() -> None:
+    def timed(name: str, value: float, *, plan: ParallelPlan | None = None, kind: str = "plan") -> Timed:
+        made = BenchmarkCase(
+            **{"name": name, "kind": kind, "engine": "parallel-dit", "plan": plan, "threads": 2},
+            **{"devices": parse_devices("cpu:2").devices, "run": lambda: None},
+        )
+        found = Timed(made)
+        for step_s in (1.0, 3.0):
+            regions = {"double_blocks_s": step_s / 4, "single_blocks_s": step_s / 2}
+            ranks = [step_reply(step_s=part * step_s, regions=regions) for part in (0.5, 1.0)]
+            spans = [Span(wall_s=step_s, requests=[ranks])]
+            run = CaseRun(result=torch.tensor(value), spans=spans, loop={"kind": "host"})
+            found.add(step_s, run, busy={1: 0.5})
+        return found
+
+    cases = [
+        timed("one", 1.0, kind="one_rank"),
+        timed("uly2", 1.25, plan=ParallelPlan(ulysses=2)),
+        timed("pipe2", 1.5, plan=ParallelPlan(pipefusion=2)),
+        timed("nan", float("nan"), plan=ParallelPlan(ring=2)),
+    ]
+    rows, warnings = table(cases, error=lambda found, reference: float(found - reference))
+    assert [(row.get("error"), row.get("stale_difference")) for row in rows] == [
+        *((None, None), (0.25, None), (None, 0.5), (None, None))
+    ]
+    assert warnings == ["nan: the result or one rank's holds NaN or infinity"]
+    one, uly2, *_ = rows
+    assert one.items() >= {"run_s": [1.0, 3.0], "slowest_rank_s": 2.0, "blocks_s": [0.75, 2.25], "threads": 2}.items()
+    assert (uly2["plan"]["name"], uly2["loop"], uly2["blocks_median_s"], uly2["speedup"]) == (
+        "uly2",
+        {"kind": "host"},
+        1.5,
+        1,
+    )
+    assert "plan" not in one and uly2["ranks"][1].items() >= {"busy_s": [3.0], "utilisation": 0.5}.items()
+
+
+def test_what_the_driver_says_is_told_of_ranks_on_gpus_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def says(index: int) -> int:
+        if index == 2:
+            raise RuntimeError("a slice does not tell")
+        return 57 + index
+
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=OSError))
+    monkeypatch.setattr(torch.cuda, "utilization", says)
+    devices = [Device("cpu", 0), *(Device("cuda", index) for index in range(3)), Device("cuda", 0, "shelf")]
+    assert utilisation(devices, over_s=SAMPLE_S) == {1: 0.57, 2: 0.58}
+    assert utilisation(devices, over_s=0.9 * SAMPLE_S) == {}
+    told = SimpleNamespace(name="A", total_memory=7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
+    cpu, gpu, *_, further = describe_devices(devices)
+    assert gpu == {"name": "cuda:0", "kind": "cuda", "model": "A", "memory_bytes": 7}
+    assert further == {"name": str(devices[-1]), "kind": "cuda"}
+    assert (cpu["name"], cpu["kind"], cpu["memory_bytes"]) == ("cpu:0", "cpu", psutil.virtual_memory().total)
+    driver = tmp_path / "version"
+    monkeypatch.setattr(environment, "DRIVER_FILE", driver)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    assert versions(comfyui="1") == {
+        **{"pack": VERSION, "python": platform.python_version(), "torch": torch.__version__, "cuda": "12.4"},
+        "comfyui": "1",
+    }
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert set(versions()) == {"pack", "python", "torch", "driver"} and versions()["driver"] == "580.65.06"
+    driver.write_text("nothing known")
+    assert "driver" not in versions()
 
 
 def test_a_driver_that_does_not_tell_leaves_utilisation_out() -> None:

@@ -4,14 +4,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from made_replies import step_reply
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from PIL import Image
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import Span, case, compare, new_report, plan_part, rank_parts, span_timings
-from parallel_runtime.report.chart import NoChartError, _height, draw, panels
+from parallel_runtime.report.chart import NoChartError, _headline, _height, draw, panels
 from parallel_runtime.report.text import describe
 from parallel_runtime.wire.replies import Memory
 
@@ -140,6 +143,158 @@ def test_without_matplotlib_a_chart_says_what_to_install(tmp_path: Path, monkeyp
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(NoChartError, match="matplotlib is not installed, so there is no chart; pip install matplotlib"):
         draw([denoise()], tmp_path / "none.png")
+
+
+def shown(axes: Axes) -> dict:
+    """What a panel of bars shows, in the order drawn: (left, middle, width, height), words, labels, limits."""
+    boxes = [bar.get_bbox() for bar in axes.patches]
+    legend = axes.get_legend()
+    return {
+        "title": axes.get_title(),
+        "bars": [pytest.approx((box.x0, (box.y0 + box.y1) / 2, box.width, box.height)) for box in boxes],
+        "colours": [to_hex(bar.get_facecolor()) for bar in axes.patches],
+        "words": [(text.get_text(), pytest.approx(text.xy)) for text in axes.texts],
+        "labels": [label.get_text() for label in axes.get_yticklabels()],
+        "legend": [text.get_text() for text in legend.get_texts()] if legend else [],
+        "limits": axes.get_ylim(),
+    }
+
+
+def drawn(report: dict, name: str) -> tuple[Axes, dict]:
+    axes = Figure().subplots()
+    dict(panels(report))[name](axes)
+    return axes, shown(axes)
+
+
+def test_memory_has_a_bar_a_rank_and_kind_in_gb() -> None:
+    held = [{"allocated_bytes": 3 * 10**9, "resident_bytes": 10**9}, {"resident_bytes": 2 * 10**9}]
+    report = {"kind": "denoise", "ranks": [{"rank": rank, "memory": each} for rank, each in enumerate(held)]}
+    assert drawn(report, "memory")[1] == {
+        "title": "Memory by rank, GB",
+        "bars": [(0, -0.165, 3, 0.33 * 0.92), (0, 0.165, 1, 0.33 * 0.92), (0, 1.165, 2, 0.33 * 0.92)],
+        "colours": ["#0f766e", "#64748b", "#64748b"],
+        "words": [("3", (3, -0.165)), ("1", (1, 0.165)), ("2", (2, 1.165))],
+        "labels": ["rank 0", "rank 1"],
+        "legend": ["allocated", "resident, host"],
+        "limits": (3.5, -0.5),
+    }
+
+
+def test_a_decode_is_one_bar_and_steps_without_ranks_are_bars_with_their_median() -> None:
+    vae = {"kind": "vae", "vae": {"decode_s": 0.5, "device": "cpu:0"}}
+    assert drawn(vae, "vae")[1] == {
+        **{"title": "VAE decode, seconds", "bars": [(0, 0, 0.5, 0.4)], "colours": [COMPUTE], "legend": []},
+        **{"words": [("0.5 s", (0, 0))], "labels": ["cpu:0"], "limits": (-0.5, 0.5)},
+    }
+    axes, told = drawn({"kind": "denoise", "timings": {"step_s": [3.0, 1.0, 1.5]}}, "timeline")
+    assert (told["title"], told["legend"]) == ("Seconds by step", ["median"])
+    assert told["bars"] == [(place + 0.6, each / 2, 0.8, each) for place, each in enumerate((3.0, 1.0, 1.5))]
+    assert [list(each.get_ydata()) for each in axes.lines] == [[1.5, 1.5]]
+
+
+def test_speed_ups_have_their_spread_and_that_of_the_blocks() -> None:
+    rows = [
+        {"name": "one", "kind": "one_rank", "median_s": 4.0},
+        {"name": "uly2", "kind": "plan", "median_s": 2.0, "spread_s": 0.4, "block_speedup": 3.0},
+    ]
+    axes, told = drawn({"kind": "benchmark", "contenders": rows}, "speedup")
+    assert told == {
+        **{"title": "Speed-up over one", "bars": [(0, 0, 2, 0.56), (0, 1, 1, 0.56)], "colours": [COMPUTE, "#9ca3af"]},
+        **{"words": [("2.00x", (3, 0)), ("1.00x", (1, 1))], "labels": ["uly2\n2 s", "one\n4 s"]},
+        **{"legend": ["blocks alone"], "limits": axes.get_ylim()},
+    }
+    spread = axes.collections[0].get_paths()[0].vertices
+    assert spread.tolist() == [pytest.approx([1.8, 0]), pytest.approx([2.2, 0])]
+    diamonds = [(list(each.get_xdata()), list(each.get_ydata())) for each in axes.lines if each.get_marker() == "D"]
+    assert diamonds == [([3.0], [0]), ([], [])]
+    assert [list(each.get_xdata()) for each in axes.lines if each.get_linestyle() == ":"] == [[1, 1]]
+    assert not drawn({"kind": "benchmark", "contenders": rows[:1]}, "speedup")[1]["legend"]
+
+
+def test_a_headline_says_what_ran_on_what() -> None:
+    assert _headline(denoise()) == (
+        f"denoise:  plan ring2  |  no $formula_$ at all.safetensors, float32  |  2 x "
+        f"{denoise()['devices'][0]['model']}  |  torch {torch.__version__}"
+    )
+    devices = [{"kind": "cuda", "model": name} for name in ("B", "A", "B")] + [{"kind": "cpu"}]
+    report = {"kind": "vae", "from_cache": True, "devices": devices, "versions": {"torch": "2"}}
+    report["sizes"] = {"width": 64, "height": 32, "frames": 5, "image_tokens": 9, "text_tokens": 7}
+    told = (
+        "FROM THE CACHE, measured earlier: vae:  64 x 32 px, 5 latent frames  |  9 + 7 tokens  |  4 x A and B and cpu"
+    )
+    assert _headline(report) == f"{told}  |  torch 2"
+
+
+def test_a_chart_has_a_row_a_report(tmp_path: Path) -> None:
+    vae = new_report("vae", devices=DEVICES, vae={"decode_s": 0.5, "device": "cpu:0"})
+    empty = new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings={"denoise_s": 1.0})
+    draw([vae, empty, vae], tmp_path / "chart.png")
+    with Image.open(tmp_path / "chart.png") as image:
+        assert image.size == (1300, round(100 * (1.5 + 1.5 + 0.5)))
+        assert len(image.getcolors(image.size[0] * image.size[1])) > 20
+
+
+FULL = {
+    **{"from_cache": False, "kind": "denoise", "warnings": ["hot"], "devices": [{"name": "cpu:0"}, {"name": "cpu:1"}]},
+    **{"sizes": {"width": 64, "height": 32, "frames": 5, "batch": 2}, "model": {"file": "a", "dtype": "float32"}},
+    **{"plan": {"name": "uly2", "chosen_for": "a picture"}, "loop": {"kind": "host", "reason": "so"}},
+    "proof": {"verdict": "proven", "found": "x", "error": 1e-7, "tolerance": 1e-5},
+    "timings": {
+        **{"load_s": 2.0, "prepare_s": 0.5, "denoise_s": 3.0, "step_s": [1.0, 0.5, 1.5], "first_step_s": 1.0},
+        **{"rank0_s": [0.5, 0.6, 0.7], "slowest_rank_s": [1.0, 2.0, 3.0], "skew_s": [0.1, 0.2]},
+    },
+    "step_caches": [{"name": "Easy", "threshold": 0.2, "skipped": 1, "of": 4, "counts": "steps"}],
+    "ranks": [
+        {
+            **{"rank": 0, "device": "cuda:0", "load_s": 1.5, "busy_s": [1.0], "compute_s": [0.5, 0.25], "idle_s": []},
+            **{"communication_s": [0.125], "regions": {"hand_over_s": [0.002], "gather_s": [0.0]}, "utilisation": 0.57},
+            "memory": {"allocated_bytes": 2e9, "resident_bytes": 5},
+        },
+        {"rank": 1, "device": "cuda:1", "load_s": 1.0},
+    ],
+}
+
+
+def test_the_text_of_a_run_has_a_line_for_each_thing_that_is_known() -> None:
+    assert describe(FULL).splitlines() == [
+        "warning: hot",
+        "64 x 32 px, 5 latent frames, batch 2, plan uly2 on cpu:0, cpu:1, a in float32",
+        "plan chosen for a picture",
+        "found, proven with this ComfyUI: error 1.0e-07, at most 1e-05",
+        "load 2.00 s, weights 1.50 s on the slowest rank",
+        "prepare 500 ms in the workers, before the first step",
+        "denoise 3.00 s, 3 steps, median 1.00 s a step, first 1.00 s",
+        "loop: host: so",
+        "step cache Easy at 0.2: 1 of 4 steps skipped",
+        "rank 0 600 ms, slowest rank 2.00 s a step, skew 200 ms at most",
+        "  rank 0 cuda:0: compute 375 ms (hand-over 2 ms of it), communication 125 ms, 2.00 GB allocated, "
+        "device 57% busy",
+    ]
+    little = {"from_cache": False, "kind": "denoise", "timings": {"denoise_s": 0.5, "load_s": 1.0}}
+    little |= {"loop": {"kind": "resident"}, "proof": {"verdict": "not proven"}, "sizes": {"batch": 1}}
+    assert describe(little).splitlines() == ["load 1.00 s", "denoise 500 ms", "loop: resident"]
+    vae = {"from_cache": False, "kind": "vae", "vae": {"decode_s": 1.0, "device": "cpu", "tiles": 4}}
+    assert describe(vae) == "VAE decode 1.00 s on cpu, 4 tiles, counted nowhere else"
+
+
+def test_the_text_of_a_benchmark_has_a_line_a_case() -> None:
+    rows = [
+        {"name": "one rank", "kind": "one_rank", "median_s": 4.0, "spread_s": 0.5},
+        {
+            **{"name": "uly2", "kind": "plan", "median_s": 2.0, "speedup": 2.0, "speedup_over_one_process": 1.5},
+            **{"block_speedup": 2.5, "end_to_end_over_block": 0.8, "loop": {"kind": "host", "reason": "so"}},
+            **{"compile_s": 3.0, "graphs": 5, "error": 1e-7, "stale_difference": 0.1},
+        },
+    ]
+    report = {"from_cache": False, "kind": "benchmark", "contenders": rows, "runs": 3, "warmup": 1}
+    report["sizes"] = {"image_tokens": 4096, "text_tokens": 7}
+    assert describe(report).splitlines() == [
+        "4096 image + 7 text tokens, median of 3 after 1 warm-up, interleaved",
+        "  one rank  4.00 s +- 250 ms",
+        "  uly2      2.00 s, 2.00x one rank, 1.50x one process, blocks alone 2.50x, kept 0.80, host loop (so), "
+        "5 graphs made in 3.00 s, error 1.0e-07, 1.0e-01 from one rank by keys a step old",
+        "uly2 is 2.00x faster than one device",
+    ]
 
 
 def test_the_text_says_when_it_is_old_and_where_the_loop_ran() -> None:

@@ -313,8 +313,8 @@ class _Process:
         return True
 
     def last_lines(self) -> str:
-        """At most the last MAX_LINES_CHARS."""
-        return self._tail.decode("utf-8", errors="replace")[-MAX_LINES_CHARS:].strip()
+        """The last that was printed."""
+        return self._tail.decode("utf-8", errors="replace").strip()
 
     def end(self, *, others: set[int]) -> list[int]:
         """Kill the launcher, all that it started, and orphans; the processes that did not end within END_S.

@@ -27,7 +27,7 @@ from parallel_runtime.machines.connection import (
     listen_address,
 )
 from parallel_runtime.machines.machine import Lost
-from parallel_runtime.machines.messages import FileIdentity, GenerationEnded
+from parallel_runtime.machines.messages import MAX_LINES_CHARS, FileIdentity, GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
 from parallel_runtime.wire.nccl_segments import segments_of
@@ -127,6 +127,8 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file
             until(lambda: len(marked(5)) == (3 if what == "orphans" else 2), f"ranks of {what}: {marked(5)}")
             machine.kill(5)
             assert ended(machine, 5).code == -signal.SIGKILL
+            said = "x" * MAX_LINES_CHARS if what == "flood" else "the launcher's words"
+            assert ended(machine, 5).last_lines == said
         assert (len(marked(4)), len(marked(5))) == (2, 0)
 
 

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,11 +12,14 @@ import pytest
 import torch
 
 from parallel_runtime import VERSION
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool import failures, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import Generation, InFlight
-from parallel_runtime.pool.ranks import find_silence
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.ranks import Watcher, find_silence
+from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.processes import Output
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
@@ -272,3 +277,48 @@ def test_the_last_of_what_a_rank_prints_is_kept_and_one_that_prints_without_end_
     output.close()
     output.close()
     assert not output.drain()
+
+
+def test_a_watcher_calls_once_for_ranks_that_die_and_has_ended_when_it_was_waited_for():
+    children = [subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = [Output(os.dup(child.stdout.fileno())) for child in children]
+    pidfds = [os.pidfd_open(child.pid) for child in children]
+    ranks = [SimpleNamespace(output=output, pidfd=pidfd) for output, pidfd in zip(outputs, pidfds, strict=True)]
+    deaths, died, goes_on = [], threading.Event(), threading.Event()
+
+    def on_death():
+        deaths.append(1)
+        died.set()
+        goes_on.wait()
+
+    watcher = Watcher(ranks, on_death=on_death)
+    for child in children:
+        child.communicate(b"")
+    assert died.wait(60)
+    watcher.stop()
+    threading.Timer(0.05, goes_on.set).start()
+    watcher.join()
+    assert not watcher._thread.is_alive()
+    assert deaths == [1]
+    for fd in pidfds:
+        os.close(fd)
+    for output in outputs:
+        output.close()
+
+
+def test_a_pool_that_is_closed_waits_for_its_watcher(monkeypatch):
+    waited = []
+    pool = Pool(parse_devices("cpu:1").devices)
+    watcher = SimpleNamespace(join=lambda: waited.append(1))
+    monkeypatch.setattr(pool, "_stop", lambda: SimpleNamespace(generation=SimpleNamespace(watcher=watcher)))
+    pool.close()
+    monkeypatch.setattr(pool, "_stop", lambda: None)
+    pool.close()
+    assert waited == [1]
+
+
+@pytest.mark.parametrize(("ranks", "check", "sound"), [(2, True, False), (1, True, True), (2, False, True)])
+def test_copies_of_several_ranks_are_not_believed_until_they_were_looked_at(ranks, check, sound):
+    told = {"load_deadline_s": 1.0, "budget_bytes": None, "overlap": lambda plan: None}
+    group = WorkerGroup(SimpleNamespace(ranks=[None] * ranks), check_copies=check, **told)
+    assert group.copies_are_sound == sound

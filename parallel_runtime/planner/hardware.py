@@ -68,7 +68,7 @@ class Interconnect:
 
     def all_to_all_bandwidth(self, ranks: int) -> float:
         """Bytes a second that one rank sends in an all-to-all of `ranks`."""
-        return self.bandwidth * min(1.0, (2 / max(ranks, 1)) ** self.contention)
+        return self.bandwidth * (2 / max(ranks, 2)) ** self.contention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,5 +98,6 @@ class Calibration:
 
     def link_of(self, run: int, num_ranks: int) -> Interconnect:
         """How ranks of one run of so many consecutive ones, of `num_ranks`, reach each other."""
-        crosses = self.between is not None and crossing(run, num_ranks, self.machines)
-        return self.between if crosses and self.between is not None else self.link
+        if self.between is not None and crossing(run, num_ranks, self.machines):
+            return self.between
+        return self.link

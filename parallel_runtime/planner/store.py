@@ -7,7 +7,7 @@ Owns the file `calibration.json` in the user's cache folder (user_files.py); del
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,9 @@ def _calibration(entry: object) -> Calibration | None:
 
 
 def _fields(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
-    """The values of one part of the entry, all without a default there and nothing else; else `ValueError`."""
+    """The values of one part of the entry. Raises `ValueError` for a wrong one, `KeyError` for one that it has not."""
     known = {field.name: field.type for field in fields(kind)}
     found = {name: value for name, value in values.items() if name not in NO_LONGER_READ}
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}
-    if found.keys() - known.keys() or known.keys() - optional - found.keys():
-        raise ValueError(f"{kind.__name__} has {sorted(found)}, not {sorted(known)}")
     for name, value in found.items():
         if not (type(value) is known[name] if known[name] in (str, bool) else _is_rate(name, value)):
             raise ValueError(f"{name}={value!r} is no {known[name]}")
@@ -96,6 +93,5 @@ def _fields(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _is_rate(name: str, value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return False
-    return value > 0 or (value == 0 and name in MAY_BE_ZERO)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return number and (value != 0 or name in MAY_BE_ZERO)

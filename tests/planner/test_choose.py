@@ -1,9 +1,10 @@
 """The choice: the fastest plan that fits and runs, one device where more do not help, and reasons in words."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from parallel_runtime.exchange_formats import EXACT
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.counting import usual_counted
@@ -83,5 +84,17 @@ def test_what_cannot_be_chosen_for_is_refused() -> None:
         known_link("string")
     with pytest.raises(ValueError, match="no devices"):
         choose_plan(FLUX, LARGE, [], known_calibration("H100"))
-    with pytest.raises(ValueError, match="steps=0 is below 1"):
-        Work(image_tokens=1, text_tokens=0, steps=0)
+    for name, low in {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1}.items():
+        with pytest.raises(ValueError, match=f"{name}={low - 1} is below {low}"):
+            Work(**{"image_tokens": 1, "text_tokens": 0, name: low - 1})
+
+
+def test_work_is_of_tokens_and_rows() -> None:
+    work = Work(image_tokens=3, text_tokens=2)
+    assert asdict(work) == {
+        **{"image_tokens": 3, "text_tokens": 2, "guided": False, "batch": 1, "steps": 20, "element_bytes": 2},
+        **{"step_cache": False, "kept_on": "auto", "kept_as": "default", "reference_tokens": 0, "exchange": EXACT},
+    }
+    assert (work.tokens, work.rows, replace(work, guided=True, batch=3).rows) == (5, 1, 6)
+    assert Work(image_tokens=1, text_tokens=0, element_bytes=1).tokens == 1
+    assert [image_tokens(*size) for size in ((1024, 1024), (24, 40), (23, 8))] == [4096, 6, 1]

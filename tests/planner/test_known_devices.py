@@ -1,9 +1,12 @@
 """Which device of the table a name means, by the names that drivers report; and the link such a machine usually has."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from parallel_runtime.planner.hardware import GIB
-from parallel_runtime.planner.known import SHARED_ABOVE, known_calibration, known_rates, usual_link
+from parallel_runtime.planner.hardware import GIB, Rates
+from parallel_runtime.planner.known import MEASURED, known_calibration, known_link, known_rates, table_name, usual_link
 
 KNOWN = {
     "NVIDIA H100 80GB HBM3": ("H100", "nvlink4"),
@@ -80,9 +83,34 @@ def test_the_card_on_pcie_is_slower_than_the_board_on_nvlink() -> None:
     assert known_rates("NVIDIA A100-PCIE-40GB").memory_bytes == 40 * GIB
 
 
+def test_rates_are_what_the_spec_sheet_says_times_what_is_reached_or_what_was_measured() -> None:
+    a100 = known_rates("NVIDIA A100-SXM4-40GB")
+    assert (a100.matmul_flops, a100.attention_flops) == (pytest.approx(312e12 * 0.61), pytest.approx(312e12 * 0.7))
+    assert (a100.memory_bandwidth, a100.memory_bytes, a100.most_chunks) == (1555e9, 40 * GIB, 0)
+    assert known_calibration("cpu").rates.memory_bytes == 8 * GIB
+    assert known_rates("RTX 2000 Ada").memory_bytes == 16 * GIB
+    for name, own in json.loads(MEASURED.read_text()).items():
+        assert known_calibration(name).rates.matmul_flops == own["matmul_flops"]
+        assert known_calibration(name, measured=False).rates == known_rates(name)
+    assert [table_name(name) for name in ("NVIDIA L40", "Voodoo")] == ["L40", "Voodoo"]
+
+
+def test_what_takes_how_long_on_a_device_and_a_link() -> None:
+    rates = Rates(name="", matmul_flops=1.0, attention_flops=4.0, memory_bandwidth=5.0, memory_bytes=0, score_s=2.0)
+    assert rates.attention_s(512.0, 10.0) == 128 + 2 * (10 - 2)  # 256 FLOPs a score, with heads of 64
+    assert rates.moving_s(10.0) == 2.0 and replace(rates, elementwise_bandwidth=2.0).moving_s(10.0) == 5.0
+    assert rates.waited_s(sent_s=4.0, attend_s=6.0, both_s=8.0) == 3.0  # half of the two seconds that could hide
+    assert replace(rates, asynchronous=False).waited_s(sent_s=4.0, attend_s=6.0, both_s=8.0) == 4.0
+    link = replace(known_link("pcie4"), bandwidth=8.0, contention=1.0)
+    assert [link.all_to_all_bandwidth(ranks) for ranks in (1, 2, 4)] == [8.0, 8.0, 4.0]
+    several = replace(known_calibration("L40"), between=known_link("ethernet1"), machines=(2, 2))
+    assert [several.link_of(run, 4) for run in (2, 4)] == [several.link, several.between]
+    assert known_calibration("L40").link_of(2, 2) == usual_link("L40", 2)
+
+
 def test_a_machine_of_many_cards_on_pcie_has_the_link_that_they_share_and_nvlink_stays_itself() -> None:
     for name in ("NVIDIA L40", "NVIDIA GeForce RTX 4090", "NVIDIA A100-PCIE-40GB"):
-        few, many = usual_link(name, SHARED_ABOVE), usual_link(name, SHARED_ABOVE + 1)
+        few, many = usual_link(name, 4), usual_link(name, 5)
         assert (few.name, many.name) == ("pcie4", "pcie4-shared")
         assert many.all_to_all_bandwidth(8) < few.all_to_all_bandwidth(8) / 4
     assert usual_link("NVIDIA H100 80GB HBM3", 8) == usual_link("NVIDIA H100 80GB HBM3", 2)

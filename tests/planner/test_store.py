@@ -35,6 +35,8 @@ def test_fewer_devices_have_the_constants_of_the_smallest_larger_set_and_the_sou
     assert store.load_for(kind, 1).source == "measured on 2 of these devices by doctor, 1 are offered"
     assert store.load_for(kind, 3).source == "measured on 8 of these devices by doctor, 3 are offered"
     assert CalibrationStore(tmp_path / "none.json").load_for(kind, 1) is None
+    store.save("9 x A10, torch 2.6", MEASURED)
+    assert store.load_for("A10, torch 2.6", 8) is None, "no pool has nine"
     assert store.load_for("A100, torch 2.7", 8) is None  # a smaller set says nothing of exchanges among more
 
 
@@ -42,6 +44,7 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
     store = CalibrationStore(tmp_path / "calibration.json")
     store.save("2 x A100", MEASURED)
     content = json.loads(store.path.read_text())
+    assert content["version"] == 1 and "machines" not in content["devices"]["2 x A100"]
     content["devices"]["2 x A100"] |= {"network": None, "node_ranks": 8}
     content["devices"]["2 x A100"]["software"] |= {
         "ring_overlap": 0.0,
@@ -49,8 +52,12 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
         "block_s": 1e-3,
         "swap_calls": 2,
     }
+    del content["devices"]["2 x A100"]["rates"]["host_bandwidth"]  # it has a default
     store.path.write_text(json.dumps(content))
     assert store.load("2 x A100") == MEASURED
+    del content["devices"]["2 x A100"]["rates"]["matmul_flops"]
+    store.path.write_text(json.dumps(content))
+    assert store.load("2 x A100") is None
 
 
 @pytest.mark.parametrize("entry", ["null", '{"rates": {}}'])

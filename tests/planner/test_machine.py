@@ -1,0 +1,94 @@
+"""What the planner is told of a machine's devices, by what torch and the cache of calibrations say of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from parallel_runtime.choices import choice_for
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner import machine
+from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.planner.store import CalibrationStore
+
+L40 = (Device("cuda", 0), Device("cuda", 1))
+BOTH = (*L40, Device("cuda", 0, "shelf"))
+CPU = parse_devices("cpu:2").devices
+TORCH = f"torch {torch.__version__}"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CalibrationStore:
+    """Of a machine of three GPUs, the last of another name; torch is asked for nothing else."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA L40" if index < 2 else "NVIDIA L20")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (11 - index, 99))
+    found = {index: SimpleNamespace(uuid=f"u{index}", total_memory=21 - index) for index in range(3)}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+    return CalibrationStore(machine.calibration_path())
+
+
+def test_devices_are_kept_by_what_they_are_and_how_many(store: CalibrationStore) -> None:
+    assert machine.device_set(L40) == f"2 x NVIDIA L40, {TORCH}"
+    assert machine.device_set((*L40, Device("cuda", 2))) == f"3 x NVIDIA L20 + NVIDIA L40, {TORCH}"
+    further = (*BOTH, Device("cuda", 0, "attic"))
+    assert machine.device_set(further) == f"4 x NVIDIA L40 with attic and shelf, {TORCH}"
+    assert machine.device_set(CPU) == f"2 x cpu of {os.cpu_count()}, {TORCH}"
+    assert [machine.identity(device) for device in (*BOTH[1:], *CPU)] == [
+        *("cuda:1 u1", str(BOTH[2]), *map(str, CPU)),
+    ]
+
+
+def test_memory_is_each_devices_the_hosts_is_shared_and_further_machines_have_the_least(
+    store: CalibrationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.free_bytes(BOTH) == [11, 10, 10] and machine.whole_bytes(BOTH) == [21, 20, 20]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=31, total=41))
+    assert machine.free_bytes(CPU) == [15, 15] and machine.whole_bytes(CPU) == [20, 20]
+    assert machine.look(L40) == (machine.constants(L40), [11, 10])
+
+
+def test_constants_are_the_tables_until_they_are_measured(store: CalibrationStore) -> None:
+    most = choice_for((8, 9)).most_chunks
+    table = known_calibration("NVIDIA L40", devices=8)
+    table = replace(table, rates=replace(table.rates, most_chunks=most))
+    assert machine.measured(L40) is None and machine.calibration_identity() is None
+    assert machine.constants(L40[:1]) == table == machine.constants(L40)
+    assert machine.constants(L40, link="pcie3").link == known_link("pcie3")
+    assert machine.constants(CPU[:1]) == known_calibration("cpu")
+    assert machine.overlap(L40[:1], ParallelPlan()) is None
+    own = replace(known_calibration("A100"), source="of four")
+    store.save(f"4 x NVIDIA L40, {TORCH}", own)
+    path, *first = machine.calibration_identity()
+    assert path == str(store.path) and first == [
+        *(store.path.stat().st_ino, store.path.stat().st_mtime_ns, store.path.stat().st_size)
+    ]
+    offered = "measured on 4 of these devices by doctor, 2 are offered"
+    assert machine.measured(L40) == replace(own, source=offered)
+    assert machine.constants(L40).rates == replace(own.rates, most_chunks=most)
+    told = machine.constants(L40, link="pcie3")
+    assert (told.link, told.source) == (known_link("pcie3"), f"{offered}; the link is the table's pcie3, as told")
+    store.save(f"4 x cpu of {os.cpu_count()}, {TORCH}", own)
+    assert machine.measured(CPU) is None, "more ranks have fewer cores each"
+    store.save(machine.device_set(CPU), own)
+    assert machine.measured(CPU) == own == machine.constants(CPU)
+
+
+def test_several_machines_are_measured_together_or_their_link_is_taken_for_a_slow_one(store: CalibrationStore) -> None:
+    assert machine.measured(BOTH) is None
+    here = machine.constants(L40)
+    source = f"{here.source}; the link between machines is taken for ethernet1, as it was not measured"
+    assert machine.constants(BOTH) == replace(here, between=known_link("ethernet1"), machines=(2, 1), source=source)
+    own = replace(known_calibration("A100"), between=known_link("ethernet10"))
+    store.save(machine.device_set(BOTH), own)
+    assert machine.measured(BOTH) == replace(own, machines=(2, 1))
+    assert machine.constants(BOTH).between == known_link("ethernet10")

@@ -1,10 +1,36 @@
-"""Which rank decodes which tile, and how a VAE's weights are put into messages."""
+"""What ranks are asked so that they hold models, their changes and a VAE; a stand-in notes it and answers."""
 
 from __future__ import annotations
 
+import itertools
+import os
+from typing import Any
+
+import pytest
 import torch
 
-from parallel_runtime.pool.held_vae import MAX_NAMES, Tile, _batches, assign_tiles
+from parallel_runtime.checkpoint import ComfyUI, ModelSpec
+from parallel_runtime.plan import Layout
+from parallel_runtime.pool.arena import Arena
+from parallel_runtime.pool.generation import InFlight
+from parallel_runtime.pool.held_vae import MAX_NAMES, HeldVae, Tile, VaeWeights, _batches, assign_tiles
+from parallel_runtime.pool.held_weights import HeldWeights, LoadResult, _sum_of
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
+from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import (
+    Cancelled,
+    DecodeReply,
+    LoadReply,
+    Memory,
+    MemoryReply,
+    Progress,
+    StrengthsReply,
+)
+from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, HoldVae, Load, SetStrengths, Unload
+
+MEMORY = Memory(resident_bytes=0)
+SPEC, OTHER = (ModelSpec(f"/models/{name}.safetensors", "float32", 1, 2) for name in ("one", "other"))
 
 
 def tiles(*sizes: int) -> list[Tile]:
@@ -32,3 +58,151 @@ def test_weights_go_in_order_in_messages_of_a_limited_size() -> None:
     assert names == [["a"], ["b", "c"]]
     many = [list(batch) for batch in _batches({f"w{number}": small for number in range(MAX_NAMES + 1)})]
     assert [len(batch) for batch in many] == [MAX_NAMES, 1]
+
+
+class Generation:
+    """Two ranks: notes requests with their number of ranks, and says for each what `answers` has of it, else memory."""
+
+    def __init__(self) -> None:
+        segment, fd = Segment.create(1 << 16)
+        os.close(fd)
+        self.arena = Arena(SegmentTable(segment), announce=lambda *_: None)
+        self.asked = list[tuple[Any, int]]()
+        self.answers = dict[type, Any]()
+        self.mapped = dict[int, ModelSpec]()
+
+    def reach(self) -> int:
+        return 2
+
+    def ask(self, request: Any, check: Any, specs: Any = (), **told: Any) -> Any:
+        ranks = told.get("num_ranks", 2)
+        self.asked.append((request, ranks))
+        answer = self.answers.get(type(request), lambda rank: MemoryReply(memory=MEMORY))
+        if isinstance(answer, Exception):
+            raise answer
+        asked: Any = InFlight(Op.DONE, 1, 1.0, MemoryReply)
+        asked.progress = {1: Progress(done=2, total=8)}
+        told.get("on_progress", lambda _: None)(asked)
+        asked.replies = {rank: answer(rank) for rank in range(ranks)}
+        told.get("on_done", lambda _: None)(asked)
+        return asked
+
+    def taken(self) -> list[Any]:
+        """What was asked since this was called last."""
+        found, self.asked = [request for request, _ in self.asked], []
+        return found
+
+
+def test_a_vae_is_brought_once_in_the_place_of_another_and_freed_where_it_may_be_there() -> None:
+    generation: Any = Generation()
+    held = HeldVae(generation, itertools.count(5), 1.0)
+    held.free(int)
+    assert generation.taken() == [], "no rank has any"
+    weights = {f"w{number}": torch.zeros(1) for number in range(MAX_NAMES + 1)}
+    told: Any = {"comfyui": ComfyUI("/c"), "dtype": torch.float32, "flags": {"x": True}, "metadata": {"y": "z"}}
+    vae = VaeWeights(key="a", tensors=weights, **told)
+    assert held.hold(vae, int).handle == 5
+    first, last = generation.taken()
+    assert [len(first.names), first.first, first.last] == [MAX_NAMES, True, False]
+    rest = {"names": (f"w{MAX_NAMES}",), "first": False, "last": True, "flags": {"x": True}, "metadata": {"y": "z"}}
+    assert last == HoldVae(vae=5, comfyui=ComfyUI("/c"), dtype="float32", **rest)
+    assert (held.hold(vae, int), held.partly_held, generation.taken()) == ((5, 0.0), 0, [])
+    generation.answers[HoldVae] = InterruptedError()
+    with pytest.raises(InterruptedError):
+        held.hold(VaeWeights(key="b", tensors={"w": torch.zeros(1)}, **told), int)
+    assert held.partly_held == 6
+    generation.taken()
+    held.free(int)
+    held.free(int)
+    assert (generation.taken(), held.partly_held) == ([Unload(model=6)], 0)
+    del generation.answers[HoldVae]
+    assert held.hold(vae, int).handle == 7
+    generation.taken()
+    held.free(int)
+    assert (generation.taken(), held._held) == ([Unload(model=7)], None)
+
+
+def test_tiles_go_to_ranks_and_their_pixels_come_back_in_order() -> None:
+    generation, done = Generation(), list[int]()
+    generation.answers[DecodeTiles] = lambda rank: DecodeReply(memory=MEMORY, num_tiles=rank, decode_s=1.0)
+    vae = VaeWeights(key="a", comfyui=ComfyUI("/c"), dtype=torch.float32, tensors={"w": torch.zeros(1)})
+    asked = [Tile(latent=torch.zeros(1, size), shape=(size,), dtype=torch.float16) for size in (1, 3)]
+    held = HeldVae(generation, itertools.count(5), 1.0)  # type: ignore[arg-type]
+    found = held.decode(vae, asked, int, method="decode", last=False, on_tiles=done.append)
+    assert [(pixels.shape, pixels.dtype) for pixels in found.pixels] == [((1,), torch.float16), ((3,), torch.float16)]
+    assert ([reply.num_tiles for reply in found.ranks], done) == ([0, 1], [2])
+    assert generation.taken()[-1] == DecodeTiles(vae=5, method="decode", tiles=((1,), (0,)), last=False)
+
+
+def loaded(rank: int) -> LoadReply:
+    """Of a rank that had to evict model 1."""
+    return LoadReply(memory=MEMORY, parameter_bytes=10 + rank, dtype="float32", load_s=1.0 + rank, evicted=(1,) * rank)
+
+
+def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted_are_freed() -> None:
+    generation: Any = Generation()
+    held = HeldWeights(generation, itertools.count(1), load_deadline_s=1.0, budget_bytes=9)
+    generation.answers[Load] = lambda rank: LoadReply(memory=MEMORY, parameter_bytes=5, dtype="float32", load_s=1.0)
+    one, said = held.load(OTHER, Layout(ranks=2), int), list[tuple[int, int]]()
+    assert one.result.rank_load_s == {0: 1.0, 1: 1.0}
+    assert held.load(OTHER, Layout(ranks=1), int) is one
+    generation.taken()
+    generation.answers[Load] = loaded
+    model = held.load(SPEC, Layout(ranks=1), int, progress=lambda *given: said.append(given))
+    load = Load(
+        model=2, spec=SPEC, layout=Layout(ranks=1), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(1,)
+    )
+    assert (generation.taken(), said, [each.handle for each in held.models]) == ([load], [(2, 8)], [1, 2])
+    model = held.load(SPEC, Layout(ranks=2), int)
+    more, freed = generation.taken()
+    assert (more.model, more.first_rank, more.layout, freed) == (2, 1, Layout(ranks=2), Unload(model=1))
+    assert (model.result.parameter_bytes, model.result.dtype, model.result.rank_load_s) == (
+        [10, 11],
+        "float32",
+        {1: 2.0},
+    )
+    assert (list(held.models), generation.mapped, held.partly_held) == ([model], {2: SPEC}, {})
+    generation.answers[Load] = lambda rank: Cancelled(evicted=()) if rank else loaded(0)
+    with pytest.raises(RuntimeError, match="/models/other.safetensors was loaded and is not there"):
+        held.load(OTHER, Layout(ranks=2), int)
+    assert generation.taken()[1:] == [Unload(model=3)]
+    held.unload(SPEC, Layout(ranks=2, shards=2), int)
+    assert generation.taken() == [], "in no such layout"
+    held.unload(SPEC, None, int)
+    assert (generation.taken(), list(held.models)) == ([Unload(model=2)], [])
+
+
+def test_weights_are_changed_once_and_strengths_alone_where_nothing_is_merged() -> None:
+    def deltas(name: str, strength: float, values: torch.Tensor) -> WeightDeltas:
+        delta = WeightDelta(key="a.weight", kind="diff", strength=strength, values=(values,))
+        return WeightDeltas(name, (delta,), side_branch=True)
+
+    generation: Any = Generation()
+    held, values = HeldWeights(generation, itertools.count(1), load_deadline_s=1.0, budget_bytes=None), torch.ones(2)
+    generation.answers[Load] = loaded
+    model = held.load(SPEC, Layout(ranks=1), int)
+    generation.taken()
+    held.apply_deltas(model, PRISTINE, int)
+    assert generation.taken() == []
+    first, other = deltas("first", 1.0, values), deltas("other", 0.5, values)
+    held.apply_deltas(model, first, int)
+    (change,) = generation.taken()
+    assert (type(change), change.side_branch, change.first, change.last) == (ChangeWeights, True, True, True)
+    assert model.deltas is first
+    for changed, asked in ((True, [SetStrengths]), (False, [SetStrengths, ChangeWeights])):
+        generation.answers[SetStrengths] = lambda rank, changed=changed: StrengthsReply(memory=MEMORY, changed=changed)
+        held.apply_deltas(model, other, int)
+        assert ([type(each) for each in generation.taken()], model.deltas) == (asked, other)
+        first, other = other, first
+    generation.answers[ChangeWeights] = InterruptedError()
+    with pytest.raises(InterruptedError):
+        held.apply_deltas(model, PRISTINE, int)
+    assert model.deltas is None
+
+
+def test_a_load_has_to_come_what_other_ranks_say_where_one_has_said_nothing() -> None:
+    said = {0: Progress(done=3, total=10), 2: Progress(done=4, total=20)}
+    assert _sum_of(said, num_ranks=3) == (7, 50)
+    assert _sum_of(said, num_ranks=2) == (7, 30)
+    ranks = [LoadReply(memory=MEMORY), LoadReply(memory=MEMORY, load_s=2.0)]
+    assert LoadResult(ranks, 1.0).rank_load_s == {1: 2.0}

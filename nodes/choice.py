@@ -97,6 +97,8 @@ class ParallelChoice:
             return Decision(plan=self.plan)
         if self.plan is not None and not self._may_shrink():
             raise ValueError(self._too_few(self.plan))
+        if self._weights_here() != self.weights:
+            log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
         decision = replace(self._automatic_plan(unshared, whole_batches, weight_bytes, count), automatic=True)
         if self.plan is not None:
             found, told = len(self.selection.devices), self.plan.describe()
@@ -125,7 +127,7 @@ class ParallelChoice:
         count = len(self.selection.devices)
         if not unshared or count == 1:
             inside = math.gcd(*ranks_by_machine(self.selection.devices))
-            return ParallelPlan(ulysses=inside, ring=count // inside, weights=self.weights), ()
+            return ParallelPlan(ulysses=inside, ring=count // inside, weights=self._weights_here()), ()
         if whole_batches and self.weights != "sharded":
             alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"
             return ParallelPlan(weights=self.weights), (alone,)
@@ -207,11 +209,12 @@ class ParallelChoice:
         free, known = whole_bytes(devices), _constants(devices)
         if held is not None:
             return Decision(plan=held) if known is None else plan_of_run(model, work, free, known, held=held)
-        weights = self.weights
-        if len(devices) == 1 and weights == "sharded" and self._may_shrink():
-            log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
-            weights = WEIGHTS[0]
-        return automatic_plan(model, work, devices, free, known, weights=weights, everything=everything)
+        return automatic_plan(model, work, devices, free, known, weights=self._weights_here(), everything=everything)
+
+    def _weights_here(self) -> str:
+        """Where the weights lie as the user said; one device has nothing to share out where there were to be more."""
+        alone = len(self.selection.devices) == 1 and self.weights == "sharded" and self._may_shrink()
+        return WEIGHTS[0] if alone else self.weights
 
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""

@@ -278,3 +278,48 @@ assert replace(usual, devices_text=" ALL ")._may_shrink() and not usual._may_shr
 fewer = replace(usual, plan=plans.ParallelPlan(ulysses=3), devices_text="all")
 shrunk = plan_of(fewer)
 assert shrunk.plan == plans.ParallelPlan(ulysses=2) and shrunk.automatic
+
+# Where the devices' speed is known, it is weighed: but for one device whose memory holds the weights twice.
+asks = []
+
+
+def not_counted():
+    raise ValueError("no such file")
+
+
+choice._constants, choice.whole_bytes = (lambda devices: "rates"), (lambda devices: [2000] * len(devices))
+choice.automatic_plan = lambda model, work, *given, **named: asks.append((model, work, given, named)) or DECISION
+alone, several = asked("cpu:1"), asked("cpu:2", step_cache=0.5)
+assert plan_of(alone, weight_bytes=1000, count=not_counted) == decisions.Decision(
+    plan=plans.ParallelPlan(), automatic=True
+)
+for it, weight_bytes in ((alone, 1001), (alone, 0), (several, 1)):
+    assert plan_of(it, weight_bytes=weight_bytes, count=not_counted).reasons == (
+        "not weighed, as it could not be counted: no such file",
+    )
+assert plan_of(alone, weight_bytes=0).reasons == ("a reason",) and asks[-1][1].step_cache is False
+assert plan_of(several, WHY).reasons == (WHY, "a reason")
+model, work, given, named = asks.pop()
+assert (model, work.step_cache, work.exchange) == (FLUX.model, True, "exact")
+assert given == (TWO, [2000, 2000], "rates") and named == {
+    "weights": "replicated",
+    "everything": plans.ParallelPlan(cfg=2),
+}
+assert asked(mode="manual", ulysses=2).advises and not usual.advises
+advised = asked(mode="manual", ulysses=2).advised(FLUX.model, work)
+assert advised is DECISION and asks[-1][3]["everything"] is None and usual.advised(FLUX.model, work) is None
+for it, weights in (
+    (replace(alone, devices_text="all"), "replicated"),
+    (replace(several, devices_text="all"), "sharded"),
+):
+    plan_of(replace(it, weights="sharded"))
+    assert (asks[-1][3]["weights"], asks[-1][3]["everything"].weights) == (weights, weights)
+refused(lambda: plan_of(replace(alone, weights="sharded")), "weights=sharded has one rank")
+plan_of(replace(alone, devices_text="all", weights="offloaded"))
+assert asks[-1][3]["weights"] == "offloaded"
+choice.plan_of_run = lambda *given, **named: asks.append((given, named)) or DECISION
+held = plans.ParallelPlan(ring=2)
+assert several.plan_of_run(FLUX.model, work, held) == replace(DECISION, automatic=True)
+assert asks[-1] == ((FLUX.model, work, [2000, 2000], "rates"), {"held": held})
+choice._constants = lambda devices: None
+assert several.plan_of_run(FLUX.model, work, held) == decisions.Decision(plan=held, automatic=True)

@@ -1,0 +1,359 @@
+"""What is around ComfyUI's sampling and decoding: conditionings in tasks, lists of runs, clocks, tiles.
+
+Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from trace_samplers import NAME, load
+
+load(sys.argv[1])
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+encoder_layouts, tiny = (importlib.import_module(f"host.{name}") for name in ("encoder_layouts", "tiny_models"))
+samplers, extension, controlnet, sd, utils, stock_nodes = (
+    importlib.import_module(name)
+    for name in (
+        *("comfy.samplers", "comfy.patcher_extension", "comfy.controlnet", "comfy.sd", "comfy.utils", "nodes"),
+    )
+)
+together, lists, stock, late, decode, decoding, order, run_context = (
+    importlib.import_module(f"{NAME}.nodes.host.{name}")
+    for name in (
+        *("tasks.cond_tasks", "tasks.list_sampling", "sampling.stock", "sampling.late_previews"),
+        *("vae.parallel_decode", "vae.decoding", "contract.order", "sampling.run_context"),
+    )
+)
+plans, devices, replies = (
+    importlib.import_module(f"{NAME}.parallel_runtime.{name}") for name in ("plan", "devices", "wire.replies")
+)
+make = torch.Generator().manual_seed(3)
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=make)
+
+
+# Conditionings in tasks of their own have the sum that ComfyUI's one call after the other has.
+class Toy(torch.nn.Module):
+    """A model that notes what it is called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.pooled, self.calls = SimpleNamespace(shares_tokens=True, num_heads=24), []
+        self.current_patcher = SimpleNamespace(
+            callbacks={}, get_all_callbacks=lambda *_: [], prepare_state=lambda *_: None
+        )
+        self.current_patcher.apply_hooks = lambda hooks=None, **_: {}
+        self.current_patcher.get_free_memory = lambda *_: 2**40
+
+    def memory_required(self, *_, **__):
+        return 1.0
+
+    def apply_model(self, x, t, c_crossattn=None, transformer_options=None, **_):
+        self.calls.append(tuple(x.shape))
+        return torch.tanh(x) * c_crossattn.mean((1, 2)).view(-1, 1, 1, 1)
+
+
+conds_module = importlib.import_module("comfy.conds")
+
+
+def cond(length, **more):
+    text = conds_module.CONDCrossAttn(drawn(1, length, 8))
+    return {"model_conds": {"c_crossattn": text}, "uuid": object(), **more}
+
+
+x, t = drawn(2, 4, 8, 12), torch.tensor([0.5, 0.5])
+CONDS = [
+    [cond(7), cond(7, area=(4, 6, 2, 3), strength=0.5), cond(9, area=(8, 6, 0, 6))],
+    [cond(11)],
+    None,
+]
+toy = Toy()
+
+
+def calculated(plan, conds=CONDS, **more):
+    """What comes of it, and how many tasks there were."""
+    toy.calls.clear()
+    seen = []
+    run = SimpleNamespace(plan=plan, captured=more.get("captured"), model=more.get("model", toy.pooled))
+    options = {"transformer_options": {run_context.RUN_KEY: run} if more.get("run", True) else {}}
+    turns = together.run_in_turns
+    together.run_in_turns = lambda tasks, at_once: seen.append((len(tasks), at_once)) or turns(tasks, at_once=at_once)
+    try:
+        executor = extension.WrapperExecutor.new_executor(samplers._calc_cond_batch, [together.calc_together])
+        return executor.execute(toy, conds, x, t, options), seen
+    finally:
+        together.run_in_turns = turns
+
+
+said = []
+together.NodeText = lambda: SimpleNamespace(say=said.append)
+together.TOLD_IDLE.first_time = lambda: True
+cfg = plans.ParallelPlan(cfg=2)
+wanted, none = calculated(plans.ParallelPlan(ulysses=2))
+found, tasks = calculated(cfg)
+assert none == [] and tasks == [(4, 4)] and len(found) == len(wanted) == 3
+assert all(torch.allclose(each, other, atol=1e-6) for each, other in zip(found, wanted, strict=True))
+assert not wanted[2].any() and wanted[0].std() > 0.01
+for more in ({"captured": []}, {"model": None}, {"run": False}):
+    assert calculated(cfg, **more)[1] == []
+assert calculated(cfg, [[cond(7)], [cond(7)]])[1] == [], "of one batch"
+assert calculated(cfg, [[cond(7)], [cond(9)]])[1] == [(2, 2)]
+assert calculated(cfg, [[cond(7)], [cond(9, default=True)]])[1] == [], "an order that has to be kept"
+entries = list(together._active(CONDS, x, t))
+assert [each.output for each in entries] == [0, 0, 0, 1]
+groups = together._together(entries)
+assert [[entries.index(each) for each in group] for group in groups] == [[0], [1], [2], [3]]
+assert together._only(groups[1], CONDS) == [[CONDS[0][1]], [], None]
+weight = together._weight([entries[1]], x)
+assert weight[:, :, 2:6, 3:9].min() == 0.5 or weight[:, :, 2:6, 3:9].max() <= 1.0
+assert weight[:, :, :2].max() < 1e-30 and weight[..., 9:].max() < 1e-30 and weight.min() > 0
+
+# Ranks that have nothing to do.
+said.clear()
+model = SimpleNamespace(shares_tokens=True, num_heads=24)
+for plan, rows, shares_tokens, words in (
+    (
+        "cfg=2,ulysses=2",
+        1,
+        True,
+        "a step has 1 row(s) for 2 batch groups (cfg scale 1 takes one conditioning), so 2 of 4",
+    ),
+    ("data=2,cfg=2", 2, True, "so 2 of 4 ranks idle; use ulysses=2,cfg=2 in SP Config, or a bigger batch"),
+    ("cfg=2", 1, True, "ranks idle; use ulysses=2 in SP Config, or a bigger batch"),
+    ("data=4", 3, False, "so 1 of 4 ranks idle; use a bigger batch, or 3 device(s)"),
+    ("cfg=2,ulysses=2", 2, True, ""),
+):
+    model.shares_tokens = shares_tokens
+    together.tell_idle(SimpleNamespace(plan=plans.ParallelPlan.parse(plan), model=model), rows)
+    assert words in said.pop() if words else not said, (plan, words)
+assert (
+    together._better(plans.ParallelPlan.parse("cfg=2,data=2,weights=sharded"), 3, 24).describe()
+    == "ulysses=4,weights=sharded"
+)
+
+
+# Lists: copies of ControlNets, one bar.
+first, second = (controlnet.ControlNet(torch.nn.Linear(1, 1), load_device=torch.device("cpu")) for _ in range(2))
+first.set_previous_controlnet(second)
+copies = {}
+copied = lists._copied(first, copies)
+assert copied is not first and copied.previous_controlnet not in (None, second) and len(copies) == 2
+assert lists._copied(first, copies) is copied and lists._copied(second, copies) is copied.previous_controlnet
+both = {"positive": [[1, {"control": first}]], "negative": [[2, {"control": first, "a": 1}], [3, {}]], "seed": 4}
+own = lists._with_own_controlnets(both)
+assert own["positive"][0][1]["control"] is own["negative"][0][1]["control"] is not first and own["seed"] == 4
+assert own["negative"][0][1]["a"] == 1 and own["negative"][1] == [3, {}] and both["positive"][0][1]["control"] is first
+assert (
+    lists._conds([both]) == [both["positive"], both["negative"]] and lists._at_once(SimpleNamespace(), [both] * 3) == 1
+)
+holder = SimpleNamespace(current_patcher=1)
+current = lists.CurrentPatcher(holder)
+current.put(2)
+assert current.get() == holder.current_patcher == 2
+bar = []
+utils.set_progress_bar_global_hook(lambda *told, **_: bar.append(told[:2]))
+form = SimpleNamespace(latent_rgb_factors=None, taesd_decoder_name=None, spacial_downscale_ratio=8)
+model = SimpleNamespace(load_device=torch.device("cpu"), model=SimpleNamespace(latent_format=form))
+progress, done = lists.SharedProgress(model, [4, 6]), []
+for number, step, of in ((0, 0, 4), (1, 1, 3), (0, 3, 4), (1, 2, 3)):
+    progress.of(number)(step, x, x, of)
+    done.append(list(progress._done))
+assert done == [[1, 0], [1, 4], [4, 4], [4, 6]] and (bar[0], bar[-1]) == ((1, 10), (10, 10))
+
+# A clock around a run.
+assert stock.sampler_names() == list(samplers.KSampler.SAMPLERS)
+assert stock.scheduler_names() == list(samplers.KSampler.SCHEDULERS) and stock.pooled_of(model) is None
+assert stock.decision_of(model) is stock.advice_of(model, {}) is None
+for shape, sizes in (
+    ((2, 16, 8, 4), {"batch": 2, "width": 32, "height": 64}),
+    ((1, 16, 5, 8, 4), {"batch": 1, "width": 32, "height": 64, "frames": 5}),
+    ((1, 16, 1, 8, 4), {"batch": 1, "width": 32, "height": 64}),
+    ((3, 16, 8), {"batch": 3}),
+):
+    assert stock.sizes_of(model, {"samples": torch.zeros(shape)}) == sizes
+stock.check_latent({"samples": torch.zeros(1, 4, 8, 8)}, "it")
+try:
+    stock.check_latent({"samples": torch.zeros(0, 4)}, "latent_image")
+except ValueError as error:
+    assert str(error).startswith("latent_image has shape [0, 4], a batch of 0 images")
+else:
+    raise AssertionError
+ticks = iter((10.0, 11.0, 13.0, 14.5))
+stock.synchronized_s = lambda device: next(ticks)
+told = []
+
+
+def sampled(guider, sigmas, extra, callback, *rest, **named):
+    for step in range(2):
+        callback(step, "denoised", "x", 2)
+    return guider, sigmas, rest, named
+
+
+run = SimpleNamespace(
+    step=0, decision="a plan", proofs=[1], remarks=["r"], loop="host", loop_reason="why", step_cache=0.2
+)
+record = stock.SamplingRecord(decision="before")
+clock = stock._clock(record, torch.device("cpu"), None)
+extra = {"model_options": {"transformer_options": {run_context.RUN_KEY: run}}}
+assert clock(sampled, "g", "s", extra, lambda *given: told.append(given), 1, a=2) == ("g", "s", (1,), {"a": 2})
+assert (record.began_s, record.step_s, record.denoise_s, run.step) == (10.0, [1.0, 2.0], 4.5, 2)
+assert told == [(0, "denoised", "x", 2), (1, "denoised", "x", 2)]
+assert (record.decision, record.proofs, record.remarks) == ("a plan", [1], ["r"])
+assert (record.loop, record.loop_reason, record.step_cache, record.skipped) == ("host", "why", 0.2, None)
+ticks, record = iter((0.0, 1.0, 2.0, 3.0)), stock.SamplingRecord(decision="before")
+mine = []
+stock._clock(record, torch.device("cpu"), lambda *given: mine.append(given))(
+    sampled, "g", "s", {"model_options": {}}, lambda *given: told.append(given)
+)
+assert (len(told), len(mine), record.decision, record.step_cache, record.proofs) == (2, 2, None, 0.0, ())
+ticks = iter((0.0, 1.0, 2.0, 3.0))
+stock._clock(record, torch.device("cpu"), None)(sampled, "g", "s", {"model_options": {}}, None)
+
+# A step's callback, later.
+given = []
+run = SimpleNamespace(loop_reason=None)
+callback = late.LateCallback(lambda *told: given.append(told), run)
+callback(0, x, x, 3)
+assert len(given) == 1 and given[0][1] is x
+run.loop_reason = "a mask"
+callback(1, x, x, 3)
+callback.call_due()
+callback.call_due()
+assert len(given) == 2 and given[1][0] == 1 and given[1][1] is not x and torch.equal(given[1][2], x)
+callback(2, x, x, 3)
+callback(3, x, x, 3)
+assert [each[0] for each in given] == [0, 1, 2]
+
+# Tiles, decoded one round after another, are what ComfyUI decodes tiled.
+weights = {
+    row.name: torch.cat(list(tiny.parts_of(row, seed=3, dtype=torch.float32))).view(row.shape)
+    for row in encoder_layouts.taesd()
+}
+vae = sd.VAE(sd=weights)
+TWO = tuple(devices.parse_devices("cpu:2").devices)
+latent = {"samples": drawn(1, 16, 80, 72)}
+whole = decode.weights_of(vae)
+assert whole.tensors.keys() == vae.first_stage_model.state_dict().keys() and whole.dtype == vae.vae_dtype
+assert decode.weights_of(vae).key == whole.key and whole.metadata == {}
+vae.first_stage_model.extra = torch.nn.Linear(1, 1)
+decode._KEYS.clear()
+
+
+class Quick(torch.nn.Module):
+    """A network that only makes a latent larger."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.5))
+
+    def decode(self, latent):
+        return torch.nn.functional.interpolate(latent[:, :3] * self.weight, scale_factor=8)
+
+
+rounds = []
+
+
+class Held:
+    """What a rank has of the VAE: here it is ComfyUI's own."""
+
+    def hold(self, weights, check):
+        assert weights.tensors.keys() == vae.first_stage_model.state_dict().keys()
+        return SimpleNamespace(load_s=0.5)
+
+    def decode(self, weights, some, check, *, method, last, on_tiles):
+        rounds.append((len(some), method, last))
+        on_tiles(len(some))
+        pixels = [vae.first_stage_model.decode(tile.latent.to(vae.vae_dtype)).float() for tile in some]
+        assert [tuple(each.shape) for each in pixels] == [tuple(tile.shape) for tile in some]
+        ranks = [replies.DecodeReply(memory=MEMORY, num_tiles=rank, decode_s=1.0 + rank) for rank in range(2)]
+        return SimpleNamespace(ranks=ranks, pixels=pixels)
+
+
+try:
+    decode.weights_of(vae)
+except decode.CannotShareError as error:
+    assert (
+        str(error) == f"ComfyUI builds something else from the weights of this {type(vae.first_stage_model).__name__}"
+    )
+else:
+    raise AssertionError
+vae.first_stage_model = Quick()
+decode._KEYS[vae.first_stage_model] = "known"
+MEMORY = replies.Memory(resident_bytes=1)
+pool = SimpleNamespace(devices=TWO, vae=lambda do, check_cancelled: do(Held(), check_cancelled))
+decode.POOLS = SimpleNamespace(pool=lambda asked: pool)
+said.clear()
+decode.NodeText = together.NodeText
+started = []
+(wanted,) = stock_nodes.VAEDecodeTiled().decode(vae, latent, 512, 64, 64, 8)
+tiles = decode.tiles_of(vae, latent["samples"])
+decode.ROUND_TILES = 3
+shared = decode.decode_over(vae, latent, TWO, clock=lambda: started.append(1))
+assert torch.equal(shared.image, wanted) and shared.image.shape == (1, 640, 576, 3)
+assert (shared.load_s, shared.num_tiles, started) == (0.5, len(tiles), [1]) and len(tiles) > 3
+counts = [min(3, len(tiles) - start) for start in range(0, len(tiles), 3)]
+last = len(counts) - 1
+assert rounds == [(count, "decode", number == last) for number, count in enumerate(counts)]
+assert [(each.num_tiles, each.decode_s) for each in shared.ranks] == [
+    (0, float(len(counts))),
+    (len(counts), 2.0 * len(counts)),
+]
+ends = [sum(counts[: number + 1]) for number in range(len(counts))]
+assert said == ["bringing the VAE to 2 devices", *(f"{end} of {len(tiles)} tiles, on 2 devices" for end in ends)]
+round_of = decode._Rounds(tiles, num_ranks=2)
+decode.ROUND_TILES, decode.ROUND_BYTES = 256, 1
+assert [round_of._end_of_round(start) for start in (0, 1, len(tiles) - 1)] == [2, 3, len(tiles)]
+decode.ROUND_BYTES = sum(torch.Size(each.shape).numel() * 4 for each in tiles[:3])
+assert round_of._end_of_round(0) == 3 and decode._Rounds(tiles, num_ranks=5)._end_of_round(0) == 5
+pixels = round_of.pixels_by(lambda some, before: [before] * len(some))
+try:
+    pixels(torch.zeros(1))
+except RuntimeError as error:
+    assert "ComfyUI asks for a tile of (1,)" in str(error)
+else:
+    raise AssertionError
+assert [decode.tiles_by_itself(each) for each in (vae, SimpleNamespace(handles_tiling=True))] == [False, True]
+
+
+def cannot(why, given=latent, of=vae, over=TWO):
+    try:
+        decode.decode_over(of, given, over, clock=lambda: None)
+    except decode.CannotShareError as error:
+        assert why in str(error), error
+        return
+    raise AssertionError(why)
+
+
+cannot("one device (cpu:0) has no other", over=TWO[:1])
+cannot("a SimpleNamespace is not ComfyUI's own VAE", of=SimpleNamespace(first_stage_model=1))
+cannot("the picture is one tile", {"samples": drawn(1, 16, 16, 16)})
+cannot("ComfyUI does not tile a latent of 3 dims", {"samples": drawn(1, 16, 80)})
+assert decode._refuse_unfit(vae, {"samples": drawn(1, 16, 1, 80, 72)}, TWO).shape == (1, 16, 80, 72)
+for name, value, why in (("latent_dim", 1, "makes no pictures"), ("extra_1d_channel", 1, "makes no pictures")):
+    changed = decode.copy.copy(vae)
+    setattr(changed, name, value)
+    cannot(why, of=changed)
+changed = decode.copy.copy(vae)
+changed.handles_tiling = True
+cannot("tiles in a way of its own", of=changed)
+vae.patcher.object_patches["a"] = 1
+cannot("a node has changed the weights or parts of")
+vae.patcher.object_patches.clear()
+vae.patcher.patches["a"] = [1]
+cannot("a node has changed the weights or parts of")
+vae.patcher.patches.clear()
+one, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+assert decode._alike(one, other) and not decode._alike(one, None) and not decode._alike(one, torch.nn.Linear(3, 2))
+other.weight = torch.nn.Parameter(torch.zeros(3, 4))
+assert not decode._alike(one, other)
+scaled = SimpleNamespace(upscale_ratio=(lambda frames: frames * 4 - 3, 8, 8), latent_dim=3, output_channels=4)
+assert decode._pixels_of(scaled, torch.zeros(2, 16, 5, 8, 4)) == (2, 4, 17, 64, 32)
+hook = utils.PROGRESS_BAR_HOOK
+with decode._no_progress():
+    assert utils.PROGRESS_BAR_HOOK is None
+assert utils.PROGRESS_BAR_HOOK is hook is not None

@@ -236,7 +236,7 @@ def compare(cases: list[dict]) -> None:
         process = _process_for(row, cases)
         if process is not None:
             row["speedup_over_one_process"] = process["median_s"] / row["median_s"]
-        if one_rank is not None and row["kind"] == "plan" and {"blocks_median_s"} <= row.keys() & one_rank.keys():
+        if one_rank is not None and row["kind"] == "plan" and "blocks_median_s" in row.keys() & one_rank.keys():
             row["block_speedup"] = one_rank["blocks_median_s"] / row["blocks_median_s"]
             row["end_to_end_over_block"] = row["speedup"] / row["block_speedup"]
 

@@ -167,6 +167,17 @@ def test_steps_that_were_not_timed_have_the_parts_of_the_timed_one_before() -> N
         assert rank.get("compute_s") == (waited and [s - each for s, each in zip(steps["step_s"], waited, strict=True)])
 
 
+def test_steps_without_requests_lend_no_parts_and_a_rank_that_no_request_has_is_idle() -> None:
+    timed, untimed = step_reply(regions={"communication_s": 0.5}), [step_reply(step_s=each) for each in (2.0, 4.0)]
+    replies = [None, untimed[0], timed, None, untimed[1]]
+    spans = [Span(wall_s=4.0, requests=[[reply]] if reply else []) for reply in replies]
+    first, second = rank_parts(spans, DEVICES, began_s=0.0)
+    assert first["communication_s"] == [0.0, 1.0, 0.5, 0.0, 2.0]
+    assert second["busy_s"] == [0] * 5 and "memory" not in second
+    (rank,) = rank_parts([Span(wall_s=1.0, requests=[[run_reply(step_s=(1.0, 2.0))]])], DEVICES[:1], began_s=0.0)
+    assert rank["busy_s"] == [1.0], "of a run it is the first step"
+
+
 def test_what_a_step_cache_skipped_is_counted_once_for_the_ranks_of_a_group() -> None:
     told_of = [
         step_reply(batch_group=group, cached=cached)
@@ -199,6 +210,10 @@ def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
     assert report.items() >= {**parts, "from_cache": False, "prompt_id": "1f", "kind": "denoise"}.items()
     made = {"schema", "kind", "run_id", "created", "from_cache", "versions", "devices", "prompt_id"}
     assert set(report) == made | set(parts) and "comfyui" not in report["versions"]
+    measured = {"model": {"file": "a", "dtype": "b"}, "sizes": {"width": 64}}
+    assert "work" in new_report("denoise", devices=DEVICES, **parts, **measured)
+    with pytest.raises(ReportError, match="timings is missing"):
+        new_report("denoise", devices=DEVICES, sampling={"steps": 1})
     assert report["versions"]["diffusers"] == "0.35" and [each["name"] for each in report["devices"]] == [
         "cpu:0",
         "cpu:1",
@@ -279,7 +294,7 @@ def test_what_the_schema_does_not_have_is_refused_by_name(path: str, value: obje
 def test_what_a_class_kept_is_counted_once_for_the_ranks_that_share_a_call() -> None:
     steps = [(0, 18 + 9), (2, 18)]  # found, tokens of a rank
     requests = [
-        [step_reply(kept=KeptCalls(calls=2, found=found, rows=rows, kept_bytes=500_000)) for _ in range(2)]
+        [step_reply(kept=KeptCalls(calls=2, found=found, rows=rows, kept_bytes=500_000)) for _ in range(2)] + [BEYOND]
         for found, rows in steps
     ]
     part = kept_part(requests)

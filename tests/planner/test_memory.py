@@ -1,0 +1,133 @@
+"""What a plan takes on a rank, worked out by hand for a small model: 100 tokens, four blocks of 800 of 1000 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.counted import CountedModel, kept_by_class
+from parallel_runtime.planner.known import known_rates
+from parallel_runtime.planner.memory import PlannedMemory, bytes_of, communicators, memory_of, runtime_bytes, where_kept
+from parallel_runtime.planner.work import Work
+
+MIB = 2**20
+GPU = known_rates("L40")
+CPU = replace(GPU, asynchronous=False)
+MODEL = CountedModel(
+    name="small",
+    whole={
+        **{"held_bytes": (0.0, 10.0), "query_bytes": (0.0, 8.0), "key_bytes": (0.0, 4.0), "exchanges": (2.0,)},
+        "module.operations": (7.0,),
+    },
+    shared={},
+    numbers_per_token=2.0,
+    key_heads=4,
+    weight_bytes=1000,
+    block_bytes=(300, 200, 100, 200),
+    staged_blocks=4,
+)
+WORK = Work(image_tokens=100, text_tokens=0)
+
+
+def needed(text: str, work: Work = WORK, model: CountedModel = MODEL) -> PlannedMemory:
+    return memory_of(model, work, ParallelPlan.parse(text), CPU)
+
+
+@pytest.mark.parametrize(
+    ("plan", "weights", "activations", "buffers", "host", "shared"),
+    [
+        ("ulysses=1", 1000, 1000, 0, 0, 0),
+        ("ulysses=2", 1000, 1000, 800, 0, 0),  # twice a call's queries and keys, out and in: (800 + 2 x 400) / 2 / 2
+        ("ulysses=2,weights=sharded", 1200, 1000, 800, 0, 400),  # 200, two blocks at hand, half of all
+        ("ulysses=2,weights=offloaded", 800, 1000, 800, 400, 0),
+        ("weights=offloaded", 800, 1000, 0, 800, 0),
+        ("pipefusion=2", 600, 1000, 200, 0, 400),  # half of the keys
+        ("pipefusion=2,ulysses=2,weights=sharded", 800, 1000, 900, 0, 200),
+    ],
+)
+def test_a_plan_takes_weights_activations_and_buffers(
+    plan: str, weights: int, activations: int, buffers: int, host: int, shared: int
+) -> None:
+    runtime = 350 * MIB
+    assert needed(plan) == PlannedMemory(
+        **{"weights": weights, "activations": activations, "buffers": buffers, "runtime": runtime},
+        **{"host_bytes": host, "shared": shared, "graphs": 0},
+    )
+    assert needed(plan).total == weights + activations + buffers + runtime
+
+
+def test_rows_of_a_batch_take_more_and_replicas_of_it_hold_all_blocks() -> None:
+    guided = replace(WORK, guided=True, batch=2)
+    assert (needed("ulysses=2", guided).activations, needed("ulysses=2", guided).buffers) == (4000, 3200)
+    assert needed("data=2,ulysses=2,weights=sharded", guided).weights == 1200
+    assert needed("pipefusion=2", guided).buffers == 800
+
+
+@pytest.mark.parametrize(
+    ("plan", "guided", "graphs"),
+    [
+        ("ulysses=2", False, 4 * 100 + 1000 + 7 * 10240),
+        ("ulysses=2", True, 2 * (2 * 4 * 100 + 1000) + 2 * 7 * 10240),  # two texts have two sets of graphs
+        ("cfg=2", True, 4 * 200 + 1000 + 7 * 10240),
+        ("ring=2", False, 0),
+    ],
+)
+def test_graphs_of_blocks_take_buffers_a_pool_and_their_nodes(plan: str, guided: bool, graphs: int) -> None:
+    assert memory_of(MODEL, replace(WORK, guided=guided), ParallelPlan.parse(plan), GPU).graphs == graphs
+
+
+def test_torch_and_nccl_take_their_part() -> None:
+    assert bytes_of([2, 4]) == 2 * 16 * MIB + (1 + 3) * 36 * MIB
+    assert runtime_bytes(ParallelPlan(), CPU, 4) == 350 * MIB
+    assert runtime_bytes(ParallelPlan(), GPU, 1) == 700 * MIB and communicators(ParallelPlan(), 1) == ()
+    two = bytes_of(communicators(ParallelPlan(ulysses=2), 2))
+    assert runtime_bytes(ParallelPlan(ulysses=2), GPU, 2) >= (700 + 128) * MIB + two >= (700 + 128 + 16 + 36) * MIB
+
+
+@pytest.mark.parametrize(
+    ("guided", "plan", "free", "place"),
+    [
+        (False, "ulysses=1", 1801, "gpu"),  # of 1800 bytes 1000 are weights, and four times what a call keeps is 800
+        (False, "ulysses=1", 1800, "cpu"),
+        (True, "ulysses=1", 1801, "gpu"),  # prompt and negative are two calls
+        (True, "cfg=2", 1801, "gpu"),
+    ],
+)
+def test_what_a_class_keeps_lies_on_the_device_where_four_times_that_is_free(
+    guided: bool, plan: str, free: int, place: str
+) -> None:
+    model, work = replace(MODEL, kept_bytes={"default": (0.0, 2.0)}), replace(WORK, guided=guided)
+    memory = PlannedMemory(weights=900, activations=0, buffers=0, runtime=100)
+    found = where_kept(model, work, ParallelPlan.parse(plan), memory, free=free)
+    assert found.kept_on == place
+    told = replace(work, kept_on="off")
+    assert where_kept(model, told, ParallelPlan.parse(plan), memory, free=9**9) == told
+    assert where_kept(MODEL, work, ParallelPlan.parse(plan), memory, free=0) == work, "it keeps nothing"
+    assert kept_by_class(model, found, GPU) == ((200.0, 0.0) if place == "gpu" else (0.0, 200.0))
+    assert kept_by_class(model, found, CPU) == (200.0, 0.0) and kept_by_class(model, told, GPU) == (0.0, 0.0)
+    placed = memory_of(model, found, ParallelPlan(), GPU)
+    rows = found.rows
+    assert (placed.activations, placed.host_bytes) == (
+        (rows * 1200, 0) if place == "gpu" else (rows * 1000, rows * 200)
+    )
+
+
+def test_a_model_says_what_its_ranks_can_share() -> None:
+    assert (MODEL.heads, MODEL.largest_block, MODEL.image_tokens(6.8), MODEL.image_tokens(0.1)) == (4, 300, 3, 1)
+    assert MODEL.head_dim(replace(WORK, image_tokens=100)) == 1  # 400 bytes of keys and values, of two attentions
+    wide = replace(MODEL, whole={**MODEL.whole, "key_bytes": (0.0, 2.0 * 2 * 2 * 4 * 16)})
+    assert wide.head_dim(WORK) == 16
+    alone = replace(MODEL, key_heads=0, staged_blocks=0)
+    assert (alone.heads, alone.shares_tokens, replace(alone, block_bytes=()).largest_block) == (1, False, 1000)
+    for model, texts in (
+        (MODEL, {"pipefusion=4": True, "ulysses=2": True}),
+        (replace(MODEL, staged_blocks=2), {"pipefusion=3": False, "pipefusion=2": True}),
+        (alone, {"ulysses=2": False, "data=2": True, "pipefusion=2": False, "ulysses=1": True}),
+        (
+            replace(MODEL, whole_batches=True),
+            {"data=2": False, "data=2,ulysses=2,weights=sharded": True, "ring=2": True},
+        ),
+    ):
+        assert {text: model.may_run(ParallelPlan.parse(text)) for text in texts} == texts

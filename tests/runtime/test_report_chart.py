@@ -271,8 +271,8 @@ def test_the_text_of_a_run_has_a_line_for_each_thing_that_is_known() -> None:
         "device 57% busy",
     ]
     little = {"from_cache": False, "kind": "denoise", "timings": {"denoise_s": 0.5, "load_s": 1.0}}
-    little |= {"loop": {"kind": "resident"}, "proof": {"verdict": "not proven"}, "sizes": {"batch": 1}}
-    assert describe(little).splitlines() == ["load 1.00 s", "denoise 500 ms", "loop: resident"]
+    little |= {"loop": {"kind": "resident"}, "proof": {"verdict": "not proven"}, "sizes": {"width": 64, "height": 32}}
+    assert describe(little).splitlines() == ["64 x 32 px", "load 1.00 s", "denoise 500 ms", "loop: resident"]
     vae = {"from_cache": False, "kind": "vae", "vae": {"decode_s": 1.0, "device": "cpu", "tiles": 4}}
     assert describe(vae) == "VAE decode 1.00 s on cpu, 4 tiles, counted nowhere else"
 

@@ -16,12 +16,14 @@ from parallel_runtime.report.compare import (
     quicker,
     quoted,
     speedup,
+    suggestion,
     summary,
     time_fractions,
     verdict,
     work_of,
 )
 
+ALONE_DEGREES = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
 ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
 GPU = {"name": "cuda:0", "kind": "cuda", "model": "RTX 3090"}
 
@@ -98,6 +100,10 @@ def test_what_is_quoted_was_measured_and_is_as_exact_as_the_proof_found(changes:
     report, found = run(PAIR, 0.28) | changes, {"factor": 1.5}
     assert quoted(report, found) == {"devices": 2, "factor": 1.5} | exact
     assert quoted(report, None) is None  # no run on one device
+    if "plan" not in changes:  # of a version before pipelines
+        old = report["plan"] | {"degrees": {"ulysses": 2}}
+        assert quoted(report | {"plan": old}, found) == {"devices": 2, "factor": 1.5} | exact
+        assert Facts(number=1, source="", work="", plan=old, step_s=1.0).exact
     assert quoted(run(ALONE, 0.42) | changes | {"plan": plan_part(ALONE)}, found) is None
 
 
@@ -145,12 +151,12 @@ def test_runs_that_differ_are_not_compared(changes: dict[str, Any]) -> None:
 
 
 def test_the_work_of_a_run_is_what_was_sampled_how_and_where() -> None:
-    cache = {"step_caches": [CACHE | {"of": 0, "skipped": 0}]}
+    cache = {"step_caches": [CACHE | {"of": count, "skipped": count} for count in (0, 1)]}
     made = {"model": PATCHED, "controls": [CONTROL], "loop": {"kind": "host"}, "graphs": 3}
     report = run(PAIR, 0.28, **made, **cache)
     assert work_of(report, report) == (
         *("a.safetensors", "bfloat16", "0123456789ab", False, (("ControlNet", "0123456789ab", 0.0, 1.0),), "RTX 3090"),
-        *(False, (("EasyCache", 0.2, 0.0),), "host", False, True),
+        *(False, (("EasyCache", 0.2, 0.0), ("EasyCache", 0.2, 1.0)), "host", False, True),
         *(512, 512, None, 1, None, None, None),
         *(20, "euler", 1.0),
     )
@@ -211,6 +217,8 @@ def test_a_benchmark_compares_its_own_cases_and_never_with_a_run() -> None:
     found = compared(benchmark(one=10.0, uly2=5.0), run(PAIR, 0.28))
     assert found == {"factor": 2.0, "one_s": 0.5, "plan_s": 0.25, "plan": "uly2", "number": 1, "kind": "benchmark"}
     assert compared(benchmark(uly2=5.0), run(PAIR, 0.28)) is None
+    assert compared(benchmark(one=10.0, ring2=5.0), run(PAIR, 0.28)) is None, "it has another plan"
+    assert facts_of(benchmark(one=10.0, uly2=5.0) | {"sampling": {}}, 1) == [], "of how many steps is not known"
     newer = compared(benchmark(one=10.0, uly2=5.0), run(ALONE, 0.42), run(PAIR, 0.28))
     assert newer is not None
     assert newer["number"] == 2
@@ -231,6 +239,15 @@ def test_the_plan_that_was_quickest_at_the_same_is_what_to_try() -> None:
     }
     assert tried(run(RINGS, 0.49), run(PAIR, 0.5)) is None, "2 % is nothing"
     assert tried(run(RINGS, 1.0), run(PAIR, 1.05)) is not None
+    images = ParallelPlan(data=2)
+    for others, plan in (
+        (((RINGS, 0.25), (images, 0.2)), "data2-ring1-uly1"),
+        (((RINGS, 0.25), (images, 0.25)), "ring2"),
+    ):
+        best = tried(*(run(other, step_s) for other, step_s in others), run(PAIR, 0.5))
+        assert best is not None and best["plan"] == plan
+    old = {"name": "uly2", "degrees": {"ulysses": 2}, "weights": "replicated"}
+    assert suggestion(old, factor=2.0, by="measured")["degrees"] == ALONE_DEGREES | {"ulysses": 2}
     assert tried(run(PAIR, 0.2), run(PAIR, 0.5)) is None, "it is the plan of this run"
     assert tried(run(RINGS, 0.2, exchange="fp8"), run(PAIR, 0.5)) is None, "heads travelled rounded"
     assert tried(run(ParallelPlan(pipefusion=2), 0.1), run(PAIR, 0.5)) is None, "its picture is another"
@@ -248,7 +265,7 @@ def test_where_the_time_went_makes_the_verdict(compute: float, said: str) -> Non
     assert shares == {"compute": compute, "communication": pytest.approx(0.9 - compute), "idle": 0.1}
     assert verdict(shares) == said
     told = summary(run(PAIR, 0.28) | {"ranks": [rank]})
-    assert (told["verdict"], told["step_s"], told["ranks"]) == (said, 0.28, 2)
+    assert (told["verdict"], told["step_s"], told["ranks"], told["shares"]) == (said, 0.28, 2, shares)
     assert "verdict" not in summary(run(ALONE, 0.28) | {"ranks": [rank]}), "one device waits for nobody"
 
 
@@ -267,4 +284,6 @@ def test_a_summary_names_the_run_in_a_few_words() -> None:
     }
     few = {"compute_s": [1.0, 0.5], "communication_s": [0.25, 0.0], "idle_s": [0.25, 0.0]}
     assert time_fractions([few]) == {"compute": 0.75, "communication": 0.125, "idle": 0.125}, "two steps, both count"
+    three = {"compute_s": [9.0, 0.1, 0.2], "communication_s": [9.0, 0.6, 0.0], "idle_s": [0.0] * 3}
+    assert time_fractions([three]) == {"compute": 0.3333, "communication": 0.6667, "idle": 0.0}
     assert time_fractions([{"compute_s": [0.0], "communication_s": [0.0], "idle_s": [0.0]}]) == {}

@@ -174,6 +174,11 @@ def test_steps_without_requests_lend_no_parts_and_a_rank_that_no_request_has_is_
     first, second = rank_parts(spans, DEVICES, began_s=0.0)
     assert first["communication_s"] == [0.0, 1.0, 0.5, 0.0, 2.0]
     assert second["busy_s"] == [0] * 5 and "memory" not in second
+    instant = [step_reply(step_s=0.0, regions={"communication_s": 0.0}), untimed[0]]
+    assert (
+        "compute_s"
+        not in rank_parts([Span(wall_s=1.0, requests=[[each]]) for each in instant], DEVICES[:1], began_s=0)[0]
+    )
     (rank,) = rank_parts([Span(wall_s=1.0, requests=[[run_reply(step_s=(1.0, 2.0))]])], DEVICES[:1], began_s=0.0)
     assert rank["busy_s"] == [1.0], "of a run it is the first step"
 

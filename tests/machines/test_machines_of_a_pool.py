@@ -6,6 +6,8 @@ No process is started; that machines do what is said here is test_joining.py's a
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.errors import PoolError
+from parallel_runtime.machines import server
 from parallel_runtime.machines.connection import (
     GREETING,
     MAX_TOKEN_BYTES,
@@ -30,7 +33,7 @@ from parallel_runtime.machines.connection import (
 from parallel_runtime.machines.files import find, identify
 from parallel_runtime.machines.machine import MAX_ENDED, MAX_FILES, MAX_UNSENT_BYTES, Machine
 from parallel_runtime.machines.messages import FileIdentity, FoundFile, GenerationEnded, Introduction, Versions
-from parallel_runtime.machines.server import Offer
+from parallel_runtime.machines.server import MachineServer, Offer
 from parallel_runtime.machines.versions import difference
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.pool.remote_ranks import RemoteRank, RemoteRanks
@@ -270,3 +273,112 @@ def test_what_has_to_be_equal_on_two_machines(theirs: dict[str, str], said: str)
     ours = {"pack": "1", "torch": "2.9.0+cu130", "comfyui": "0.30", "nccl": "2.28"}
     found = difference(Versions(**ours), Versions(**{**ours, **theirs}))
     assert found.startswith(said) and bool(found) == bool(said)
+
+
+class Socket:
+    """Takes what is sent, at most `room` bytes at a time."""
+
+    def __init__(self, room: int = 1 << 20) -> None:
+        self.room, self.sent, self.closed = room, b"", False
+
+    def send(self, data: bytes) -> int:
+        taken = data[: self.room]
+        self.sent += taken
+        return len(taken)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server without its thread, at second 100 by its clock `now_s`, whose machines may be silent for 8 s."""
+    made: Any = MachineServer.__new__(MachineServer)
+    made._versions, made.silence_s, made.host, made.now_s = Versions("1", "2"), 8.0, "10.0.0.1", 100.0
+    made._connections, made._machines, made.refusals = [], (), deque()
+    made._changed, made._selector = threading.Condition(), SimpleNamespace(unregister=lambda sock: None)
+    made._wake = lambda: None
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    return made
+
+
+def come(beside: Any, name: str, *, pid: int = 1, host: str = "10.0.0.2", versions: Versions | None = None) -> Any:
+    """A proven connection whose machine introduces itself."""
+    made: Any = SimpleNamespace(sock=Socket(), host=host, address=f"{host}:1", machine=None)
+    made.since_s = made.heard_s = made.beaten_s = beside.now_s
+    challenge, joining = ServerChallenge(TOKEN), MachineChallenge(TOKEN)
+    _, made.session = challenge.session(joining.answer(challenge.greeting))
+    beside._connections.append(made)
+    said = Introduction(name, ("cpu:0",), ("CPU",), versions or Versions("1", "2"), pid)
+    beside._admit(made, said, made.session)
+    return made
+
+
+def test_machines_are_admitted_by_name_and_version_until_a_pool_is_full(beside: Any) -> None:
+    first = come(beside, "shelf")
+    assert [each.name for each in beside.machines()] == ["shelf"] and b"Welcome" in first.sock.sent
+    for wrong, versions in (("shelf", None), ("attic", Versions("9", "2"))):
+        refused = come(beside, wrong, pid=2, versions=versions)
+        assert refused.sock.closed and b"Refused" in refused.sock.sent and refused not in beside._connections
+    taken, other = beside.refusals
+    assert taken.endswith("a machine called shelf has joined from 10.0.0.2; give this one another --name")
+    assert other.startswith("10.0.0.2: attic: Parallel DiT is 9 there and 1 beside ComfyUI")
+    with pytest.raises(ProtocolError, match="it did not introduce itself first"):
+        beside._admit(first, FoundFile(1), first.session)
+    for number in range(MAX_RANKS - 2):
+        come(beside, f"machine {number}")
+    assert len(beside.machines()) == MAX_RANKS - 1
+    come(beside, "one more")
+    assert beside.refusals[-1].endswith("7 machines have joined, and a pool has at most 8 ranks")
+
+
+@pytest.mark.parametrize(
+    ("pid", "host", "after_s", "replaced"),
+    [
+        (1, "10.0.0.2", 0.0, True),
+        (2, "10.0.0.2", 3.9, False),
+        (1, "10.0.0.3", 3.9, False),
+        (2, "10.0.0.3", 4.0, True),
+    ],
+)
+def test_a_machine_that_comes_back_or_has_been_silent_is_replaced_by_one_of_its_name(
+    beside: Any, pid: int, host: str, after_s: float, replaced: bool
+) -> None:
+    before = come(beside, "shelf")
+    beside.now_s += after_s
+    now = come(beside, "shelf", pid=pid, host=host)
+    assert (before.sock.closed, now.sock.closed) == (replaced, not replaced)
+    assert (before.machine.lost is not None) == replaced
+    assert [each.address for each in beside.machines()] == [f"{host if replaced else '10.0.0.2'}:1"]
+
+
+def test_a_machine_is_shown_life_and_given_up_once_it_is_silent(beside: Any) -> None:
+    there = come(beside, "shelf")
+    for at_s, beats in ((102.0, False), (102.1, True), (104.1, False), (104.2, True)):
+        beside.now_s, there.sock.sent = at_s, b""
+        beside._tick(there)
+        assert (b"Beat" in there.sock.sent) == beats
+    there.sock.room, there.sock.sent = 1000, b""
+    there.machine._unsent[:] = b"x" * 2500
+    beside._tick(there)
+    assert len(there.sock.sent) == 2500
+    beside.now_s = 108.0
+    beside._tick(there)
+    beside.now_s = 108.1
+    with pytest.raises(ProtocolError, match="nothing was heard of it for 8 s"):
+        beside._tick(there)
+    stranger = SimpleNamespace(machine=None, since_s=100.0)
+    beside.now_s = 100.0 + server.CHALLENGE_S
+    beside._tick(stranger)
+    beside.now_s += 0.1
+    with pytest.raises(ProtocolError, match="it did not prove itself within"):
+        beside._tick(stranger)
+
+
+def test_a_refusal_is_remembered_once_and_what_a_socket_does_not_take_whole_ends_a_connection(beside: Any) -> None:
+    for name in ("shelf", "shelf"):
+        come(beside, name, versions=Versions("9", "2"))
+    assert len(beside.refusals) == 1
+    server._send_whole(Socket(3), b"abc")  # type: ignore[arg-type]
+    with pytest.raises(BrokenPipeError, match="it takes no message"):
+        server._send_whole(Socket(2), b"abc")  # type: ignore[arg-type]

@@ -247,7 +247,8 @@ def test_a_rank_that_ends_is_told_of_unless_it_was_asked_to_or_has_said_why(here
     here._end(0)
     ((kind, data, index, _),) = here._link.taken()
     said = decode(data)
-    assert (kind, index, said.op, said.rank, said.generation) == (FrameKind.PACKET, 0, Op.ERROR, 2, 4)
+    assert (kind, index) == (FrameKind.PACKET, 0)
+    assert (said.op, said.rank, said.generation, said.request) == (Op.ERROR, 2, 4, 0)
     assert (said.body["kind"], said.body["traceback"]) == ("exited with code 3", "printed")
     assert exit_code(here._ranks[0].pidfd) == 3, "it is looked at and not taken"
     process.wait()

@@ -12,19 +12,22 @@ import torch
 
 from host.hosted_runs import heun
 from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
+from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
 from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import RankError, TimeSpent
-from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles
+from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, GroupWork
 from parallel_runtime.worker import entry, live_times, worker_loop
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward
 from parallel_runtime.worker.inputs import RepeatedInputs
+from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 
 from .pretend_device import pretended_cuda
@@ -313,3 +316,55 @@ def test_a_segment_comes_with_one_descriptor_and_takes_the_place_of_those_that_s
     for descriptors in (0, 2):
         with pytest.raises(ProtocolError, match=f"ATTACH came with {descriptors} descriptors, not 1"):
             attach(3, descriptors=descriptors)
+
+
+def row(*numbers: float) -> torch.Tensor:
+    return torch.tensor([[list(numbers)]])
+
+
+@pytest.mark.parametrize(
+    ("first", "cfg_index", "shares_cfg", "conds", "writes"),
+    [
+        (True, 0, False, (0, 1), True),
+        (False, 0, False, (0, 1), False),
+        (True, 1, True, (0, 1), False),
+        (True, 1, False, (0, 1), True),
+        (True, 0, False, (), False),
+    ],
+)
+def test_a_latents_rows_go_through_mask_model_cfg_and_mask_and_to_their_images(
+    first: bool, cfg_index: int, shares_cfg: bool, conds: tuple[int, ...], writes: bool
+) -> None:
+    """Image 1 of two. The model sees 2 X and says half of X minus its output; the mask keeps the first number of X."""
+    reading = CallReading(scale=2.0, skip=0.5, weight=-1.0, kept_noise=0.25, kept_latent=0.75)
+    states = (
+        RecurrenceStep(given=True, sigma=1.0, timestep=1.0, prediction=reading),
+        RecurrenceStep(inputs=((0, 0.5),), denoised=((0, 0.5),)),
+    )
+    given = {"given.0": row(1, 2), "inpaint.mask": row(1, 0), "inpaint.noise": row(4, 4), "inpaint.latent": row(8, 8)}
+    tensors = {name: torch.cat([torch.full_like(value, 99.0), value]) for name, value in given.items()}
+    tensors |= {name: torch.zeros(2, 1, 2) for name in ("out", "preview.0", "preview.1")}
+    rows = LatentRows(
+        SamplerRecurrence(states=states, step_ends=(0,)),
+        GroupWork(start=1, stop=2, conds=conds, shares_cfg=shares_cfg),
+        tensors,
+        timer=RegionTimer(CPU, on=False),
+        copies=HostCopies(CPU),
+        cfg=3.0,
+        cfg_axis=Axis("cfg", 2, cfg_index),
+        first=first,
+    )
+    rows.take_in()
+    assert rows.enter(0).tolist() == rows.entered.tolist() == [[[2.0, 14.0]]]
+    if shares_cfg:  # whose exchange needs the other
+        assert rows._writes == writes
+        return
+    rows.finish_call(0, [row(1, 1), row(3, 5)] if conds else [])
+    assert rows.denoised.tolist() == ([[[3.5, 8.0]]] if conds else [[[1.0, 7.0]]])
+    rows.preview(0)
+    rows.finish()
+    shown = [tensors[name].tolist() for name in ("preview.0", "preview.1", "out")]
+    nothing = [[[0.0, 0.0]]] * 2
+    assert shown == ([[nothing[0], [[3.5, 8.0]]], nothing, [nothing[0], [[2.25, 5.0]]]] if writes else [nothing] * 3)
+    with pytest.raises(RuntimeError, match="a run without a cache skips no call"):
+        rows.skip(0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_runtime.models.hosted import random_calls
+from parallel_runtime.models.hosted.other_calls import apply_call, method_call
 from parallel_runtime.models.hosted.random_calls import MORE_LATENTS, SAID_WIDTHS, Size, flat, latent_shapes, recording
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -163,3 +164,28 @@ def test_calls_are_noted_with_their_outputs_as_they_were() -> None:
     assert [each.unique().tolist() for each in noted.call.tensors.values()] == [[1.0]], "before the call wrote to it"
     both = flat([torch.ones(2, 3, 4, dtype=torch.half), torch.zeros(4, 5)], 2)
     assert both.dtype == torch.float32 and both.tolist() == [[1.0] * 12 + [0.0] * 10] * 2
+
+
+def test_a_call_of_comfyuis_own_function_travels_with_the_rows_of_each_image() -> None:
+    text, one = torch.ones(4, 7), torch.ones(1, 9)
+    given = {"c_crossattn": text, "other": one, "transformer_options": {"a": 1, "uuids": 2}}
+    call = apply_call("Flux", torch.Size((2, 16, 3, 5)), (0, 1), given)
+    assert (call.out_shape, call.shapes) == ((2, 240), ((2, 16, 3, 5),))
+    assert list(call.tensors) == ["t0", "t1"] and call.tensors["t0"] is text and call.tensors["t1"] is one
+    tree = {"c_crossattn": {"t": 0}, "other": {"t": 1}, "transformer_options": {"d": {"a": 1}}}
+    assert call.options == {
+        "call": {"d": {"args": {"l": []}, "kwargs": {"d": tree}}},
+        "tensors": 2,
+        "batched": [0],
+        "residuals": [],
+        "method": None,
+        "latent": [16, 3, 5],
+        "sides": [0, 1],
+    }
+    method = method_call("LTX", "preprocess_text_embeds", [one], {"unprocessed": True}, torch.Size((1, 5, 3)))
+    assert (method.out_shape, method.shapes, method.options["method"]) == (
+        (1, 15),
+        ((1, 5, 3),),
+        "preprocess_text_embeds",
+    )
+    assert method.options["call"] == {"d": {"args": {"l": [{"t": 0}]}, "kwargs": {"d": {"unprocessed": True}}}}

@@ -61,7 +61,8 @@ def test_merging_keeps_the_log_sum_exp_in_fp32_when_the_parts_are_bf16() -> None
 
 
 def test_no_queries_is_no_crash() -> None:
-    assert attention(make(0), make(5), make(5)).shape == (2, 0, 3, 64)
+    q = make(0)
+    assert attention(q, make(5), make(5)) is q
 
 
 @pytest.mark.parametrize(

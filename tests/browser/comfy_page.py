@@ -35,7 +35,7 @@ QUEUE = """(ends) => {
     .finally(() => { window.queueing = false })
 }"""
 QUEUEING = """() => JSON.stringify({
-  asking: window.queueing, busy: app.processingQueue, waiting: app.queueItems?.length,
+  asking: window.queueing, ended: window.ended, hidden: document.hidden, busy: app.processingQueue, waiting: app.queueItems?.length,
   socket: app.api.socket?.readyState, client: app.api.clientId,
   requests: performance.getEntriesByType('resource').slice(-5).map(({ name, duration }) => [name, duration]) })"""
 SET = """([kind, name, value]) => {
@@ -172,16 +172,22 @@ class ComfyPage:
     def queue(self) -> None:
         """What the Run button does, until the server has answered; its end is kept for `ended`."""
         self.page.evaluate(QUEUE, list(ENDS))
-        try:
-            self.page.wait_for_function("() => !window.queueing", timeout=WAIT_MS)
-        except TimeoutError as error:
-            raise AssertionError(f"the page does not queue: {self.page.evaluate(QUEUEING)}") from error
+        self._until("() => !window.queueing", WAIT_MS)
 
     def ended(self) -> tuple[str, dict]:
         """How the prompt ended: the event's name and its data."""
-        self.page.wait_for_function("() => window.ended", timeout=RUN_MS)
+        self._until("() => window.ended", RUN_MS)
         kind, detail = self.page.evaluate("window.ended")
         return kind, detail
+
+    def _until(self, holds: str, limit_ms: float) -> None:
+        try:
+            self.page.wait_for_function(holds, timeout=limit_ms)
+        except TimeoutError as error:
+            client = ComfyClient(self.server.url)
+            ended = [entry["status"]["messages"] for entry in list(client.get("/history").values())[-2:]]
+            page, waiting = self.page.evaluate(QUEUEING), client.get("/queue")
+            raise AssertionError(f"{holds} does not hold; the page: {page}; {waiting}; {ended}") from error
 
     def run(self) -> None:
         """Queue, and wait for a good end."""

@@ -35,7 +35,8 @@ QUEUE = """(ends) => {
     .finally(() => { window.queueing = false })
 }"""
 QUEUEING = """() => JSON.stringify({
-  asking: window.queueing, ended: window.ended, hidden: document.hidden, busy: app.processingQueue, waiting: app.queueItems?.length,
+  asking: window.queueing, ended: window.ended, hidden: document.hidden,
+  busy: app.processingQueue, waiting: app.queueItems?.length,
   socket: app.api.socket?.readyState, client: app.api.clientId,
   requests: performance.getEntriesByType('resource').slice(-5).map(({ name, duration }) => [name, duration]) })"""
 SET = """([kind, name, value]) => {

@@ -6,10 +6,23 @@ import pytest
 
 from parallel_runtime.exchange_formats import EXACT
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
+from parallel_runtime.planner.choose import (
+    EQUAL,
+    HEADROOM,
+    Choice,
+    Prediction,
+    _best,
+    _nothing_fits,
+    _of_machines,
+    _reasons,
+    choose_plan,
+    useful_plans,
+)
+from parallel_runtime.planner.cost import Cost
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model
@@ -77,6 +90,80 @@ def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> 
     assert not any(plan.cfg > 1 for plan in useful_plans(2, model=model, work=unguided, stale=True))
     apart = replace(model, key_heads=0)  # of which no rank can have a part of the tokens
     assert {plan.parts for plan in useful_plans(8, model=apart, work=work, stale=True)} == {1}
+
+
+def row(text: str, step_s: float, *, gib: float = 1.0, fits: bool = True, **parts: float) -> Prediction:
+    """A prediction of a plan, of ten steps; half of a step is computing unless `parts` say otherwise."""
+    seconds = {"compute_s": step_s / 2, "communication_s": step_s / 4, "launch_s": step_s / 4} | parts
+    cost = Cost(step_s=step_s, warmup_step_s=step_s, **seconds)
+    memory = PlannedMemory(weights=round(gib * GIB), activations=0, buffers=0, runtime=0)
+    return Prediction(plan=ParallelPlan.parse(text), cost=cost, memory=memory, run_s=10 * step_s, fits=fits)
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ((("ulysses=2", 1.0), ("ulysses=1", 1.05)), "ulysses=1"),  # more must be 1.05 times as fast
+        ((("ulysses=2", 1.0), ("ulysses=1", 1.06)), "ulysses=2"),
+        ((("ring=2", 1.0), ("ulysses=2", 1.02)), "ulysses=2"),  # among equals no ring
+        ((("ring=2", 1.0), ("ulysses=2", 1.03)), "ring=2"),
+        ((("ulysses=4", 1.0), ("ring=2", 1.01)), "ring=2"),  # fewer ranks
+        ((("ulysses=2,weights=sharded", 1.0), ("ring=2", 1.01)), "ring=2"),  # whole weights
+        ((("cfg=2", 1.0), ("ulysses=2", 1.01)), "cfg=2"),
+    ],
+)
+def test_among_equals_the_simpler_plan_is_taken(rows: tuple, best: str) -> None:
+    assert _best([row(*each) for each in rows]).plan == ParallelPlan.parse(best)
+
+
+def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() -> None:
+    one, two = row("ulysses=1", 2.0), row("ulysses=2", 2.5, communication_s=2.0)
+    known = known_calibration("L40")
+    assert _reasons(one, (one, two), [GIB] * 2, known) == (
+        "single: 2.00 s a step, limited by compute (50% of the step)",
+        "one device is better here: the best plan on more, uly2, would be 0.80x as fast, limited by communication",
+    )
+    assert len(_reasons(one, (one,), [GIB], known)) == 1
+    quick, small = row("ulysses=2", 0.5), row("ulysses=2,weights=sharded", 1.0, gib=0.5)
+    assert _reasons(quick, (quick, one), [GIB] * 3, known)[1:] == (
+        "4.00x as fast as one device (2.00 s a step)",
+        "1 of 3 devices stay unused: with them it would not be faster",
+    )
+    large = row("ulysses=1", 2.0, gib=3.0, fits=False)
+    assert _reasons(small, (small, large), [2 * GIB, GIB], known)[1:] == (
+        "2.00x as fast as one device (2.00 s a step), where it does not fit",
+        "does not fit with replicated weights: 3.0 GiB a rank, 1.0 GiB on each device, of which 95% can be used; "
+        "sharded weights take 0.5 GiB a rank",
+    )
+    choice = Choice(chosen=quick, reasons=(), table=(quick, one))
+    assert (choice.speedup, choice.plan, choice.seconds_per_step) == (4.0, quick.plan, 0.5)
+    assert replace(choice, chosen=one).speedup is None and replace(choice, table=(quick, large)).speedup is None
+
+
+def test_whether_a_further_machine_pays_is_said_where_there_is_one() -> None:
+    here, both, wide = row("ulysses=2", 0.5), row("data=2,ulysses=2", 0.4), row("cfg=2,ulysses=2", 0.3, fits=False)
+    known = replace(known_calibration("L40"), between=replace(known_link("ethernet1"), bandwidth=1e9), machines=(2, 2))
+    said = ": {} a step with data2-ring1-uly2 over ethernet1, 8 Gbit/s, {} with uly2 on this machine alone"
+    assert _of_machines(both, (wide, both, here), known) == [
+        "a further machine pays" + said.format("400.0 ms", "500.0 ms")
+    ]
+    assert _of_machines(here, (wide, both, here), known) == [
+        "a further machine does not pay" + said.format("400.0 ms", "500.0 ms")
+    ]
+    assert _of_machines(here, (wide, here), known) == []
+    assert _of_machines(here, (both, here), replace(known, machines=(2,))) == []
+    assert _of_machines(here, (both, here), replace(known, between=None)) == []
+
+
+def test_what_fits_nowhere_names_the_plan_that_needs_least() -> None:
+    assert _nothing_fits((), [GIB] * 3) == (
+        "no plan on 3 devices fits the model's heads; use another number of devices",
+    )
+    large, least = row("ulysses=1", 1.0, gib=3.0), row("ulysses=2,weights=sharded", 1.0, gib=2.0)
+    remedy = "free memory, use a smaller image or an fp8 file, or more devices"
+    said = "does not fit: {} needs the least, {} GiB a rank, 0.5 GiB on each device; {}"
+    assert _nothing_fits((large,), [GIB, GIB // 2]) == (said.format("single", "3.0", f"use sharded weights, {remedy}"),)
+    assert _nothing_fits((large, least), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),)
 
 
 def test_what_cannot_be_chosen_for_is_refused() -> None:

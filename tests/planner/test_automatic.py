@@ -1,6 +1,7 @@
 """Auto's rule: the planner's plan on GPUs, all ranks on the CPU and on GPUs nobody knows, and reasons each time."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
-from parallel_runtime.planner import machine
+from parallel_runtime.planner import counting, machine
 from parallel_runtime.planner.automatic import (
     Decision,
     _with_more_devices,
@@ -21,7 +23,7 @@ from parallel_runtime.planner.automatic import (
 )
 from parallel_runtime.planner.choose import HEADROOM, Choice, choose_plan
 from parallel_runtime.planner.counted import CountedModel
-from parallel_runtime.planner.counting import usual_counted
+from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap, whole_bytes
@@ -245,6 +247,45 @@ def test_work_is_told_in_words(asked: dict[str, int | bool], words: str) -> None
     work = replace(usual_work(), steps=1)
     assert Decision(plan=ParallelPlan(), work=replace(work, **asked)).chosen_for == words
     assert Decision(plan=ParallelPlan()).chosen_for == ""
+
+
+def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple] = []
+
+    def count(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict) -> Counted:
+        asked.append((dtype, found, size))
+        if dtype == "torn":
+            raise ValueError("no model")
+        return usual_counted()
+
+    monkeypatch.setattr(counting, "_count", count)
+    (file := tmp_path / "a.safetensors").write_text("1")
+    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
+    assert counts.known(*told) is None and counts.files == 0
+    assert counts.of(*told) is counts.of(*told) is counts.known(*told) is usual_counted()
+    assert asked == [("bfloat16", None, USUAL_SIZE)]
+    counts.of(*told, width=64)
+    counts.of(*told, found="x")
+    assert [each[1:] for each in asked[1:]] == [(None, USUAL_SIZE | {"width": 64}), ("x", USUAL_SIZE)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no model"):
+            counts.of(str(file), "torn", ComfyUI("/comfy"))
+    assert counts.known(str(file), "torn", ComfyUI("/comfy")) is None and (len(asked), counts.files) == (4, 4)
+    file.write_text("another")
+    assert counts.known(*told) is None
+
+
+def test_a_model_of_other_dtypes_has_as_much_less_or_more_to_move() -> None:
+    usual = usual_counted()
+    half = usual.with_weights(usual.model.weight_bytes // 2).model
+    assert half.block_bytes == tuple(round(each / 2) for each in FLUX.block_bytes)
+    wide = usual.with_elements(2 * usual.element_bytes)
+    assert (wide.element_bytes, wide.numbers) == (2 * usual.element_bytes, usual.numbers)
+    for before, after in ((FLUX.whole, wide.model.whole), (FLUX.shared, wide.model.shared)):
+        times = {name: 2.0 if name.endswith("_bytes") else 1.0 for name in before}
+        assert after == {name: tuple(times[name] * each for each in before[name]) for name in before}
+    work = usual_work_of(wide)
+    assert (work.element_bytes, work.image_tokens, wide.image_tokens) == (4, 4096, 4096)
 
 
 def test_a_gain_is_over_a_plan_that_was_weighed() -> None:

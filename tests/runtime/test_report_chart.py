@@ -211,6 +211,24 @@ def test_speed_ups_have_their_spread_and_that_of_the_blocks() -> None:
     assert not drawn({"kind": "benchmark", "contenders": rows[:1]}, "speedup")[1]["legend"]
 
 
+def test_a_benchmark_shows_the_ranks_of_its_fastest_plan_and_a_report_what_it_measured() -> None:
+    rows = [
+        *({"name": "one", "kind": "one_rank", "median_s": 0.1, "ranks": ranks()[:1]},),
+        *(
+            {"name": name, "kind": "plan", "median_s": took}
+            for name, took in (("ring2", 1.0), ("uly2", 2.0), ("cfg2", 3.0))
+        ),
+    ]
+    report = {"kind": "benchmark", "contenders": rows}
+    assert list(dict(panels(report))) == ["speedup"]
+    for row in rows[2:]:
+        row["ranks"] = ranks()
+    assert list(dict(panels(report))) == ["speedup", "timeline", "memory"]
+    assert drawn(report, "timeline")[1]["title"] == "Seconds of each rank, by step of uly2"
+    untimed = {"kind": "denoise", "ranks": [{"rank": 0, "busy_s": [1.0]}], "timings": {"step_s": [1.0]}}
+    assert drawn(untimed, "timeline")[1]["title"] == "Seconds by step" and list(dict(panels(untimed))) == ["timeline"]
+
+
 def test_a_headline_says_what_ran_on_what() -> None:
     assert _headline(denoise()) == (
         f"denoise:  plan ring2  |  no $formula_$ at all.safetensors, float32  |  2 x "
@@ -285,6 +303,7 @@ def test_the_text_of_a_benchmark_has_a_line_a_case() -> None:
             **{"block_speedup": 2.5, "end_to_end_over_block": 0.8, "loop": {"kind": "host", "reason": "so"}},
             **{"compile_s": 3.0, "graphs": 5, "error": 1e-7, "stale_difference": 0.1},
         },
+        {"name": "stock", "kind": "one_process", "median_s": 1.0, "speedup": 4.0},
     ]
     report = {"from_cache": False, "kind": "benchmark", "contenders": rows, "runs": 3, "warmup": 1}
     report["sizes"] = {"image_tokens": 4096, "text_tokens": 7}
@@ -293,6 +312,7 @@ def test_the_text_of_a_benchmark_has_a_line_a_case() -> None:
         "  one rank  4.00 s +- 250 ms",
         "  uly2      2.00 s, 2.00x one rank, 1.50x one process, blocks alone 2.50x, kept 0.80, host loop (so), "
         "5 graphs made in 3.00 s, error 1.0e-07, 1.0e-01 from one rank by keys a step old",
+        "  stock     1.00 s, 4.00x one rank",
         "uly2 is 2.00x faster than one device",
     ]
 

@@ -329,3 +329,131 @@ assert convert._compute_dtype(eight, {"dtype": torch.float8_e4m3fn, "fp8_optimiz
 assert convert._compute_dtype(eight, {"dtype": torch.float8_e5m2}) == "fp8_e5m2"
 eight.add_object_patch("manual_cast_dtype", torch.bfloat16)
 refused(lambda: convert._compute_dtype(eight, {"dtype": torch.float8_e5m2}), "remove ModelComputeDtype")
+
+# What a benchmark compares.
+benchmark, cases, proving, proofs, version = (
+    importlib.import_module(name)
+    for name in (
+        *(f"{NAME}.nodes.benchmark", f"{model_nodes}.proof.benchmark_cases", f"{model_nodes}.proof.proving"),
+        *(f"{runtime}.proof", f"{model_nodes}.contract.version"),
+    )
+)
+plain = new_model.remote_patcher(file, "default", asked())
+assert cases.require_ours(plain) is plain and "a ModelPatcher without workers" in refused(
+    lambda: cases.require_ours(stock)
+)
+assert cases.plan_of_settings(plain, settings) == plain.plan
+assert cases.under_plan(plain, plans.ParallelPlan(cfg=2)).plan == plans.ParallelPlan(cfg=2)
+refused(lambda: cases.under_plan(plain, plans.ParallelPlan(ulysses=3)), "ulysses=3 needs 3 ranks, this MODEL has 2")
+refused(
+    lambda: cases.under_plan(sharded, plans.ParallelPlan(cfg=2)), "has the weights replicated, this MODEL has them sh"
+)
+copy = cases.stock_copy(again_with)
+assert type(copy) is type(stock) and copy.patches.keys() == {weight} and copy.model_dtype() == torch.float32
+refused(lambda: cases.stock_copy(model_with), "stock ComfyUI has no LoRA beside the weights", "lora=side branch")
+nested = SimpleNamespace(is_nested=True, unbind=lambda: [torch.ones(1, 2, dtype=torch.bfloat16), torch.zeros(3)])
+assert cases.numbers_of(nested).tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+assert cases.numbers_of(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
+before = torch.get_num_threads()
+with cases.threads(before + 1):
+    assert torch.get_num_threads() == before + 1
+with cases.threads(None):
+    assert torch.get_num_threads() == before
+assert torch.get_num_threads() == before and not cases.attention_is_slow(torch.device("cuda"))
+runner = benchmark.CaseRunner(plain, settings, worker_loop=True)
+rows, warnings = runner.cases([plans.ParallelPlan(ring=2), plain.plan], stock=True)
+each = pooled.pool.threads_per_rank
+assert [(row.name, row.kind, row.engine, row.threads) for row in rows] == [
+    ("one rank", "one_rank", "parallel-dit", each),
+    (f"ComfyUI, {2 * each} threads", "one_process", "comfyui", 2 * each),
+    ("ring2", "plan", "parallel-dit", 2 * each),
+    ("uly2", "plan", "parallel-dit", 2 * each),
+]
+assert warnings == ([cases.SLOW_ATTENTION] if cases.attention_is_slow(torch.device("cpu")) else [])
+assert [len(row.devices or ()) for row in rows] == [1, 0, 2, 2]
+rows, warnings = benchmark.CaseRunner(sharded, settings, worker_loop=True).cases([sharded.plan], stock=False)
+assert [row.name for row in rows] == ["uly2-sharded"] and warnings[0].startswith(
+    "no one rank to compare with: this MODEL's"
+)
+assert benchmark.read_plans(" \nring=2\nulysses=2\nring=2\n", plain.plan) == [plans.ParallelPlan(ring=2), plain.plan]
+assert benchmark.read_plans("\n", plain.plan) == [plain.plan]
+
+# What is known of a plan before and in a run.
+prover = plain.model.prover
+ring, whole = plans.ParallelPlan(ring=2), plans.ParallelPlan(cfg=2)
+for plan, told in (
+    ("ulysses=2", "ulysses=2"),
+    ("ring=2,ulysses=2,shares=1:2:3:4", "ulysses=2,ring=2,shares=1:2:3:4"),
+    ("data=2,ulysses=2,shares=3:1:1:1", "ulysses=2,shares=3:1:1:1"),
+    ("pipefusion=2,ulysses=2,shares=3:1:1:1", "ulysses=2"),
+    ("cfg=2,ulysses=2,weights=sharded", "ulysses=2,weights=sharded"),
+):
+    assert proving._told(plans.ParallelPlan.parse(plan)) == told
+assert prover.told(plans.ParallelPlan(pipefusion=2)) == proving.STAGED.text
+assert prover.told(whole) == f"no proof needed: {proving.WHOLE.reason}"
+not_yet = "is proven against one device before its first step, once for each kind of call;"
+assert prover.told(ring) == f"ring2 {not_yet} not done yet"
+key = prover.key(ring, ("x",))
+kind = type(plain.model.diffusion_model)
+assert (key.comfyui, key.model_class) == (version.comfyui_version(), f"{kind.__module__}.{kind.__qualname__}")
+assert (key.plan, key.arguments, key.weights) == ("ring=2", ("x",), "float32 of float32")
+assert key.kernels.startswith(f"cpu torch {torch.__version__}") and len(key.source.split()[0]) == 16
+assert key == prover.key(ring, ("x",)) != prover.key(plain.plan, ("x",))
+proof = proofs.Proof(verdict=proofs.PROVEN, reason="", error=1e-7, control=0.5, tolerance=1e-5, calls=3)
+for number, verdict in enumerate((proofs.PROVEN, proofs.PROVEN, proofs.REFUSED)):
+    prover._store.save(prover.key(ring, (str(number),)), replace(proof, verdict=verdict))
+assert prover.told(ring) == f"ring2 {not_yet} kinds of calls so far: 2 {proofs.PROVEN}, 1 {proofs.REFUSED}"
+plain.model.pooled.found_by = "by a look"
+assert prover.told(ring).startswith("found, proven: by a look; ring2 is")
+plain.model.pooled.found_by = ""
+
+
+def running(plan, *, automatic=False):
+    decision = decisions.Decision(plan=plan, automatic=automatic)
+    return run_context.RunContext(model=plain.model.pooled, decision=decision, images=2, guided=True)
+
+
+model_call, to_tree = (importlib.import_module(f"{runtime}.{name}") for name in ("model_call", "models.hosted.calls"))
+tree, tensors = to_tree.to_tree({"args": [torch.zeros(1, 16, 8, 8)], "kwargs": {"transformer_options": {}}})
+call = model_call.ModelCall(
+    tensors={f"t{number}": each for number, each in enumerate(tensors)},
+    out_shape=(1, 16, 8, 8),
+    options={"call": tree, "method": None},
+)
+verdicts = []
+prover._proven = lambda run, call, check: verdicts[-1]
+for plan, known in ((whole, proving.WHOLE), (plans.ParallelPlan(pipefusion=2), proving.STAGED)):
+    prover.check(run := running(plan), call, print)
+    assert run.proofs == [known]
+assert prover.knows(whole, call) and not prover.knows(ring, call)
+prover.check(run := running(ring), replace(call, options={**call.options, "method": "m"}), print)
+assert run.proofs == []
+verdicts.append(replace(proof, verdict=proofs.NOT_PROVEN, error=None, reason="too large"))
+prover.check(run := running(ring), call, print)
+assert run.proofs == verdicts and prover.knows(ring, call)
+assert prover._store.load(prover.key(ring, prover._arguments(call))) is None, "it was not judged"
+verdicts.append(proof)
+other_size = replace(call, tensors={name: torch.zeros(1, 16, 8, 12) for name in call.tensors})
+assert prover._arguments(other_size) == prover._arguments(call)
+prover.check(run := running(ring), other_size, print)
+assert run.proofs == [proof] and prover._store.load(prover.key(ring, prover._arguments(call))) == proof
+prover._known.clear()
+verdicts.append("not asked again")
+assert prover.knows(ring, call)
+prover.check(run := running(ring), call, print)
+assert run.proofs == [proof]
+verdicts.append(replace(proof, verdict=proofs.REFUSED, reason="an error of 0.3"))
+refused(
+    lambda: prover.check(running(plain.plan), call, print),
+    *("ulysses=2 is refused for Flux of ComfyUI", "an error of 0.3; in SP Config", "the pack's plan does not fit this"),
+)
+prover.check(run := running(plain.plan, automatic=True), call, print)
+assert run.plan == decisions.without_sharing(decisions.Decision(plan=plain.plan), 2, guided=True, images=2).plan
+assert (
+    "the proof of uly2 failed for Flux" in run.remarks[0] and "where one device computes each image" in run.remarks[0]
+)
+assert run.proofs == [proving.WHOLE]
+assert prover._room(call, [600, 400]) == proving.SPARE * 400 / (2 * prover.memory_required([1, 16, 8, 8]))
+assert prover._room(call, [400]) == proving.SPARE * 400 / prover.memory_required([1, 16, 8, 8])
+prover.memory_required = lambda shape: 0.0
+assert prover._room(call, [600, 400]) == proving.SPARE * 400

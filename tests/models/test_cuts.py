@@ -97,6 +97,7 @@ def test_of_two_streams_each_rank_has_its_runs_one_after_another(parts: int) -> 
     assert torch.equal(torch.cat([text, image], 1), value)
     lengths = [each.shape[1] for each in cut]
     assert max(lengths) - min(lengths) <= 1, "longer runs of one stream lie with shorter ones of the other"
+    assert calls(3, a=5, b=7, c=4)[0].streams == {"a": (1, 2, 2), "b": (3, 2, 2), "c": (1, 1, 2)}
 
 
 def test_a_stream_that_is_held_and_a_rest_stay() -> None:

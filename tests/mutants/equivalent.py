@@ -14,11 +14,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "is_whole = run.held or run.stream in call.uncut or not (lengths[0] * len(lengths))",
     ): "a stream of fewer tokens than parts is uncut, so each part has a token or none has",
     (
-        "condition negated",
-        "lengths = lengths if len(self.streams) % 2 else lengths[::-1]",
-        "lengths = lengths if (not (len(self.streams) % 2)) else lengths[::-1]",
-    ): "streams alternate either way, and which rank has the first's longer part is nobody's concern",
-    (
         "lengths taken as equal",
         "self.traffic.add((send.shape[0] - send_lengths[self.index]) * row_bytes)",
         "self.traffic.add((send.shape[0] - send_lengths[0]) * row_bytes)",

@@ -116,6 +116,77 @@ def test_what_was_measured_and_noted_is_of_one_set_of_workers(module_of_pack, ma
     assert registry.measured(devices) == [], "of workers that are gone"
 
 
+class Holding(Workers):
+    """Workers that hold what they are told to, and note what is asked of them."""
+
+    def __init__(self, *held: object) -> None:
+        self.held, self.asked = [*held], list[str]()
+
+    def holds(self, spec: object, plan: object) -> bool:
+        return (spec, plan) in self.held
+
+    def unload(self, spec: object, plan: object) -> None:
+        self.held.remove((spec, plan))
+        self.asked.append("unload")
+
+    def close(self) -> None:
+        self.state = "stopped"
+        self.asked.append("close")
+
+
+class Root:
+    """What all MODELs on the same weights are clones of."""
+
+
+def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(module_of_pack, made, plan_of) -> None:
+    registry = module_of_pack("nodes.host.model.pools").PoolRegistry()
+    device, plan = module_of_pack("parallel_runtime.devices").Device, plan_of("ulysses=2")
+    two, four, far = made("cpu", "ulysses=2").devices[:2], made("cpu", "ulysses=2").devices, (device("cpu", 0, "b"),)
+    first, second, third = (
+        (devices, name, (2, False, 1, 1)) for devices, name in ((two, "a"), (two, "b"), (four, "c"))
+    )
+    registry._pools |= {two: (workers := Holding(("a", plan), ("b", plan))), four: Holding(), far: Holding()}
+    registry._pools[four].state = "stopped"
+    assert (registry.last_loaded, registry.root(first, Root)) == (None, root := registry.root(first, Root))
+    loaded = []
+    for weights in (first, second):  # nobody has a MODEL of the second
+        registry.load(weights, plan, loaded.append)
+    assert loaded == [workers, workers] and registry.last_loaded is None and workers.asked == []
+    assert registry.plan_of_load(second, plan_of("cfg=2")) == plan
+    assert registry.plan_of_load(third, plan_of("cfg=2")) == plan_of("cfg=2")
+    registry.load(first, plan, loaded.append)
+    assert workers.held == [("a", plan)] and workers.asked == ["unload"] and registry.last_loaded is root
+    registry.unload(second, plan)
+    registry.unload(first, plan_of("ring=2"))
+    assert workers.asked == ["unload"]
+    # Another set of devices starts: workers that hold nothing end, others stay.
+    registry.load(first, plan, loaded.append)
+    kept = registry.root(third, Root)
+    assert registry.lost_generations() == 1, "of the pool without workers"
+    registry.load(third, plan, loaded.append)
+    assert registry._pools[far].asked == ["close"] and workers.asked == ["unload"]
+    assert registry.lost_generations() == 1 and registry.last_loaded is kept
+    registry.unload(first, plan)
+    assert workers.held == [] and registry.all() == [*registry._pools.values()]
+    # Shares, and weights that go by another name.
+    assert registry.is_cut_by(first, (2, 1)) and registry.is_cut_by(first, None)
+    registry.note_cut(first, (2, 1))
+    assert registry.is_cut_by(first, (2, 1)) and not registry.is_cut_by(first, None)
+    registry.rename(first, second)
+    assert registry.is_cut_by(second, (2, 1)) and not registry.is_cut_by(second, ()) and registry.is_cut_by(first, ())
+    assert registry.root(second, Root) is root and registry.plan_of_load(first, plan_of("cfg=2")) == plan_of("cfg=2")
+    # What ends.
+    assert registry.has_something_to_release()
+    registry._pools[far].state = "idle"
+    registry.close_without(["b"])
+    assert registry._pools[far].asked == ["close"]
+    registry.close_without(["c"])
+    assert registry._pools[far].asked == ["close"] * 2 and workers.asked == ["unload"] * 2
+    registry.close_all()
+    assert workers.asked == ["unload"] * 2 + ["close"] and registry.last_loaded is None
+    assert not registry.has_something_to_release() and not registry.is_alive(two)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
     model, calls = made("cpu", "ulysses=4"), []

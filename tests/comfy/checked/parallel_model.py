@@ -457,3 +457,49 @@ assert prover._room(call, [600, 400]) == proving.SPARE * 400 / (2 * prover.memor
 assert prover._room(call, [400]) == proving.SPARE * 400 / prover.memory_required([1, 16, 8, 8])
 prover.memory_required = lambda shape: 0.0
 assert prover._room(call, [600, 400]) == proving.SPARE * 400
+
+# What stands for the transformer's forward: a call is sent with its run; here it is captured, and answered with zeros.
+forward = importlib.import_module(f"{model_nodes}.model.forward")
+transformer = plain.model.diffusion_model
+remote = transformer.forward
+x, text, pooled_text = torch.ones(2, 16, 8, 8, dtype=torch.bfloat16), torch.ones(2, 9, 64), torch.ones(2, 32)
+given = {"timestep": torch.ones(2), "context": text, "y": pooled_text, "guidance": torch.ones(2)}
+
+
+def called(options=None, x=x, **more):
+    run = running(ring)
+    run.captured = []
+    around = {run_context.RUN_KEY: run, **(options or {})}
+    return remote(x, **{**given, **more}, transformer_options=around), run.captured
+
+
+out, (call,) = called()
+assert out.shape == x.shape and out.dtype == torch.float32 and not out.any()
+assert call.out_shape == (2, 16 * 8 * 8) and [each.shape for each in call.tensors.values()][0] == x.shape
+assert call.options["compiled"] is False and call.options["method"] is None
+assert (remote.channels, remote.wrapped, forward.runs_wrappers(torch.nn.Flatten)) == (16, True, False)
+seen = []
+around = {
+    "wrappers": {
+        "diffusion_model": {"mine": [lambda executor, *args, **named: seen.append(1) or executor(*args, **named)]}
+    }
+}
+assert called(around)[1] and seen == [1]
+refused(lambda: remote(x, torch.ones(2)), "Flux is called with", "as graphs of another model do")
+refused(lambda: called({"ar_state": 1}), "it keeps state in the model (ar_state)")
+refused(lambda: called({"patches": {"attn1_patch": [print]}}), "it patches the model's blocks (attn1_patch)")
+refused(lambda: called({"an object": SimpleNamespace()}), "a SimpleNamespace")
+assert called({"patches": {}, "patches_replace": {}})[1]
+other_run = running(whole)
+transformer.outside_runs, outside = other_run, transformer.outside_runs
+assert remote._run({}) is other_run and remote._run({run_context.RUN_KEY: SimpleNamespace(model=3)}) is other_run
+with run_context.begun({}, run := running(ring)):
+    assert remote._run({}) is run and remote._run({run_context.RUN_KEY: other_run}) is other_run
+transformer.outside_runs = outside
+assert forward.alive(lambda: 5) == 5
+try:
+    forward.alive(lambda: None)
+except RuntimeError as error:
+    assert "a MODEL that is gone" in str(error)
+else:
+    raise AssertionError

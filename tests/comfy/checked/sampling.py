@@ -173,6 +173,7 @@ for shape, sizes in (
     ((2, 16, 8, 4), {"batch": 2, "width": 32, "height": 64}),
     ((1, 16, 5, 8, 4), {"batch": 1, "width": 32, "height": 64, "frames": 5}),
     ((1, 16, 1, 8, 4), {"batch": 1, "width": 32, "height": 64}),
+    ((1, 16, 2, 8, 4), {"batch": 1, "width": 32, "height": 64, "frames": 2}),
     ((3, 16, 8), {"batch": 3}),
 ):
     assert stock.sizes_of(model, {"samples": torch.zeros(shape)}) == sizes

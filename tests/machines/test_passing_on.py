@@ -106,7 +106,7 @@ class Link:
         self.to_come.append(Frame(kind, index, offset, torch.frombuffer(bytearray(data), dtype=torch.uint8)))
 
 
-def message(op: Op, body: Any = None, *, rank: int = 2, request: int = 7, tensors: Any = ()) -> Message:
+def message(op: Op, body: Any = None, *, rank: int = 2, request: int = 1, tensors: Any = ()) -> Message:
     return Message(op, rank, 4, request, body or {}, tensors)
 
 
@@ -192,7 +192,7 @@ def test_what_ranks_wrote_of_a_result_goes_before_their_answer_and_only_of_the_r
     give(here, step, to_rank_3(step))
     assert [end.recv()[0].op for end in here.ends] == [Op.STEP, Op.STEP]
     segment.tensor(RESULT)[1:3] = torch.tensor([1.0, 2.0])
-    answers = [message(Op.PROGRESS, {"done": 1}), message(Op.DONE, rank=3, request=6), message(Op.DONE, rank=3)]
+    answers = [message(Op.PROGRESS, {"done": 1}), message(Op.DONE, rank=3, request=9), message(Op.DONE, rank=3)]
     here._link.taken()
     for number, each in enumerate(answers):
         here.ends[each.rank - 2].send(each)

@@ -141,10 +141,6 @@ class ComfyPage:
         return self.page.locator('.p-toast-message, [data-testid="toast"]', has_text=text)
 
     def reload(self) -> None:
-        """The page anew, as another client of the server: that takes the socket of one that joins again off its list
-        when it hears of the old one's end, which may be later, and then tells the page nothing any more.
-        """
-        self.page.evaluate("sessionStorage.removeItem('clientId')")
         self.page.reload(wait_until="domcontentloaded")
         self.wait_ready()
 

@@ -90,7 +90,9 @@ class Tabs:
         self._open.pop(name).page.close()
 
     def end_of_test(self, request: pytest.FixtureRequest) -> None:
-        """No tab may have raised an error."""
+        """No tab may have raised an error, and none has a test's answers any more."""
+        for page in self._open.values():
+            page.page.unroute_all()
         errors = {name: page.errors for name, page in self._open.items() if page.errors}
         if request.node.stash.get(FAILED, True) or errors:
             for page in self._open.values():

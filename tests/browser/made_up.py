@@ -103,7 +103,6 @@ class MadeUp:
         self._reports: dict[int, Any] = {}
         self.comfy = comfy
         page = comfy.page
-        page.unroute_all()  # an earlier test's answers are not ours
         page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=self._state))
         page.route(re.compile(r"/parallel_dit/reports/\d+$"), self._answer_report)
         page.evaluate(ONLY_OURS)

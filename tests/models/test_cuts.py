@@ -79,6 +79,8 @@ def test_what_a_stream_that_every_rank_has_leaves_is_cut(parts: int) -> None:
     cut = shares(ranks, "rest:txt+img", value)
     assert all(torch.equal(each[:, :4], value[:, :4]) for each in cut)
     assert torch.equal(torch.cat([value[:, :4], *(each[:, 4:] for each in cut)], 1), value)
+    text = value[:, :4]
+    assert all(each is text for each in shares(ranks, "rest:txt+img", text)), "a value that ends with the text"
     again = shares(ranks, "rest:txt+img", value * 2)
     assert all(torch.equal(one, 2 * other) for one, other in zip(again, cut, strict=True))
     assert all(call.key_lengths(["txt", "img"])[0] == 4 + call.streams["img"][0] for call in ranks)

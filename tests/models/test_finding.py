@@ -135,18 +135,20 @@ def test_a_plan_is_kept_for_more_kinds_of_calls_or_another_is_found_that_holds_f
             raise RanksDisagreeError("no")
         return ranks.errors_of(model, spec, calls, wanted, over)
 
-    monkeypatch.setattr(finding, "kinds_of", lambda whole, size: ["refs", "camera", "mask", "text"])
+    known = {LOOKED_AT[0]: ["refs", "camera", "mask", "text"]}
+    monkeypatch.setattr(finding, "kinds_of", lambda whole, size: known[size])
     monkeypatch.setattr(finding, "calls_of", calls_of)
     monkeypatch.setattr(finding, "errors_of", errors_of)
     told = found.find("a file")
     assert (told["plan"], told["cuts"], told["with"]) == (to_data(OTHER), "cuts 1", ["refs", "text"])
     assert [(size.seed, kind) for size, kind in made[:2]] == [(1, "refs"), (2, "refs")]
     assert ranks.asked[-2:] == [("tail", over, [5.0]) for over in (2, 3)]
-    now_s = iter((0.0, 0.0, 0.0, 0.0, 1.0))
-    monkeypatch.setattr(finding, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
-    computed_s = iter((0.0, 40.0))
-    monkeypatch.setattr(finding, "_computed_s", lambda: next(computed_s))
-    assert found.find("a file", limit_s=-1.0)["with"] == [], "these took long"
+    for limit_s, kinds in ((9.0, ["refs", "text"]), (8.9, [])):  # of which calls of a text alone have taken 3
+        now_s, computed_s = iter((0.0, 5.0, 7.0)), iter((1.0, 4.0))
+        monkeypatch.setattr(finding, "time", SimpleNamespace(perf_counter=lambda now_s=now_s: next(now_s)))
+        monkeypatch.setattr(finding, "_computed_s", lambda computed_s=computed_s: next(computed_s))
+        assert (told := found.find("a file", limit_s=limit_s))["with"] == kinds
+        assert told["seconds"] == 7.0
 
 
 class Block(nn.Module):

@@ -204,5 +204,5 @@ def test_a_load_has_to_come_what_other_ranks_say_where_one_has_said_nothing() ->
     said = {0: Progress(done=3, total=10), 2: Progress(done=4, total=20)}
     assert _sum_of(said, num_ranks=3) == (7, 50)
     assert _sum_of(said, num_ranks=2) == (7, 30)
-    ranks = [LoadReply(memory=MEMORY), LoadReply(memory=MEMORY, load_s=2.0)]
-    assert LoadResult(ranks, 1.0).rank_load_s == {1: 2.0}
+    ranks = [LoadReply(memory=MEMORY, dtype="bfloat16"), LoadReply(memory=MEMORY, load_s=2.0)]
+    assert (LoadResult(ranks, 1.0).rank_load_s, LoadResult(ranks, 1.0).dtype) == ({1: 2.0}, "bfloat16")

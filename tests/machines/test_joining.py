@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
 from parallel_runtime import VERSION
+from parallel_runtime.cli import gpu_facts, join
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines.connection import (
     ANSWER,
@@ -27,7 +29,13 @@ from parallel_runtime.machines.connection import (
     listen_address,
 )
 from parallel_runtime.machines.machine import Lost
-from parallel_runtime.machines.messages import MAX_LINES_CHARS, FileIdentity, GenerationEnded
+from parallel_runtime.machines.messages import (
+    MAX_LINES_CHARS,
+    MAX_NAME_CHARS,
+    FileIdentity,
+    GenerationEnded,
+    Versions,
+)
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
 from parallel_runtime.wire.nccl_segments import segments_of
@@ -371,3 +379,41 @@ def test_a_server_holds_no_descriptor_after_it_is_closed(token_file, tmp_path):
     del server
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"models": None}, "no model folder is named; give --models FOLDER"),
+        ({"models": ["/nowhere"]}, "--models /nowhere is no folder"),
+        ({"comfyui": "/nowhere"}, "/nowhere has no comfy/model_base.py"),
+        ({"torch": ""}, "torch cannot be imported with"),
+    ],
+)
+def test_what_a_machine_offers_is_what_it_has(given, words, token_file, tmp_path, monkeypatch):
+    gpus = tuple(gpu_facts.Gpu(index=index, name="L40", capability=(8, 9), total_bytes=1) for index in range(2))
+    facts = gpu_facts.GpuFacts(torch=given.get("torch", "2.9"), nccl="2.27", gpus=gpus, error="a reason")
+    monkeypatch.setattr(gpu_facts, "look", lambda: facts)
+    told = {"address": "127.0.0.1:99", "token_file": str(token_file), "comfyui": None, "models": [str(tmp_path)]}
+    arguments = SimpleNamespace(**{**told, "devices": "cuda:1", "name": "n" * 999, **given})
+    if words:
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+            join._joining(arguments)
+        return
+    joining = join._joining(arguments)
+    assert (joining.host, joining.port, joining.models, joining.comfyui) == ("127.0.0.1", 99, (str(tmp_path),), "")
+    introduction = joining.introduction
+    assert (introduction.devices, introduction.device_names) == (("cuda:1",), ("L40",))
+    assert introduction.name == "n" * MAX_NAME_CHARS and introduction.pid == os.getpid()
+    assert introduction.versions == Versions(pack=VERSION, torch="2.9", comfyui="", nccl="2.27")
+    arguments.name, arguments.devices = "", "cpu:1"
+    assert join._joining(arguments).introduction.name == socket.gethostname()[:MAX_NAME_CHARS]
+    assert join._joining(arguments).introduction.device_names == ("CPU",)
+    (tmp_path / "comfy").mkdir()
+    (tmp_path / "comfy" / "model_base.py").write_text("")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.9"')
+    arguments.models, arguments.comfyui = None, str(tmp_path)
+    with_comfyui = join._joining(arguments)
+    assert (with_comfyui.models, with_comfyui.comfyui) == ((str(tmp_path / "models"),), str(tmp_path))
+    assert with_comfyui.introduction.versions.comfyui == "0.9"

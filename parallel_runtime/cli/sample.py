@@ -18,7 +18,7 @@ SEED = 7
 
 
 def write_sample(path: str | os.PathLike[str]) -> None:
-    """Write the file, 5 MB in fp32."""
+    """Write the file, 3 MB in fp32."""
     generator = torch.Generator().manual_seed(SEED)
     tensors = {}
     for name, shape in _shapes():

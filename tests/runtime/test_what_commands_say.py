@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from made_replies import step_reply
+from safetensors.torch import load_file
 
-from parallel_runtime.cli import doctor, plan, verify
+from parallel_runtime.checkpoint import read_header
+from parallel_runtime.cli import doctor, find_plan, plan, tune, verify
 from parallel_runtime.cli.cached import Cached, describe_cached
 from parallel_runtime.cli.calibrate import (
     _between,
@@ -22,6 +26,8 @@ from parallel_runtime.cli.calibrate import (
     describe_calibration,
 )
 from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
+from parallel_runtime.cli.sample import write_sample
 from parallel_runtime.cli.terminal import CLEAR, PhaseLine
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.plan import ParallelPlan
@@ -374,3 +380,79 @@ def test_a_link_that_is_told_stands_in_the_tables(
 @pytest.mark.parametrize("count", [None, "1", "8"])
 def test_the_devices_of_a_kind_are_counted(count: str | None) -> None:
     assert plan._count(count) == int(count or 2)
+
+
+def test_find_plan_says_the_plan_and_what_it_rests_on() -> None:
+    found = {
+        **{"class": "a.Model", "comfyui": "0.9", "seconds": 3.4, "tried": ["one"], "refused": "", "rests_on": ["two"]},
+        **{"with": ["references"], "written": True, "kept": "/k", "plan": {"cut": {}}, "cuts": "cut once"},
+        **{"error": 1e-7, "control": 0.1},
+    }
+    assert find_plan.describe(found).splitlines() == [
+        *("a.Model of ComfyUI 0.9, 3 s", "  refused: one", "  {'cut': {}}", "  seen: two"),
+        *(
+            "  it holds for calls with references too",
+            "  the pack has a plan that people wrote for this class, and uses that",
+        ),
+        *("  kept in /k", "found, proven: cut once, relative error 1.0e-07, without exchange 1.0e-01"),
+    ]
+    assert len(find_plan.describe(found | {"written": False, "kept": ""}).splitlines()) == 6
+    assert find_plan.describe(found | {"refused": "blocks.0 mixes tokens"}).splitlines()[1:] == [
+        "  refused: one",
+        "no plan: blocks.0 mixes tokens; cfg parallel, data parallel and sharded weights need no plan",
+    ]
+
+
+def test_tune_says_what_was_predicted_and_measured_of_each_plan() -> None:
+    rows = [
+        {"name": "uly2", "predicted_s": 0.5, "failed": "", "step_s": 0.25},
+        {"name": "ring2", "predicted_s": 0.75, "failed": "", "step_s": None},
+        {"name": "cfg2", "predicted_s": 1.0, "failed": "lost", "step_s": None},
+    ]
+    report = {
+        **{"line": "kept ulysses 2", "kept": "/k", "model": "a", "work": "one image", "devices": ["cpu:0", "cpu:1"]},
+        **{"plans": rows, "copies": 6, "took_s": 2.0, "warnings": ["hot"]},
+    }
+    assert tune.describe(report, lambda text, name: f"<{name} {text}>").splitlines() == [
+        *("<good kept ulysses 2>", "<note warning: hot>", "a: one image, on cpu:0, cpu:1"),
+        "  plan                       predicted s  measured s",
+        "  uly2                               0.5        0.25",
+        "  ring2                             0.75 not measured",
+        "  cfg2                                 1        lost",
+        "6 copies of a step in 2.0 s",
+        "kept for the next run of such work in ComfyUI, where SP Config's mode is auto: /k",
+        "<good kept ulysses 2>",
+    ]
+    assert tune.describe(report | {"kept": None}).splitlines()[-2:] == ["6 copies of a step in 2.0 s", "kept ulysses 2"]
+
+
+def test_the_sample_is_a_small_wan_of_numbers_as_a_trained_one_has(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for path in (first, second):
+        write_sample(path)
+    tensors = load_file(first)
+    assert first.read_bytes() == second.read_bytes() and len(tensors) == 69
+    assert sum(each.numel() for each in tensors.values()) == 699_760
+    assert json.loads(read_header(first).metadata["config"]) == {
+        "transformer": {"num_heads": 12, "freq_dim": 32, "text_dim": 32}
+    }
+    spread = {name: float(each.std()) for name, each in tensors.items()}
+    assert spread["patch_embedding.weight"] == pytest.approx(1 / 8, rel=0.1)  # of 16 x 1 x 2 x 2 numbers each
+    assert spread["blocks.1.ffn.0.bias"] == pytest.approx(0.02, rel=0.3)
+    norm = tensors["blocks.0.norm3.weight"]
+    assert (float(norm.mean()), float(norm.std())) == (pytest.approx(1, rel=0.05), pytest.approx(0.1, rel=0.3))
+
+
+def test_diffusers_computes_flux_alone() -> None:
+    names = ("img_in.weight", "vector_in.in_layer.weight", "double_blocks.0.img_attn.qkv.weight")
+    names += ("single_blocks.0.linear1.weight",)
+    for prefix in ("", "model.diffusion_model."):
+        header = SimpleNamespace(tensors={prefix + name: None for name in names})
+        assert _is_flux(header)
+        for name in names:
+            fewer = {each: None for each in header.tensors if each != prefix + name}
+            assert not _is_flux(SimpleNamespace(tensors=fewer))
+    mixed = {**dict.fromkeys(names[:2]), **{f"a.{name}": None for name in names[2:]}}
+    assert not _is_flux(SimpleNamespace(tensors=mixed))
+    with pytest.raises(ValueError, match="only Flux.1 is converted"):
+        load_reference_model(SimpleNamespace(tensors=mixed))

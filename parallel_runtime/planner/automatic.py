@@ -88,9 +88,9 @@ def automatic_plan(
         return _unknown(model, work, everything, min(free), allowed)
     choice = choose_plan(model, work, free, calibration, weights=allowed)
     if choice.plan is None:
-        plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
+        plan = replace(everything, weights="offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
-    kept = () if len(allowed) > 1 else (f"weights={weights} as asked",)
+    kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
     image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
     again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"

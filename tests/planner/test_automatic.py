@@ -14,9 +14,11 @@ from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import counting, machine
 from parallel_runtime.planner.automatic import (
+    AGAIN,
     Decision,
     _with_more_devices,
     automatic_plan,
+    on_cpu,
     plan_of_run,
     usual_work,
     without_sharing,
@@ -64,6 +66,9 @@ def test_a_slow_link_leaves_the_second_gpu_asleep_and_says_that_one_is_better() 
     assert decision.plan == ParallelPlan()
     assert any(why.startswith("one device is better here") for why in decision.reasons)
     assert any("mode=manual forces" in why for why in decision.reasons)
+    assert [AGAIN in on_gpus(count, 80).reasons[-1] for count in (1, 2)] == [False, True]
+    assert on_cpu(ParallelPlan()) == ("one CPU rank, nothing to choose",)
+    assert on_cpu(ParallelPlan(ring=2))[0].startswith("all 2 CPU ranks are used, as named; after `doctor --calibrate`")
     quick = replace(slow, link=replace(slow.link, bandwidth=400e9, latency_s=1e-6))
     quick = replace(quick, software=replace(quick.software, operation_s=0.0))
     assert on_gpus(2, 80, quick).plan == ParallelPlan(ulysses=2)  # or the link would decide nothing
@@ -83,6 +88,8 @@ def test_weights_that_do_not_fit_are_shared_out_and_the_reason_names_both_sizes(
 def test_where_nothing_fits_the_plan_that_needs_least_is_tried_and_said() -> None:
     decision = on_gpus(2, 1, known_calibration("RTX 4090"))
     assert decision.plan == ParallelPlan(ulysses=2, weights="offloaded")
+    asked = on_gpus(2, 1, known_calibration("RTX 4090"), weights="sharded")
+    assert asked.plan == ParallelPlan(ulysses=2, weights="sharded")
     assert decision.reasons[0].startswith("does not fit: ")
     assert "trying ulysses=2,weights=offloaded" in decision.reasons[-1]
 

@@ -124,6 +124,8 @@ def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() ->
         "one device is better here: the best plan on more, uly2, would be 0.80x as fast, limited by communication",
     )
     assert len(_reasons(one, (one,), [GIB], known)) == 1
+    second = row("ulysses=1", 1.0)
+    assert _reasons(second, (second,), [GIB], known)[0].startswith("single: 1.00 s a step")
     quick, small = row("ulysses=2", 0.5), row("ulysses=2,weights=sharded", 1.0, gib=0.5)
     assert _reasons(quick, (quick, one), [GIB] * 3, known)[1:] == (
         "4.00x as fast as one device (2.00 s a step)",
@@ -142,7 +144,7 @@ def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() ->
 
 def test_whether_a_further_machine_pays_is_said_where_there_is_one() -> None:
     here, both, wide = row("ulysses=2", 0.5), row("data=2,ulysses=2", 0.4), row("cfg=2,ulysses=2", 0.3, fits=False)
-    known = replace(known_calibration("L40"), between=replace(known_link("ethernet1"), bandwidth=1e9), machines=(2, 2))
+    known = replace(known_calibration("L40"), between=replace(known_link("ethernet1"), bandwidth=1e9), machines=(2, 4))
     said = ": {} a step with data2-ring1-uly2 over ethernet1, 8 Gbit/s, {} with uly2 on this machine alone"
     assert _of_machines(both, (wide, both, here), known) == [
         "a further machine pays" + said.format("400.0 ms", "500.0 ms")

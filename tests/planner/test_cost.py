@@ -15,7 +15,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
-from parallel_runtime.planner.cost import step_cost
+from parallel_runtime.planner.cost import _handed_s, _weights_s, relayed_s, step_cost
 from parallel_runtime.planner.counted import HOP_OPERATIONS, CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
@@ -333,3 +333,78 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(work, plan, machine) ->
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(cost.step_s)
     assert cost.warmup_step_s > 0
+
+
+SMALL = CountedModel(
+    name="small",
+    whole={"module.matmul_flops": (0.0, 1.0), "query_bytes": (0.0, 8.0), "exchanges": (2.0,)},
+    shared={},
+    **{"numbers_per_token": 1.0, "key_heads": 4, "weight_bytes": 0, "block_bytes": (), "staged_blocks": 2},
+)
+HUNDRED = Work(image_tokens=100, text_tokens=0)
+
+
+def test_a_model_that_keeps_something_computes_it_in_the_first_step_or_in_each() -> None:
+    filling = ({"module.matmul_flops": (0.0, 3.0)}, {})
+    model = replace(SMALL, filling=filling, kept_bytes={"default": (0.0, 2.0)})
+    rates = replace(UNIT.rates, matmul_flops=1.0, host_bandwidth=0.5)
+    known = replace(UNIT, rates=rates)
+    for kept_on, step_s in (("gpu", 100.0), ("off", 300.0), ("cpu", 2.0 * 100 / 0.5)):  # from host memory, beside it
+        cost = step_cost(model, replace(HUNDRED, kept_on=kept_on), ParallelPlan(), known)
+        assert (cost.step_s, cost.warmup_step_s) == (pytest.approx(step_s), pytest.approx(300.0))
+        assert cost.image_s(4) == pytest.approx(300 + 3 * step_s)
+    on_cpu = replace(known, rates=replace(rates, asynchronous=False))
+    assert step_cost(model, replace(HUNDRED, kept_on="cpu"), ParallelPlan(), on_cpu).step_s == pytest.approx(100.0)
+
+
+def test_a_stage_waits_for_what_the_one_before_hands_on() -> None:
+    known = replace(only("link", bandwidth=1.0), rates=replace(UNIT.rates, matmul_flops=1.0))
+    cost = step_cost(SMALL, HUNDRED, ParallelPlan(pipefusion=2), known)
+    turn_s, handed_s = (
+        50 / 2,
+        50 * 8 / 2 / 2,
+    )  # of two patches of 50 tokens: half of the blocks, queries of one attention
+    assert cost.step_s == pytest.approx(2 * turn_s + 2 * (handed_s - turn_s))
+    assert cost.warmup_step_s == pytest.approx(100 + 200)  # all tokens through both, handed on once
+
+
+def test_messages_of_a_step_go_to_further_machines_and_back() -> None:
+    further = replace(UNIT, between=Interconnect(name="far", bandwidth=NEVER, latency_s=0.25), machines=(2, 1))
+    assert [relayed_s(ParallelPlan(data=ranks), further) for ranks in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    cost = step_cost(SMALL, replace(HUNDRED, batch=3), ParallelPlan(data=3), further)
+    assert cost.step_s == cost.communication_s == cost.warmup_step_s == pytest.approx(1.0)
+
+
+NEAR = Interconnect(name="near", bandwidth=2.0, latency_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "guided", "seconds"),
+    [
+        ("pipefusion=2", False, 100 / 2 + 3),  # 400 bytes of queries, and as much of outputs, of two attentions
+        ("pipefusion=2", True, 2 * (100 / 2 + 3)),
+        ("cfg=2,pipefusion=2", True, 100 / 2 + 3),  # each pipeline is on one of two machines
+        ("pipefusion=2,ulysses=2", False, 50 / 2 + 3),
+    ],
+)
+def test_a_patch_is_handed_on_a_row_and_a_call_at_a_time(plan: str, guided: bool, seconds: float) -> None:
+    far, machines = Interconnect(name="far", bandwidth=1.0, latency_s=99.0), (2, 2) if "cfg" in plan else (4,)
+    known = replace(UNIT, link=NEAR, between=far, machines=machines)
+    work = replace(HUNDRED, guided=guided)
+    assert _handed_s(SMALL, work, ParallelPlan.parse(plan), known, patches=2) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds"),
+    [
+        ("ulysses=2", 0.0),
+        ("weights=offloaded", 400 / 4),
+        ("ulysses=2,weights=offloaded", 400 / 2 / 4 + 200 / 2 + 2 * 3),
+        ("ulysses=2,weights=sharded", 200 / 2 + 2 * 3),
+        ("pipefusion=2,ulysses=2,weights=sharded", 100 / 2 + 1 * 3),
+    ],
+)
+def test_weights_come_from_the_host_and_from_other_ranks(plan: str, seconds: float) -> None:
+    known = replace(UNIT, link=NEAR, rates=replace(UNIT.rates, host_bandwidth=4.0))
+    model = replace(SMALL, block_bytes=(300, 100))
+    assert _weights_s(model, ParallelPlan.parse(plan), known) == pytest.approx(seconds)

@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from parallel_runtime.exchange_formats import CODED_BYTES, DECODED_BYTES
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.counted import CountedModel, kept_by_class
+from parallel_runtime.planner.counted import CountedModel, amounts_of, kept_by_class, kept_bytes_of
 from parallel_runtime.planner.known import known_rates
-from parallel_runtime.planner.memory import PlannedMemory, bytes_of, communicators, memory_of, runtime_bytes, where_kept
+from parallel_runtime.planner.memory import (
+    PlannedMemory,
+    bytes_by_rank,
+    bytes_of,
+    communicators,
+    memory_of,
+    runtime_bytes,
+    where_kept,
+)
 from parallel_runtime.planner.work import Work
 
 MIB = 2**20
@@ -131,3 +140,39 @@ def test_a_model_says_what_its_ranks_can_share() -> None:
         ),
     ):
         assert {text: model.may_run(ParallelPlan.parse(text)) for text in texts} == texts
+
+
+@pytest.mark.parametrize(
+    ("plan", "moved"),
+    [
+        ("ulysses=1", 0.0),
+        ("ulysses=2", (CODED_BYTES + DECODED_BYTES) * (800 + 400) / 2 / 2),
+        ("ring=2", (CODED_BYTES + DECODED_BYTES) * 400 / 2 / 2),
+        ("ring=3", (CODED_BYTES + 2 * DECODED_BYTES) * 400 / 3 / 2),
+        ("ring=2,ulysses=2", (CODED_BYTES + DECODED_BYTES) * (400 + 800 + 400) / 4 / 2),
+    ],
+)
+def test_heads_that_travel_as_fp8_are_coded_and_decoded(plan: str, moved: float) -> None:
+    found = amounts_of(MODEL, replace(WORK, exchange="fp8"), ParallelPlan.parse(plan))
+    assert found.moved_bytes == pytest.approx(moved)
+    assert amounts_of(MODEL, WORK, ParallelPlan.parse(plan)).moved_bytes == 0.0
+
+
+def test_amounts_are_read_from_what_was_counted() -> None:
+    alone = amounts_of(MODEL, WORK, ParallelPlan())
+    assert (alone.exchanges, alone.gathers, alone.arriving_bytes, alone.hop_bytes, alone.operations) == (0, 0, 0, 0, 7)
+    few = amounts_of(MODEL, WORK, ParallelPlan(ulysses=8))  # of four heads: keys are gathered
+    assert (few.arriving_bytes, few.returning_bytes, few.exchanges) == (pytest.approx(400 / 8 * 7), 0.0, 2.0)
+    every = replace(MODEL, whole={"held_bytes": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)})
+    assert every.count("held_bytes", Work(image_tokens=2, text_tokens=3)) == 1 + 4 + 12 + 12 + 30 + 54
+    assert replace(MODEL, key_heads=1).shares_tokens
+    kept = replace(MODEL, kept_bytes={"default": (100.0,), "fp8": (50.0,)})
+    formats = {kept_as: kept_bytes_of(kept, replace(WORK, kept_as=kept_as)) for kept_as in ("fp8", "default", "other")}
+    assert formats == {"fp8": 50.0, "default": 100.0, "other": 100.0}
+
+
+def test_ranks_of_equal_shares_take_the_same() -> None:
+    memory = PlannedMemory(weights=10, activations=3, buffers=2, runtime=5)
+    assert (memory.host_bytes, memory.shared) == (0, 0)
+    for plan in (ParallelPlan(ulysses=2), ParallelPlan(pipefusion=2), ParallelPlan(ulysses=2, weights="sharded")):
+        assert bytes_by_rank(replace(memory, shared=4), plan) == (20, 20)

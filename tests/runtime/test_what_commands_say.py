@@ -31,10 +31,12 @@ from parallel_runtime.cli.sample import write_sample
 from parallel_runtime.cli.terminal import CLEAR, PhaseLine
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import NARROW, WIDE
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.wire.replies import BatchSlice, CachedCalls, ProbeReply
 
+FLUX_WEIGHTS = usual_counted().model.weight_bytes // 2  # numbers
 SIZE = {"width": 1024, "height": 1024, "frames": None, "text_tokens": 512, "batch": 1, "comfyui": None}
 TAKEN: dict[str, tuple[list[str], dict[str, Any]]] = {
     "doctor": (
@@ -456,3 +458,37 @@ def test_diffusers_computes_flux_alone() -> None:
     assert not _is_flux(SimpleNamespace(tensors=mixed))
     with pytest.raises(ValueError, match="only Flux.1 is converted"):
         load_reference_model(SimpleNamespace(tensors=mixed))
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ("--width 16 --height 16384", {"image_tokens": 1024}),
+        ("--cfg 1", {"guided": False}),
+        ("--cfg 1.5 --batch 2 --steps 3 --text-tokens 7", {"guided": True, "batch": 2, "steps": 3, "text_tokens": 7}),
+        ("--cfg 1000 --dtype float32", {"guided": True, "element_bytes": 4}),
+        ("--dtype float16 --file-dtype fp8", {"element_bytes": 2}),
+        ("--width 15", None),
+        ("--height 16385", None),
+        ("--cfg 1001", None),
+        ("--frames 9", None),
+        ("--comfyui /comfy", None),
+    ],
+)
+def test_plan_weighs_the_work_that_is_asked_for(given: str, changed: dict[str, Any] | None) -> None:
+    arguments = make_parser().parse_args(["plan", "--kind", "L40", *given.split()])
+    if changed is None:
+        option, value = given.split()
+        with pytest.raises(ValueError, match=f"^{option}={value}"):
+            plan.run(arguments)
+        return
+    report = plan.run(arguments)
+    work = {"image_tokens": 4096, "text_tokens": 512, "guided": False, "batch": 1, "steps": 20, "element_bytes": 2}
+    assert report["work"].items() >= (work | changed).items()
+    assert report["free_bytes"] == [48 * 2**30] * 2 and report["warnings"] == []
+    row = report["table"][0]
+    assert row["seconds_per_step"] == pytest.approx(row["compute_s"] + row["communication_s"] + row["launch_s"])
+    single = next(each for each in report["table"] if each["name"] == "single")
+    num_bytes = {"float32": 4, "bfloat16": 2}.get(arguments.dtype, 1)  # of float16, with a file of fp8
+    assert single["weight_bytes_per_rank"] == pytest.approx(FLUX_WEIGHTS * num_bytes, rel=1e-6)
+    assert (single["ranks"], single["host_bytes_per_rank"], single["exact"]) == (1, 0, True)

@@ -292,11 +292,14 @@ stock.add_object_patch("model_sampling", stock.model.model_sampling)
 stock.model_options["transformer_options"]["told"] = [1]
 stock.add_wrapper_with_key("outer_sample", "mine", print)
 stock.attachments["a"] = 1
+stock.add_callback_with_key("on_load", "mine", print)
+stock.set_additional_models("beside", [comfy.load_diffusion_model(file)])
 ours = convert.parallelized(stock, asked())
 assert ours.parent is model.parent and ours.patches.keys() == {weight} and ours.patches_uuid == stock.patches_uuid
 assert ours.object_patches.keys() >= {"model_sampling"} and ours.attachments == {"a": 1}
 assert ours.model_options["transformer_options"]["told"] == [1] and ours.wrappers["outer_sample"]["mine"] == [print]
-assert run_context.RUN_KEY in ours.wrappers["outer_sample"] and ours.callbacks == stock.callbacks
+assert run_context.RUN_KEY in ours.wrappers["outer_sample"] and ours.callbacks == stock.callbacks != {}
+assert [each.model for each in ours.additional_models["beside"]] == [stock.additional_models["beside"][0].model]
 stock.model_options["transformer_options"]["told"].append(2)
 stock.add_wrapper_with_key("outer_sample", "mine", len)
 stock.patches[weight].append(3)

@@ -358,3 +358,39 @@ hook = utils.PROGRESS_BAR_HOOK
 with decode._no_progress():
     assert utils.PROGRESS_BAR_HOOK is None
 assert utils.PROGRESS_BAR_HOOK is hook is not None
+
+# Which wrappers of a run are a known cache's alone, and what each call is to it.
+easycache = importlib.import_module("comfy_extras.nodes_easycache")
+caches = importlib.import_module(f"{NAME}.nodes.host.sampling.stock_caches")
+EASY = {
+    "calc_cond_batch": easycache.easycache_calc_cond_batch_wrapper,
+    "diffusion_model": easycache.easycache_forward_wrapper,
+}
+LAZY = {"predict_noise": easycache.lazycache_predict_noise_wrapper}
+
+
+def keys(holder, wrappers, **more):
+    inside = {kind: {"easycache": [each], "another": [print]} for kind, each in wrappers.items()} | more
+    return caches.cache_keys({"transformer_options": {"easycache": holder}}, inside)
+
+
+def held(kind, *, verbose=False):
+    return kind(0.2, 0.0, 1.0, 8, False, verbose, output_channels=4)
+
+
+easy, lazy = held(easycache.EasyCacheHolder), held(easycache.LazyCacheHolder)
+assert keys(easy, EASY) == [(kind, "easycache") for kind in EASY] and keys(lazy, LAZY) == [
+    ("predict_noise", "easycache")
+]
+assert keys(None, EASY) == keys(object(), EASY) == keys(lazy, EASY) == keys(easy, LAZY) == []
+assert keys(held(easycache.EasyCacheHolder, verbose=True), EASY) == []
+twice = {"a": [EASY["diffusion_model"]], "b": [EASY["diffusion_model"]]}
+assert keys(easy, EASY, diffusion_model=twice) == []
+beside = {"easycache": [EASY["diffusion_model"], print]}
+assert keys(easy, EASY, diffusion_model=beside) == [("calc_cond_batch", "easycache")]
+easy.start_t = lazy.start_t = 2.0
+easy.end_t = lazy.end_t = 0.5
+sigmas = (3.0, 2.0, 1.0, 2.5, 0.4)
+assert (caches._letters(easy, sigmas, easy=True), caches._letters(lazy, sigmas, easy=False)) == ("-mmn-", "nmmn-")
+looked_at = caches._looked_at(easy, (2, 4, 16, 24), easy=True)
+assert looked_at.shape == (1, 4, 16, 24) and looked_at.unique().tolist() == [0.0, 1.0]

@@ -264,6 +264,14 @@ def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
         engine._sample(SimpleNamespace(mesh=1, cache="easy"), (), gate=None, progress=None, beat=None)
 
 
+def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> None:
+    engine: Any = Engine(rank=2, device=CPU, segments=table())
+    engine.held_state.slots[0, FIRST] = torch.ones(3)
+    engine.meshes[1] = SimpleNamespace(member=False)
+    assert engine._sample(SimpleNamespace(mesh=1), (), gate=None, progress=None, beat=None).ran is None
+    assert engine.held_state.slots == {}
+
+
 @pytest.fixture
 def worker() -> Any:
     """Rank 1 of generation 4, and its parent's end of the channel."""

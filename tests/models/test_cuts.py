@@ -205,6 +205,14 @@ def test_the_first_tokens_of_a_stream_are_a_stream(text: int, first: int) -> Non
     assert sorted(torch.cat(kept, 1).flatten().tolist()) == list(range(7 + first))
 
 
+def test_another_number_of_first_tokens_gives_attention_other_lengths() -> None:
+    attention = parse_attention("img+index:txt")
+    (call,) = calls(1, img=7, txt=5)
+    for first in (3, 1, 1):
+        call.introduce_first("txt", first)
+        assert call.attended(attention) == (((7 + first,), (7 + first,)), (7 + first, 7 + first))
+
+
 def test_a_stream_without_any_token_is_there_on_no_rank() -> None:
     assert [each.shape for each in shares(calls(2), "aud", rows(1, 0, 4))] == [(1, 0, 4)] * 2
 

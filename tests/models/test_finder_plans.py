@@ -120,6 +120,11 @@ def in_turns(self: Any, img: Tensor) -> Tensor:
     return torch.cat([self.inner(part) for part in img.chunk(2, 1)], 1)
 
 
+def wrapped(self: Any, img: Tensor) -> Tensor:
+    """Around it one that runs once."""
+    return self.wrap(img)
+
+
 def one_after_another(self: Any, x: Tensor) -> Tensor:
     for each in self.blocks:
         x = each(x)
@@ -146,7 +151,7 @@ CUT = {"joint.0": {"img": "img", "txt": "txt"}, "joint.*": {"pe": "txt+img@2"}, 
 CONTROL = {"control": {"input": "img"}}
 OF_DOUBLE, OF_BOTH = {"joint.-1": ["img", "txt"]}, {"img": "img", "txt": "txt", "pe": "txt+img@2"}
 TAGGED = {name: words for name, words in CUT.items() if name != "single.*"}
-INNER = {"attention": {"inner.blocks": "img"}, "each_call": "inner"}
+INNER = {"attention": {"wrap.inner.blocks": "img"}, "each_call": "wrap.inner"}
 GRID = {"attention": {"blocks": "grid"}}
 ROPE = {"blocks.0": {"x": "grid@1"}, "blocks.*": {"rope": "flat:grid@0"}}
 REFINED = {"attention": {"blocks": "img|local"}}
@@ -229,11 +234,11 @@ FOUND: dict[str, tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] =
         ],
     ),
     "a module that runs twice": (
-        block(in_turns, inner=block(one_after_another, blocks=blocks(plain, plain))),
+        block(wrapped, wrap=block(in_turns, inner=block(one_after_another, blocks=blocks(plain, plain)))),
         [IMG],
         [
-            INNER | {"cut": {"inner.blocks.0": {"x": "img"}}, "gather": {"inner.blocks.-1": "img"}},
-            INNER | {"cut": {"inner.blocks.*": {"x": "img"}}, "gather": {"inner.blocks.*": "img"}},
+            INNER | {"cut": {"wrap.inner.blocks.0": {"x": "img"}}, "gather": {"wrap.inner.blocks.-1": "img"}},
+            INNER | {"cut": {"wrap.inner.blocks.*": {"x": "img"}}, "gather": {"wrap.inner.blocks.*": "img"}},
         ],
     ),
     "a short list, which all ranks compute, and keys of the text": (
@@ -301,7 +306,7 @@ def in_parts(self: Any, x: Tensor, pe: tuple[tuple[Tensor, Tensor], Tensor]) -> 
 
 def mixes(self: Any, x: Tensor) -> Tensor:
     """Rows are mixed by a layer inside."""
-    return self.out(attended(x).transpose(1, 2)).transpose(1, 2)
+    return self.out(attended(self.norm(x)).transpose(1, 2)).transpose(1, 2)
 
 
 def rolled(self: Any, x: Tensor) -> Tensor:
@@ -333,7 +338,7 @@ def in_another_order(self: Any, x: Tensor) -> Tensor:
 
 def layered(forward: Callable[..., Any]) -> nn.ModuleList:
     """A block with a layer over tokens."""
-    return nn.ModuleList([block(forward, out=nn.Linear(10, 10))])
+    return nn.ModuleList([block(forward, norm=nn.LayerNorm(WIDTH), out=nn.Linear(10, 10))])
 
 
 X, SQUARE = {"x": noise(2, 10, WIDTH)}, noise(2, 10, 10)

@@ -313,3 +313,16 @@ def test_a_dim_of_more_indices_than_attention_has_rows_holds_no_tokens() -> None
     module, given, *_ = FOUND["keys of a text that all have"]
     assert probed(module, **given).most == 2 * (10 + 10 + 10 + 7)
     assert probed(nn.Linear(6, 6), noise(2, 10, 6)).most == sys.maxsize
+
+
+def test_calls_are_noted_in_their_order_until_the_watch_ends() -> None:
+    twice = block(lambda self, x: self.inner(self.inner(x)), inner=nn.Linear(6, 6))
+    watch = CallWatch()
+    with watch.of(twice):
+        twice(noise(2, 10, 6))
+    twice(noise(2, 10, 6))
+    assert [(each.path, each.number, each.within) for each in watch.calls] == [
+        ("", 0, ()),
+        ("inner", 0, ("",)),
+        ("inner", 1, ("",)),
+    ]

@@ -3,8 +3,11 @@
 That chunks change no bit is `models/test_attention.py`'s and `models/test_hosted_parity.py`'s.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.emulated_link import EmulatedAxis, SimulatedClock
@@ -12,6 +15,8 @@ from benchmarks.head_chunks import CASES, LATENCY_S, Case
 from parallel_runtime.parallel.attention import QKV, SequenceParallelAttention
 from parallel_runtime.parallel.overlap import possible_chunks
 from parallel_runtime.parallel.shard import split_lengths
+
+from .test_pattern import Threads, Wire
 
 TOKENS = 8
 
@@ -96,3 +101,28 @@ def test_packing_takes_as_many_copies_whatever_the_number_of_ranks(
     with Copies() as copies:
         simulated(Case("", 1000, heads, ranks, 1e9, head_dim=4), chunks)
     assert copies.count == packs + chunks + 1
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(("heads", "groups", "shares"), [(7, 7, ()), (12, 6, ()), (14, 7, (4, 2, 1))])
+def test_heads_come_back_to_the_rows_whose_queries_they_are(
+    heads: int, groups: int, shares: tuple[int, ...], chunks: int
+) -> None:
+    """Over ranks that are threads, of unequal lengths, values wider than keys."""
+    numbers, lengths = torch.Generator().manual_seed(3), [5, 4, 2]
+    q, k, v = (torch.randn(2, n, 11, w, generator=numbers) for n, w in ((heads, 4), (groups, 4), (groups, 6)))
+    want = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).split(lengths, 2)
+    wire = Wire(3, lambda sender, receiver, run: run)
+
+    def kernel(qkv: QKV, heads: int, mask: torch.Tensor | None) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*qkv, enable_gqa=True)
+
+    def attended(rank: int) -> torch.Tensor:
+        axis = Threads(3, rank, wire)
+        sequence = SequenceParallelAttention(ulysses=axis, chunks=lambda _: chunks, shares=((), shares))
+        mine = [each.split(lengths, 2)[rank] for each in (q, k, v)]
+        return sequence.attend(kernel, mine, query_lengths=lengths, key_lengths=lengths)
+
+    with ThreadPoolExecutor(3) as ranks:
+        for found, expected in zip(ranks.map(attended, range(3)), want, strict=True):
+            torch.testing.assert_close(found, expected)

@@ -506,3 +506,38 @@ except RuntimeError as error:
     assert "a MODEL that is gone" in str(error)
 else:
     raise AssertionError
+
+# Loading is all or nothing, and ComfyUI is told the bytes; what the workers hold is noted here.
+held, called_back, kind = [], [], type(pooled)
+kind.holds = lambda self, plan: bool(held)
+kind.ensure = lambda self, plan, changes, *, progress, check_cancelled: held.append((plan, changes)) or {1: 2.5}
+kind.unload = lambda self, plan: held.clear()
+it = again_with.clone()
+it.recorder, it.compiled = run_context.Recorder(), True
+it.add_callback_with_key(
+    importlib.import_module("comfy.patcher_extension").CallbacksMP.ON_LOAD,
+    "mine",
+    lambda *given: called_back.append(given),
+)
+here = torch.device("cpu")
+assert it.partially_load(here, 1) == it.loaded_size() == it.model_size() == 2 * SIZE
+assert [(plan, changes.name) for plan, changes in held] == [
+    (it.plan, it.delta_set().name)
+] and it.recorder.rank_load_s == {1: 2.5}
+assert called_back == [(it, here, 0, False, True)] and (it.model.device, it.model.model_loaded_weight_memory) == (
+    here,
+    2 * SIZE,
+)
+assert it.model.current_weight_patches_uuid == it.patches_uuid
+outside = it.model.diffusion_model.outside_runs
+assert (outside.decision, outside.deltas.name, outside.compiled, outside.wrapped) == (
+    it.decision,
+    it.delta_set().name,
+    True,
+    False,
+)
+assert it.partially_load(here, 1) == 0
+it.unpatch_model(unpatch_weights=False)
+assert held and it.model.current_weight_patches_uuid == it.patches_uuid
+assert it.partially_unload(here, 1) == 2 * SIZE and held == [] and it.loaded_size() == 0
+assert (it.model.model_loaded_weight_memory, it.model.current_weight_patches_uuid) == (0, None)

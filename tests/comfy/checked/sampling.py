@@ -100,8 +100,10 @@ assert none == [] and tasks == [(4, 4)] and len(found) == len(wanted) == 3
 assert all(torch.allclose(each, other, atol=1e-6) for each, other in zip(found, wanted, strict=True))
 assert not wanted[2].any() and wanted[0].std() > 0.01
 for more in ({"captured": []}, {"model": None}, {"run": False}):
-    assert calculated(cfg, **more)[1] == []
-assert calculated(cfg, [[cond(7)], [cond(7)]])[1] == [], "of one batch"
+    found, tasks = calculated(cfg, **more)
+    assert tasks == [] and all(torch.equal(each, other) for each, other in zip(found, wanted, strict=True))
+(first, second), tasks = calculated(cfg, [[same := cond(7)], [same]])
+assert tasks == [] and torch.equal(first, second) and first.std() > 0.01, "of one batch"
 assert calculated(cfg, [[cond(7)], [cond(9)]])[1] == [(2, 2)]
 assert calculated(cfg, [[cond(7)], [cond(9, default=True)]])[1] == [], "an order that has to be kept"
 entries = list(together._active(CONDS, x, t))

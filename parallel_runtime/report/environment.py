@@ -3,6 +3,7 @@
 import platform
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -46,10 +47,8 @@ def utilisation(devices: Sequence[Device], *, over_s: float) -> dict[int, float]
     for rank, device in enumerate(devices):
         if device.kind != "cuda" or device.machine:
             continue
-        try:
+        with suppress(RuntimeError, NVMLError):  # no driver, or a device, such as a slice of one, that does not tell
             busy[rank] = torch.cuda.utilization(device.index) / 100
-        except (RuntimeError, NVMLError):  # no driver, or a device, such as a slice of one, that does not tell
-            continue
     return busy
 
 

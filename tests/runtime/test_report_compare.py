@@ -218,7 +218,7 @@ def test_a_benchmark_compares_its_own_cases_and_never_with_a_run() -> None:
     assert found == {"factor": 2.0, "one_s": 0.5, "plan_s": 0.25, "plan": "uly2", "number": 1, "kind": "benchmark"}
     assert compared(benchmark(uly2=5.0), run(PAIR, 0.28)) is None
     assert compared(benchmark(one=10.0, ring2=5.0), run(PAIR, 0.28)) is None, "it has another plan"
-    assert facts_of(benchmark(one=10.0, uly2=5.0) | {"sampling": {}}, 1) == [], "of how many steps is not known"
+    assert facts_of(named(benchmark(one=10.0, uly2=5.0)) | {"sampling": {}}, 1) == [], "of how many steps is not known"
     newer = compared(benchmark(one=10.0, uly2=5.0), run(ALONE, 0.42), run(PAIR, 0.28))
     assert newer is not None
     assert newer["number"] == 2

@@ -289,9 +289,17 @@ def broken(path: str, value: object) -> dict:
         ("devices", {}, "use a list"),
         ("plan.degrees.ring", ..., "plan.degrees.ring is missing"),
         ("prompt", "a lighthouse", "prompt is not a field"),
+        ("sampling.sampler", "", "a text that is not empty"),
+        ("run_id", "1f", "32 hexadecimal digits"),
+        ("work", "1f", "12 hexadecimal digits"),
+        ("work", 3, "12 hexadecimal digits"),
+        ("ranks.0.pieces", [[[0, 1]], []], "a list of [call, first row"),
+        ("ranks.0.pieces", [[[0, 1, -1]], []], "a list of [call, first row"),
+        ("ranks.0.pieces", [["012"], []], "a list of [call, first row"),
     ],
 )
 def test_what_the_schema_does_not_have_is_refused_by_name(path: str, value: object, words: str) -> None:
+    validate(broken("ranks.0.pieces", [[[0, 0, 1], [1, 0, 1]], []]))
     with pytest.raises(ReportError, match=re.escape(words)):
         validate(broken(path, value))
 

@@ -25,6 +25,7 @@ from parallel_runtime.cli.calibrate import (
     _spans,
     describe_calibration,
 )
+from parallel_runtime.cli.doctor_model import _plans
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
@@ -492,3 +493,18 @@ def test_plan_weighs_the_work_that_is_asked_for(given: str, changed: dict[str, A
     num_bytes = {"float32": 4, "bfloat16": 2}.get(arguments.dtype, 1)  # of float16, with a file of fp8
     assert single["weight_bytes_per_rank"] == pytest.approx(FLUX_WEIGHTS * num_bytes, rel=1e-6)
     assert (single["ranks"], single["host_bytes_per_rank"], single["exact"]) == (1, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "texts"),
+    [
+        (1, "ulysses=1 weights=offloaded"),
+        (
+            2,
+            "ulysses=2 ring=2 cfg=2 data=2 ulysses=2,weights=sharded cfg=2,weights=sharded ulysses=2,weights=offloaded",
+        ),
+        (3, "ulysses=3 ring=3 data=3 ulysses=3,weights=sharded ulysses=3,weights=offloaded"),
+    ],
+)
+def test_doctor_tries_each_way_to_use_all_devices(ranks: int, texts: str) -> None:
+    assert list(_plans(ranks)) == [ParallelPlan.parse(text) for text in texts.split()]

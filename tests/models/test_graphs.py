@@ -164,6 +164,9 @@ def test_while_a_graph_is_made_there_are_signs_of_life_and_none_afterwards(monke
     assert told[began:] == [Compiling(begins=True), Compiling(begins=False)], (
         "no life is shown for longer than it takes"
     )
+    with pytest.raises(RuntimeError), graphs._making(watch):
+        raise RuntimeError("of the compiler")
+    assert told[-2:] == [Compiling(begins=True), Compiling(begins=False)]
 
 
 class Cuda:

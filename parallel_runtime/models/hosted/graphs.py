@@ -121,7 +121,7 @@ def _making(watch: Watch) -> Iterator[None]:
         thread.join()
         watch.compile_s += time.perf_counter() - began
         watch.timer.spent("compile", time.perf_counter() - began)
-    watch.tell(Compiling(begins=False))
+        watch.tell(Compiling(begins=False))  # also of a compiler that raises: what it was to compile runs as it is
 
 
 def _errors_of_compiler() -> tuple[type[Exception], ...]:

@@ -15,18 +15,23 @@ import select
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
 class InThisOrder:
-    """A plugin of pytest: the tests as they were named."""
+    """A plugin of pytest: the tests as they were named. The one that runs stands in `noted`."""
 
-    def __init__(self, nodes: list[str]) -> None:
-        self._place = {node: place for place, node in enumerate(nodes)}
+    def __init__(self, nodes: list[str], noted: Path) -> None:
+        self._place, self._noted = {node: place for place, node in enumerate(nodes)}, noted
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Those of a node that was named without parameters stay together."""
         items.sort(key=lambda item: self._place.get(item.nodeid, self._place.get(item.nodeid.partition("[")[0], 0)))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """It may never end after a mistake, as ranks of which one waits for the others, and then says nothing."""
+        self._noted.write_text(nodeid, encoding="utf-8")
 
 
 def serve() -> None:
@@ -62,7 +67,7 @@ def _run(folder: str, options: list[str], nodes: list[str], log: str) -> None:
         from host import forked_ranks
 
         forked_ranks.FORKING._socket, forked_ranks.FORKING._pid = forking, os.getpid()
-    status = pytest.main([*options, *nodes], plugins=[InThisOrder(nodes)])
+    status = pytest.main([*options, *nodes], plugins=[InThisOrder(nodes, Path(f"{log}.test"))])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(status))

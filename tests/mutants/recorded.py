@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .places import Place, functions
 
-MOST_S = 75.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
+MOST_S = 60.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
 FIRST_OF_A_WAY = 3  # tests that leave a line in one way, of different functions, which come before all others
 

@@ -32,7 +32,9 @@ MODULES = (
 ROOM = 2048
 BUILT = "build/pretend_cuda"  # by tests, from what no mistake is made in: once for all copies
 PRELOADED = Path(__file__).with_name("preloaded.py")
-OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}")
+# A thread ends what hangs: no signal is heard by one that waits for other ranks in torch.
+OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--timeout={HANGS_S}", "--timeout-method=thread")
+HUNG = "+ Timeout +"  # pytest-timeout says it, then the process ends
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?\.py(?:::.+?)?)(?: - |$)", re.MULTILINE)
 PASSED, NO_TESTS = 0, 5  # of pytest's statuses
 
@@ -103,7 +105,8 @@ class Scratch:
         """Run these tests here, in this order, until one fails, or time is up. `more`: options of pytest."""
         if not self._ready:
             self._ready = self._hear() == "ready"
-        log = self.folder / "pytest.log"
+        log, noted = self.folder / "pytest.log", self.folder / "pytest.log.test"
+        noted.unlink(missing_ok=True)
         began = time.monotonic()
         self._say({"folder": str(self.folder), "options": [*OPTIONS, *more], "nodes": nodes, "log": str(log)})
         child = int(str(self._hear()))
@@ -113,8 +116,10 @@ class Scratch:
         late.cancel()
         _end(child)
         said = log.read_text(encoding="utf-8", errors="replace")
-        failed = FAILED.search(said)
-        return Outcome(status, failed[1] if failed else "", said[-2000:], time.monotonic() - began)
+        found = FAILED.search(said)
+        hung = HUNG in said and noted.exists()
+        failed = found[1] if found else noted.read_text(encoding="utf-8") if hung else ""
+        return Outcome(status, failed, said[-2000:], time.monotonic() - began)
 
     def _say(self, order: dict[str, object]) -> None:
         assert self._runner.stdin is not None

@@ -66,11 +66,6 @@ class TensorEntry:
         """Size of the tensor in the file."""
         return self.end - self.start
 
-    def run(self, first: int, stop: int) -> "TensorEntry":
-        """The elements from `first` to `stop` of the tensor, in row order, as a flat tensor of the file."""
-        size = self.dtype.itemsize
-        return TensorEntry(self.dtype, (stop - first,), self.start + first * size, self.start + stop * size)
-
 
 @dataclass(frozen=True)
 class CheckpointHeader:

@@ -120,10 +120,9 @@ class ComfyUIProcess:
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
+            pass
+        finally:
             self._kill()
-        except BaseException:
-            self._kill()
-            raise
         os.close(self._lifeline)
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -189,7 +188,7 @@ class ComfyUIProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def _kill(self) -> None:
-        """It leads a session, and its number is its own until it has been waited for."""
+        """Unless it has ended. It leads a session, and its number is its own until it has been waited for."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

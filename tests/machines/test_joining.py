@@ -1,5 +1,6 @@
 """A machine joins with the token, runs what it is told, and leaves no process behind however it is parted from us."""
 
+import ctypes
 import gc
 import os
 import re
@@ -18,6 +19,7 @@ from machines.strangers import besiege
 from parallel_runtime import VERSION
 from parallel_runtime.cli import gpu_facts, join
 from parallel_runtime.errors import PoolError
+from parallel_runtime.machines import joined
 from parallel_runtime.machines.connection import (
     ANSWER,
     HEAD,
@@ -265,6 +267,14 @@ def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, tok
 def test_it_listens_on_one_address_alone(address):
     with pytest.raises(ValueError, match="interface|HOST:PORT"):
         MachineServer(address, b"x" * 32, versions=OURS)
+
+
+def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *of: asked.append(of) or -1))
+    with pytest.raises(OSError, match="this process cannot adopt orphans"):
+        joined.adopt_orphans()
+    assert asked == [(joined.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)]
 
 
 def test_an_ipv4_address_that_is_written_as_ipv6_is_listened_on_as_what_it_is():

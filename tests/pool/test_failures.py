@@ -16,7 +16,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool import failures, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
-from parallel_runtime.pool.generation import Generation, InFlight
+from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
@@ -168,6 +168,17 @@ def test_only_the_answer_of_the_rank_to_what_it_was_asked_is_taken(op, rank, gen
         asked._take(sender, Message(Op.HELLO, 0, 4, 0, to_body(Hello(pid=6, version=VERSION))))
     hello = Message(Op.HELLO, 0, 4, 0, to_body(Hello(pid=5, version="0")))
     assert asked._take(sender, hello).cause.startswith("the pack was updated")
+
+
+def test_descriptors_that_a_rank_sends_unasked_are_closed_and_a_channel_that_ends_is_its_end():
+    asked, (descriptor, other) = Generation.__new__(Generation), os.pipe()
+    received = iter([(Message(Op.HELLO, 0, 4, 7, to_body(Hello(pid=5, version=VERSION))), [descriptor, other]), None])
+    rank = SimpleNamespace(rank=3, channel=SimpleNamespace(recv=lambda: next(received)), is_process=lambda pid: True)
+    assert asked._receive(rank) is None
+    for each in (descriptor, other):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each)
+    assert asked._receive(rank) == Failure(3, CLOSED, weak=True)
 
 
 def test_a_rank_of_another_version_is_told_from_one_of_ours():

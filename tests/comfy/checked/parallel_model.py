@@ -100,6 +100,9 @@ uneven = new_model.remote_patcher(file, "default", asked(weights="sharded", shar
 assert uneven.model_size() == math.ceil(SIZE * 0.75) + math.ceil(SIZE * 0.25)
 assert uneven._plan_of_load().shares == (3, 1) and sharded._plan_of_load() == sharded.plan
 assert model._plan_of_load() == model.plan and model._loads()
+source, three = importlib.import_module(f"{model_nodes}.model.source"), torch.zeros(3)
+sizes = source._sizes({"b.0.w": three, "b.1.w": three, "b.1.v": three, "o": three}, torch.nn.Module(), {"o": torch.half})
+assert (sizes.total, sizes.biggest_block) == (3 * 12 + 6, 2 * 12)
 whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model
 stock_bytes = type(model.model).memory_required
@@ -107,6 +110,9 @@ assert whole == 2 * (stock_bytes(model.model, [4, 16, 8, 8], {}) / 2)
 run = under.new_run(other)
 with run_context.begun({}, run):
     assert model.model.memory_required([5, 16, 8, 8]) == 2 * stock_bytes(model.model, [3, 16, 8, 8], {})
+    run.stock_cache = True
+    kept = caches.kept_bytes(3 * 16 * 64)
+    assert model.model.memory_required([5, 16, 8, 8]) == 2 * (stock_bytes(model.model, [3, 16, 8, 8], {}) + kept)
 visiting = 2 * sharded.model.pooled.sizes.biggest_block
 assert sharded.model.memory_required([4, 16, 8, 8]) == 2 * (whole / 2 + visiting)
 run = SimpleNamespace(stock_cache=True, step_cache=0.0, decision=other, plan=other.plan)

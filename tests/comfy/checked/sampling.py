@@ -167,6 +167,13 @@ for number, step, of in ((0, 0, 4), (1, 1, 3), (0, 3, 4), (1, 2, 3)):
     done.append(list(progress._done))
 assert done == [[1, 0], [1, 4], [4, 4], [4, 6]] and (bar[0], bar[-1]) == ((1, 10), (10, 10))
 
+# A device is waited for before the clock is read.
+waited, get_device_module = [], torch.get_device_module
+torch.get_device_module = lambda device: SimpleNamespace(synchronize=lambda: waited.append(device.type))
+assert 0 < stock.synchronized_s(torch.device("cpu")) <= stock.synchronized_s(torch.device("cuda", 0))
+assert waited == ["cuda"]
+torch.get_device_module = get_device_module
+
 # A clock around a run.
 assert stock.sampler_names() == list(samplers.KSampler.SAMPLERS)
 assert stock.scheduler_names() == list(samplers.KSampler.SCHEDULERS) and stock.pooled_of(model) is None

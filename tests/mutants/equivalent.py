@@ -28,4 +28,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "k, v = (torch.cat(each, 2) if each[0].shape[2] else each[1] for each in zip(common, others, strict=True))",
         "k, v = (torch.cat(each, 2) if each[0].shape[1] else each[1] for each in zip(common, others, strict=True))",
     ): "a tensor without tokens put before others changes no value; the condition saves a copy",
+    (
+        "axis swapped",
+        "axis.all_to_all(self._x.new_empty((0, shape[2])), send_lengths=nothing, receive_lengths=nothing)",
+        "axis.all_to_all(self._x.new_empty((0, shape[1])), send_lengths=nothing, receive_lengths=nothing)",
+    ): "no row is sent or received, of whatever width",
 }

@@ -101,7 +101,8 @@ assert uneven.model_size() == math.ceil(SIZE * 0.75) + math.ceil(SIZE * 0.25)
 assert uneven._plan_of_load().shares == (3, 1) and sharded._plan_of_load() == sharded.plan
 assert model._plan_of_load() == model.plan and model._loads()
 source, three = importlib.import_module(f"{model_nodes}.model.source"), torch.zeros(3)
-sizes = source._sizes({"b.0.w": three, "b.1.w": three, "b.1.v": three, "o": three}, torch.nn.Module(), {"o": torch.half})
+weights = {"b.0.w": three, "b.1.w": three, "b.1.v": three, "out": three}
+sizes = source._sizes(weights, torch.nn.Module(), {"out": torch.half})
 assert (sizes.total, sizes.biggest_block) == (3 * 12 + 6, 2 * 12)
 whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model

@@ -187,6 +187,10 @@ def test_ctrl_c_waits_for_no_action(module_of_pack: Callable[[str], ModuleType],
 
     asyncio.run(act())
     assert (daemons, state.action) == ([True, (True, "these")], None)
+    monkeypatch.setattr(module, "_cancel_prompt", lambda: daemons.append("cancel"))
+    monkeypatch.setattr(module, "MACHINES", SimpleNamespace(keep=daemons.append))
+    module._stop_listening()
+    assert daemons[2:] == ["cancel", ()], "no prompt runs on machines that are let go"
 
 
 def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack: Callable[[str], ModuleType]) -> None:

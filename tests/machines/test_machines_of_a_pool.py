@@ -36,6 +36,7 @@ from parallel_runtime.machines.messages import FileIdentity, FoundFile, Generati
 from parallel_runtime.machines.server import MachineServer, Offer
 from parallel_runtime.machines.versions import difference
 from parallel_runtime.plan import MAX_RANKS
+from parallel_runtime.pool import remote_ranks
 from parallel_runtime.pool.remote_ranks import RemoteRank, RemoteRanks
 from parallel_runtime.rank_environment import RankSettings
 from parallel_runtime.wire.protocol import Op, ProtocolError
@@ -95,6 +96,19 @@ def test_why_a_machine_ended_early_is_said_once_by_the_last_line_that_it_printed
     )
     assert all(rank.reap() for rank in ranks)
     os.close(relay.pidfd)
+
+
+def test_machines_have_one_limit_in_which_all_say_that_their_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pool, left_s, ticks = RemoteRanks([], SETTINGS), list[float](), iter((100.0, 100.0, 104.0, 900.0))
+    monkeypatch.setattr(remote_ranks, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+
+    def ends(ended: bool) -> Any:
+        return SimpleNamespace(wait_ended=lambda number, left: left_s.append(left) or ended)
+
+    of_pool._started = first, second, third = [ends(True), ends(False), ends(False)]
+    assert of_pool.reap() == [second, third] and of_pool._started == []
+    limit_s = remote_ranks.REAP_TIMEOUT_S
+    assert left_s == [limit_s, limit_s - 4.0, 0.0]
 
 
 def test_a_machine_loads_its_own_copy_where_its_ranks_have_a_part_and_needs_comfyui_where_that_computes() -> None:

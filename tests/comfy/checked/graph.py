@@ -358,3 +358,18 @@ for model, conds, why in (
     assert order.why_runs_keep_order(model, conds) == why
 order.off = lambda feature: "off" if feature == "cfg" else ""
 assert order.why_runs_keep_order(model_with(), []) == order.why_calls_keep_order({}, [], {}) == "off"
+
+# A process without a server is told ComfyUI's options, or why it does not take them.
+without, cli = importlib.import_module(f"{contract}.without_server"), importlib.import_module("comfy.cli_args")
+path, before = list(sys.path), dict(vars(cli.args))
+try:
+    without.begin("/a", ["--no-such-option", "2"], on_cpu=True)
+    raise AssertionError("ComfyUI's command line takes anything")
+except ValueError as error:
+    assert str(error) == "--comfyui-options: this ComfyUI does not take --no-such-option 2; see its --help"
+assert vars(cli.args) == before and sys.path.pop(0) == "/a"
+without.begin("/b", ["--disable-metadata"], on_cpu=True)
+assert (cli.args.disable_metadata, cli.args.cpu, sys.path.pop(0), sys.path) == (True, True, "/b", path)
+without.begin("/b", ["--cpu"], on_cpu=False)
+assert (cli.args.disable_metadata, cli.args.cpu) == (False, True)
+vars(cli.args).update(before)

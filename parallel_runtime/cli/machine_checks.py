@@ -80,7 +80,7 @@ def _check_shared_memory() -> Check:
     from ..wire.channel import Segment
 
     try:
-        _, descriptor = Segment.create(4096)
+        _, descriptor = Segment.create(1 << 20)
         os.close(descriptor)
     except (OSError, AttributeError) as error:
         return Check(name="shared memory", ok=False, seen=f"no sealed memfd: {error}", remedy="use Linux 3.17 or newer")

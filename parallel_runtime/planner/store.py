@@ -83,7 +83,7 @@ def _calibration(entry: object) -> Calibration | None:
 
 
 def _fields(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
-    """The values of one part of the entry. Raises `ValueError` for a wrong one, `KeyError` for one that it has not."""
+    """The values of one part of the entry. Raises `ValueError` for a wrong one, `KeyError` for an unknown one."""
     known = {field.name: field.type for field in fields(kind)}
     found = {name: value for name, value in values.items() if name not in NO_LONGER_READ}
     for name, value in found.items():

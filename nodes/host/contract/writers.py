@@ -21,7 +21,7 @@ PACKAGE = __name__.rpartition(".host.")[0]  # that of the node classes of this p
 # Links that hand on results: what is before the node that made them changed another MODEL, or a run that is over.
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
 # How surely code is a node's: in its class, in its file, in its pack.
-PACK, FILE, CLASS = range(1, 4)
+CLASS, FILE, PACK = 3, 2, 1
 DEPTH = 8  # of containers in a MODEL's options; ComfyUI has four
 
 

@@ -181,7 +181,7 @@ machines-fuzz: venv
 mutants: venv chromium
 	$(RUN) -m mutants $(MUTANTS_FLAGS)
 
-# Every slow matrix in order, for hours; what passed on this commit is not run again. Ends with one table. Logs: build/weekly.
+# Every slow matrix in order, for hours; what passed on this code is not run again. Ends with one table. Logs: build/weekly.
 # The ComfyUIs of test-host: make weekly WEEKLY_HOSTS="oldest /path/to/comfyui"; some: make weekly WEEKLY_FLAGS="--only soak"
 weekly: export WEEKLY_HOSTS := $(WEEKLY_HOSTS)
 weekly: venv chromium compiler

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.weekly import ROOT, Step, run, steps
+from tools.weekly import ROOT, Step, run, state_of, steps
 
 SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); print(sys.argv[2]); sys.exit({code})"
 
@@ -40,3 +40,18 @@ def test_every_step_is_a_target_of_make() -> None:
     named = {step.command[-1] for step in chosen}
     said = subprocess.run(["make", "-qp", "no-target"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
     assert named <= {line.partition(":")[0] for line in said.stdout.splitlines() if ":" in line}
+
+
+def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)  # noqa: S607
+    (tmp_path / "tools").mkdir()
+    code, page, cases = (tmp_path / "tools" / name for name in ("a.py", "page.md", "cases.csv"))
+    marks = []
+    for path, text in ((code, "1"), (page, "1"), (cases, "1"), (tmp_path / "README.md", "1"), (code, "2"), (code, "1")):
+        path.write_text(text)
+        marks.append(state_of(tmp_path))
+    assert marks[0] == marks[1] == marks[2] == marks[3] == marks[5] != marks[4]
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)  # noqa: S607
+    assert state_of(tmp_path) == marks[0]
+    code.rename(code.with_name("b.py"))
+    assert state_of(tmp_path) != marks[0]

@@ -1,6 +1,6 @@
 """Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes a night.
 
-What passed on this commit is not run again, so it may be stopped and begun anew. Each has its log in build/weekly. The
+What passed on this code is not run again, so it may be stopped and begun anew. Each has its log in build/weekly. The
 exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or `oldest` (the
 default). What each takes from the environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`.
 """
@@ -20,7 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CODE = ("parallel_runtime", "nodes", "tests", "tools", "web")  # the matrices themselves write pages
+CODE = (  # the matrices themselves write pages and tables
+    *("parallel_runtime", "nodes", "tests", "tools", "benchmarks", "web", "__init__.py", "constraints.txt"),
+    *(":(exclude)*.md", ":(exclude)*.csv"),
+)
 BEFORE_HOSTS, AFTER_HOSTS = (
     ("parity-models", "formats", "parity", "templates"),
     # `coverage` records which tests run which line, which `mutants` reads.
@@ -48,14 +51,15 @@ def steps(hosts: Sequence[str]) -> list[Step]:
 
 
 def state_of(root: Path) -> str:
-    """The commit, and a mark of what was changed since."""
-
-    def git(*arguments: str) -> bytes:
-        return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True).stdout  # noqa: S607
-
-    changed = git("diff", "HEAD", "--", *CODE)
-    mark = f"-{hashlib.sha256(changed).hexdigest()[:8]}" if changed else ""
-    return f"{git('rev-parse', '--short=12', 'HEAD').decode().strip()}{mark}"
+    """A mark of the code by its content, committed or not, to name the folder of what passed on it."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CODE]
+    names = subprocess.run(listed, cwd=root, check=True, capture_output=True).stdout.split(b"\0")
+    mark = hashlib.sha256()
+    for name in sorted(set(names)):
+        path = root / os.fsdecode(name)
+        if path.is_file():
+            mark.update(b"%s\0%s" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    return mark.hexdigest()[:12]
 
 
 def run(chosen: Sequence[Step], folder: Path) -> int:

@@ -213,11 +213,11 @@ class WorkerLoopRun:
         previews = [Extent(f"preview.{slot}", "float32", self.shape) for slot in range(PREVIEW_SLOTS)]
         return [*previews, Extent("out", "float32", self.shape)]
 
-    def request(self, plan: ParallelPlan, *, model: int, mesh: int) -> Sample:
+    def request(self, plan: ParallelPlan, *, model: int) -> Sample:
         """What a rank must know beside the tensors."""
         return Sample(
             model=model,
-            mesh=mesh,
+            plan=plan,
             recurrence=self.recurrence,
             cfg=self.cfg,
             batch_groups=work_of_groups(plan, images=self.shape[0], num_conds=len(self.conds)),

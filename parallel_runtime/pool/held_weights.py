@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
-from ..plan import Layout
+from ..plan import Layout, ParallelPlan
 from ..weight_delta import PRISTINE, DeltaBatch, WeightDeltas, pack
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
@@ -131,13 +131,13 @@ class HeldWeights:
         layout: Layout,
         check: Check,
         *,
-        mesh: int | None = None,
+        plan: ParallelPlan | None = None,
         progress: OnProgress | None = None,
     ) -> HeldModel:
         """The model in that layout, loaded on the ranks that lack it; those without room first evict what is oldest.
 
-        `mesh` is the handle of a mesh whose ranks put sharded weights together. Given up half-way, no rank keeps any
-        of the model.
+        `plan`: that by whose mesh ranks put sharded weights together. Given up half-way, no rank keeps any of the
+        model.
         """
         held = self.models.find(spec, layout)
         if held is not None and held.layout.serves(layout):
@@ -167,7 +167,7 @@ class HeldWeights:
             spec=spec,
             layout=layout,
             first_rank=first,
-            mesh=mesh,
+            plan=plan,
             budget_bytes=self._budget_bytes,
             eviction_order=tuple(model.handle for model in self.models if model is not held),
         )

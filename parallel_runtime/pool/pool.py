@@ -280,10 +280,10 @@ class Pool:
         batch_groups = split_rows(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            model, mesh = workers.ensure(spec, plan, deltas, check)
+            model = workers.ensure(spec, plan, deltas, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
-            result = workers.run(model, mesh, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
+            result = workers.run(model, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
             self._pace.note(shape, result.wall_s - result.compile_s)
             return result
 
@@ -307,8 +307,8 @@ class Pool:
         refuse_unfit(plan, run)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check, plan)
-            model, mesh = workers.ensure(spec, plan, deltas, check)
-            return workers.sample(model, mesh, plan, run, check, on_step=on_step)
+            model = workers.ensure(spec, plan, deltas, check)
+            return workers.sample(model, plan, run, check, on_step=on_step)
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
@@ -325,14 +325,15 @@ class Pool:
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
             workers = self._ready(check, plan)
-            return workers.check_pattern(workers.mesh(plan, check), check)
+            return workers.check_pattern(plan, check)
 
     def probe(self, plan: ParallelPlan) -> list[ProbeReply]:
         """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
             workers = self._ready(check)  # a plan that no model runs may be probed
-            return workers.generation.ask(Probe(mesh=workers.mesh(plan, check)), check).ranked()
+            workers.make_mesh(plan, check)
+            return workers.generation.ask(Probe(plan=plan), check).ranked()
 
     def retract_failure(self) -> None:
         """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
@@ -35,66 +35,45 @@ from .held_vae import HeldVae
 from .held_weights import Check, HeldModel, HeldWeights, OnProgress
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeshChange:
-    """What becomes of the meshes where a plan is used: it has the mesh of `handle`, those of `dropped` plans go.
-
-    `freed` are the groups that nothing uses any more then, in the order in which they were made.
-    """
-
-    plan: ParallelPlan
-    handle: int
-    dropped: dict[ParallelPlan, int]
-    freed: tuple[ExchangeGroup, ...]
-
-
 class Meshes:
     """The plans whose groups `num_ranks` ranks have, the one used last last. Reading is safe from any thread."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._handles: dict[ParallelPlan, int] = {}  # replaced, never changed, for readers in other threads
+        self._plans: tuple[ParallelPlan, ...] = ()
         self._made: dict[ExchangeGroup, None] = {}
 
     def __iter__(self) -> Iterator[ParallelPlan]:
-        return iter(self._handles)
+        return iter(self._plans)
 
-    @property
-    def newest(self) -> ParallelPlan | None:
-        """The plan used last."""
-        return next(reversed(self._handles), None)
+    def use(self, plan: ParallelPlan) -> None:
+        """Note that the plan, which has its groups, is used now."""
+        self._plans = (*(other for other in self._plans if other != plan), plan)
 
-    def use(self, plan: ParallelPlan) -> int | None:
-        """The handle of the plan's mesh, None when there is none."""
-        if plan in self._handles and self.newest != plan:
-            others = {other: handle for other, handle in self._handles.items() if other != plan}
-            self._handles = {**others, plan: self._handles[plan]}
-        return self._handles.get(plan)
+    def change_for(self, plan: ParallelPlan, held: Iterable[Layout]) -> MakeMesh | None:
+        """What the ranks must do before the plan is used, where weights are held in such layouts; None for nothing.
 
-    def change_for(
-        self, plan: ParallelPlan, held: Iterable[Layout], new_handle: Callable[[], int]
-    ) -> MeshChange | None:
-        """What the ranks must do before the plan is used, where weights are held in such layouts; None for nothing."""
-        handle = self._handles.get(plan)
-        if self.newest == plan:
+        Plans go from the one used longest ago on, and groups in the order in which they were made.
+        """
+        if self._plans[-1:] == (plan,):
             return None
         kept = {group for layout in held for group in weight_groups(layout)}
-        own, dropped = set(groups_of(plan, self._num_ranks)), {}
-        for other, its_handle in reversed(self._handles.items()):
+        own, dropped = set(groups_of(plan, self._num_ranks)), []
+        for other in reversed(self._plans):
             more = kept | set(groups_of(other, self._num_ranks))
             if other == plan or extra_bytes(more - own, self._num_ranks) <= kept_bytes(self._num_ranks):
                 kept = more
             else:
-                dropped[other] = its_handle
-        if handle is not None and not dropped:
+                dropped.append(other)
+        if plan in self._plans and not dropped:
             return None
         freed = tuple(group for group in self._made if group not in kept | own)
-        return MeshChange(plan=plan, handle=new_handle() if handle is None else handle, dropped=dropped, freed=freed)
+        return MakeMesh(plan=plan, dropped=tuple(dropped), freed=freed)
 
-    def apply(self, change: MeshChange) -> None:
+    def apply(self, change: MakeMesh) -> None:
         """Note that the ranks have done it."""
-        left = {plan: handle for plan, handle in self._handles.items() if plan not in change.dropped}
-        self._handles = {**left, change.plan: change.handle}
+        self._plans = tuple(plan for plan in self._plans if plan not in change.dropped)
+        self.use(change.plan)
         made = (*self._made, *groups_of(change.plan, self._num_ranks))
         self._made = dict.fromkeys(group for group in made if group not in change.freed)
 
@@ -170,16 +149,14 @@ class WorkerGroup:
         self.meshes = Meshes(len(generation.ranks))
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._overlap = overlap
-        self._handles = itertools.count(1)  # of models and meshes; none is used again
+        handles = itertools.count(1)  # of models and VAEs; none is used again
         self._tracker = CallTracker()
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
-        # What was used last, with the handles of its model and mesh; None once weights or groups may be others.
-        self._ensured: tuple[Hashable, tuple[int, int]] | None = None
-        self._weights = HeldWeights(
-            generation, self._handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes
-        )
+        # What was used last, with the handle of its model; None once weights or groups may be others.
+        self._ensured: tuple[Hashable, int] | None = None
+        self._weights = HeldWeights(generation, handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes)
         self.models = self._weights.models
-        self.vae = HeldVae(generation, self._handles, load_deadline_s)
+        self.vae = HeldVae(generation, handles, load_deadline_s)
 
     def too_few_for(
         self, plan: ParallelPlan | None, machines: Callable[[Check], Sequence[Machine]], check: Check
@@ -192,7 +169,7 @@ class WorkerGroup:
         reach, all_ranks = self.generation.reach(), len(self.generation.ranks)
         if reach < all_ranks:
             held = [model.layout for model in self.models]
-            return plan is None or plan.ranks > reach or self.meshes.change_for(plan, held, new_handle=int) is not None
+            return plan is None or plan.ranks > reach or self.meshes.change_for(plan, held) is not None
         if plan is None or plan.ranks <= all_ranks:
             return False
         return any(machine not in self.generation.machines for machine in machines(check))
@@ -220,8 +197,10 @@ class WorkerGroup:
     ) -> HeldModel:
         """The model in that layout, which is the plan's if there is one."""
         self._ensured = None
-        mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
-        return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
+        gathered_by = plan if layout.shards > 1 else None
+        if gathered_by is not None:
+            self.make_mesh(gathered_by, check)
+        return self._weights.load(spec, layout, check, plan=gathered_by, progress=progress)
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
@@ -246,39 +225,30 @@ class WorkerGroup:
         self._owed = {*ranks, *(self._owed or ())}
         return first
 
-    def mesh(self, plan: ParallelPlan, check: Check) -> int:
-        """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""
+    def make_mesh(self, plan: ParallelPlan, check: Check) -> None:
+        """Have the plan's process groups, made unless they are there. Those of plans used long ago may go."""
         self._ensured = None
-        layouts = [model.layout for model in self.models]
-        change = self.meshes.change_for(plan, layouts, new_handle=lambda: next(self._handles))
-        if change is not None:
-            made = MakeMesh(
-                mesh=change.handle,
-                plan=plan,
-                dropped=tuple(change.dropped.values()),
-                freed=change.freed,
-                overlap=self._overlap(plan),
-            )
-            self.generation.ask(made, check, on_done=lambda _: self.meshes.apply(change))
-        handle = self.meshes.use(plan)
-        if handle is None:
-            raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
-        return handle
+        change = self.meshes.change_for(plan, [model.layout for model in self.models])
+        if change is None:
+            self.meshes.use(plan)
+        else:
+            made = replace(change, overlap=self._overlap(plan))
+            self.generation.ask(made, check, on_done=lambda _: self.meshes.apply(made))
 
-    def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> tuple[int, int]:
-        """The handles of the model, with these deltas, and of the plan's mesh. Of those used last, which are as they
+    def ensure(self, spec: ModelSpec, plan: ParallelPlan, deltas: WeightDeltas, check: Check) -> int:
+        """The handle of the model, with these deltas and the plan's mesh. Where these were used last, which are as they
         were, nothing is asked of the books of models and meshes."""
         use = (spec, plan, deltas.name, deltas.side_branch)
         if self._ensured is None or self._ensured[0] != use:
             model = self.load(spec, plan.layout, check, plan=plan)
             self.apply_deltas(model, deltas, check)
-            self._ensured = use, (model.handle, self.mesh(plan, check))
+            self.make_mesh(plan, check)
+            self._ensured = use, model.handle
         return self._ensured[1]
 
     def run(
         self,
         model: int,
-        mesh: int,
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
         batch_groups: tuple[tuple[BatchSlice, ...], ...],
@@ -289,7 +259,7 @@ class WorkerGroup:
     ) -> RunResult:
         """Calls of a model, each batch group running its pieces; `on_sent` is called once the ranks have them.
 
-        `model` and `mesh` are what `ensure` has.
+        `model` is what `ensure` has for the plan.
         """
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
@@ -300,7 +270,7 @@ class WorkerGroup:
         keeps = plan.pipefusion > 1 or any(call.place is not None for call in calls)
         step = Step(
             model=model,
-            mesh=mesh,
+            plan=plan,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
@@ -330,7 +300,7 @@ class WorkerGroup:
         return RunResult(taken, ranks, wall_s, traces)
 
     def sample(
-        self, model: int, mesh: int, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
+        self, model: int, plan: ParallelPlan, run: WorkerLoopRun, check: Check, *, on_step: StepDone
     ) -> WorkerLoopResult:
         """A whole sampling run."""
         began = time.perf_counter()
@@ -349,7 +319,7 @@ class WorkerGroup:
             on_step=on_step,
         )
         request = self.generation.ask(
-            run.request(plan, model=model, mesh=mesh),
+            run.request(plan, model=model),
             check,
             specs,
             num_ranks=plan.ranks,
@@ -358,15 +328,16 @@ class WorkerGroup:
         steps.take(request.progress)
         return WorkerLoopResult(self.generation.arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
-    def check_pattern(self, mesh: int, check: Check, *, deadline_s: float | None = None) -> list[int]:
-        """How many bytes of a known pattern arrived wrong at each rank."""
-        request = self.generation.ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
+    def check_pattern(self, plan: ParallelPlan, check: Check, *, deadline_s: float | None = None) -> list[int]:
+        """How many bytes of a known pattern arrived wrong at each rank, over the plan's mesh."""
+        self.make_mesh(plan, check)
+        request = self.generation.ask(CheckCopies(plan=plan), check, deadline_s=deadline_s)
         return [reply.wrong_bytes for reply in request.ranked()]
 
     def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
         plan = ParallelPlan(ulysses=min(len(self.generation.ranks), MAX_RANKS))
-        wrong = self.check_pattern(self.mesh(plan, check), check, deadline_s=deadline_s)
+        wrong = self.check_pattern(plan, check, deadline_s=deadline_s)
         self.copies_are_sound = not any(wrong)
         counts = [f"{count} wrong bytes at rank {rank}" for rank, count in enumerate(wrong) if count]
         return f"copies between devices arrive damaged ({', '.join(counts)})" if counts else ""

@@ -44,7 +44,7 @@ class Request(Protocol[Reply]):
 class Load:
     """Have a model on ranks `first_rank` to `layout.ranks`; those before hold theirs already.
 
-    `mesh` has the ranks that put sharded weights together. Ranks without room first free models in `eviction_order`.
+    `plan`: that by which ranks put sharded weights together. Ranks without room first free models in `eviction_order`.
     """
 
     op: ClassVar = Op.LOAD
@@ -53,7 +53,7 @@ class Load:
     spec: ModelSpec
     layout: Layout
     first_rank: int
-    mesh: int | None
+    plan: ParallelPlan | None
     budget_bytes: int | None
     eviction_order: tuple[int, ...]
 
@@ -95,7 +95,7 @@ class SetStrengths:
 
 @dataclass(frozen=True, kw_only=True)
 class MakeMesh:
-    """Forget the meshes `dropped`, free the groups `freed` in their order, then make those of a plan.
+    """Forget the meshes of `dropped` plans, free the groups `freed` in their order, then make those of a plan.
 
     What is freed is in no mesh that is left, and no weights that are held use it. `overlap`: by what ranks choose into
     how many chunks they send heads; None: one.
@@ -103,9 +103,8 @@ class MakeMesh:
 
     op: ClassVar = Op.MESH
     reply: ClassVar = EmptyReply
-    mesh: int
     plan: ParallelPlan
-    dropped: tuple[int, ...]
+    dropped: tuple[ParallelPlan, ...]
     freed: tuple[ExchangeGroup, ...]
     overlap: OverlapRates | None = None
 
@@ -121,7 +120,7 @@ class CallSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Calls of a model. `batch_groups` has the pieces of each batch group.
+    """Calls of a model under a plan that has a mesh. `batch_groups` has the pieces of each batch group.
 
     `repeated` has the content's number of each input that lies where the last request left it.
     """
@@ -129,7 +128,7 @@ class Step:
     op: ClassVar = Op.STEP
     reply: ClassVar = StepReply
     model: int
-    mesh: int
+    plan: ParallelPlan
     calls: tuple[Options, ...]
     batch_groups: tuple[tuple[BatchSlice, ...], ...]
     repeated: dict[str, int]
@@ -156,7 +155,7 @@ class Sample:
     op: ClassVar = Op.SAMPLE
     reply: ClassVar = SampleReply
     model: int
-    mesh: int
+    plan: ParallelPlan
     recurrence: SamplerRecurrence
     cfg: float
     batch_groups: tuple[GroupWork, ...]
@@ -167,11 +166,11 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCopies:
-    """Exchange a known pattern over a mesh, and count the bytes that arrive wrong."""
+    """Exchange a known pattern over a plan's mesh, and count the bytes that arrive wrong."""
 
     op: ClassVar = Op.CHECK
     reply: ClassVar = CheckReply
-    mesh: int
+    plan: ParallelPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +183,11 @@ class MeasureDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measure the device, and the exchanges over a mesh's ulysses axis."""
+    """Measure the device, and the exchanges over the ulysses axis of a plan's mesh."""
 
     op: ClassVar = Op.PROBE
     reply: ClassVar = ProbeReply
-    mesh: int
+    plan: ParallelPlan
 
 
 @dataclass(frozen=True, kw_only=True)

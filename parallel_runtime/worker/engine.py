@@ -1,4 +1,4 @@
-"""What one rank holds and what it answers: models and meshes by number, loaded, changed, run and freed.
+"""What one rank holds and what it answers: models by number and meshes by plan, loaded, changed, run and freed.
 
 Owns the handles, and what each request does. Runs a model under a plan's mesh; a step of it is hosted.py's. Knows no
 ComfyUI, no socket, and no arithmetic of a model.
@@ -18,7 +18,7 @@ from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
-from ..plan import BatchSlice
+from ..plan import BatchSlice, ParallelPlan
 from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
@@ -75,7 +75,7 @@ class Engine:
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
         self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
-        self.meshes: dict[int, Mesh] = {}
+        self.meshes: dict[ParallelPlan, Mesh] = {}
         self.groups = Groups()
         self.held_state = HeldState()  # of calls that one like them will follow
         self.inputs = RepeatedInputs(device)
@@ -116,7 +116,7 @@ class Engine:
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
-            group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+            group = Axis("shards") if request.plan is None else self.meshes[request.plan].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             return self._unload(request)
@@ -156,7 +156,7 @@ class Engine:
     def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):
             return self._make_mesh(request)
-        mesh = self.meshes[request.mesh]
+        mesh = self.meshes[request.plan]
         if isinstance(request, Probe):
             return mesh.probe(self.device)
         return CheckReply(wrong_bytes=mesh.wrong_bytes(self.device))
@@ -168,7 +168,7 @@ class Engine:
             for model in self.models.values():
                 model.drop_graphs()  # a communicator does not end while a graph holds its exchanges
             self.groups.free(request.freed, self.device)
-        self.meshes[request.mesh] = Mesh(
+        self.meshes[request.plan] = Mesh(
             request.plan,
             device=self.device,
             groups=self.groups,
@@ -195,7 +195,7 @@ class Engine:
         progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
     ) -> StepReply:
-        mesh = self.meshes[request.mesh]
+        mesh = self.meshes[request.plan]
         if not mesh.member:
             return StepReply(memory=self._memory(), ran=None)
         began = time.perf_counter()
@@ -240,7 +240,7 @@ class Engine:
         progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
     ) -> SampleReply:
-        mesh = self.meshes[request.mesh]
+        mesh = self.meshes[request.plan]
         self.held_state.drop()
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)

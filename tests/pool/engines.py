@@ -64,7 +64,7 @@ class Echo:
             self.models.discard(message.body.model)  # of a cancelled load, a rank may hold nothing
             return MemoryReply(memory=self.memory())
         if message.op is Op.MESH:
-            self.groups[message.body.mesh] = dist.new_group(list(range(dist.get_world_size())))
+            self.groups[message.body.plan] = dist.new_group(list(range(dist.get_world_size())))
             return EmptyReply()
         if message.op is Op.CHANGE:
             return self.patch(message.body.records, cancelled)
@@ -124,7 +124,7 @@ class Echo:
             else:
                 globals()[action](message, beat, *arguments)
         if options.get("sync", True):
-            dist.barrier(self.groups[message.body.mesh])
+            dist.barrier(self.groups[message.body.plan])
         for number, own in enumerate(every_call):
             self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
         batch_groups = message.body.batch_groups

@@ -19,11 +19,12 @@ PROGRAM = SamplerRecurrence(
 )
 SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", 7, 8)
 LOAD = requests.Load(
-    model=1, spec=SPEC, layout=Layout(ranks=2, shards=2), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(3, 2)
+    model=1, spec=SPEC, layout=Layout(ranks=2, shards=2), first_rank=0, plan=None, budget_bytes=9, eviction_order=(3, 2)
 )
+PLAN = ParallelPlan(ulysses=2, cfg=2)
 SAMPLE = requests.Sample(
     model=1,
-    mesh=4,
+    plan=PLAN,
     recurrence=PROGRAM,
     cfg=2.5,
     batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), shares_cfg=True),),
@@ -36,24 +37,23 @@ CASES = [
     requests.ChangeWeights(model=1, records=({"key": "a"},), side_branch=True, first=True, last=False),
     requests.SetStrengths(model=1, strengths=(0.5, -1.0)),
     requests.MakeMesh(
-        mesh=4,
-        plan=ParallelPlan(ulysses=2, cfg=2),
-        dropped=(2, 3),
+        plan=PLAN,
+        dropped=(ParallelPlan(ring=2), ParallelPlan(data=2)),
         freed=(ExchangeGroup(purpose="link", ranks=(1, 0)),),
         overlap=OverlapRates(attention_flops=1e14, bandwidth=1e10, latency_s=4e-5),
     ),
     requests.Step(
         model=1,
-        mesh=4,
+        plan=PLAN,
         calls=({"timed": False}, {}),
         batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
         slots=(requests.CallSlot(epoch=1, slot=None, warm=True),),
     ),
     SAMPLE,
-    requests.CheckCopies(mesh=4),
+    requests.CheckCopies(plan=PLAN),
     requests.MeasureDevice(),
-    requests.Probe(mesh=4),
+    requests.Probe(plan=PLAN),
     requests.Trim(ranks=(0, 1)),
     requests.HoldVae(
         vae=5,

@@ -52,7 +52,7 @@ def step(pool: Any, deltas: WeightDeltas, name: str = "model") -> None:
 def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step(pool, CHANGE)
     looked: list[str] = []
-    for name in ("load", "apply_deltas", "mesh"):
+    for name in ("load", "apply_deltas", "make_mesh"):
         monkeypatch.setattr(pool._workers, name, lambda *_, name=name, **__: looked.append(name))
     assert asked(pool, lambda: [step(pool, CHANGE) for _ in range(3)]) == {Op.STEP.name: 3}
     assert looked == []

@@ -150,7 +150,7 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     generation.answers[Load] = loaded
     model = held.load(SPEC, Layout(ranks=1), int, progress=lambda *given: said.append(given))
     load = Load(
-        model=2, spec=SPEC, layout=Layout(ranks=1), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(1,)
+        model=2, spec=SPEC, layout=Layout(ranks=1), first_rank=0, plan=None, budget_bytes=9, eviction_order=(1,)
     )
     assert (generation.taken(), said, [each.handle for each in held.models]) == ([load], [(2, 8)], [1, 2])
     model = held.load(SPEC, Layout(ranks=2), int)

@@ -8,25 +8,27 @@ import pytest
 from parallel_runtime.exchange_groups import groups_of, weight_groups
 from parallel_runtime.plan import Layout, ParallelPlan
 from parallel_runtime.planner.memory import extra_bytes, kept_bytes
-from parallel_runtime.pool.worker_group import MeshChange, Meshes
+from parallel_runtime.pool.worker_group import Meshes
+from parallel_runtime.wire.requests import MakeMesh
 
 
 class Ranks:
     """Ranks that do as they are told, and the book of their parent."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.book, self.made, self.changes, self._numbers = Meshes(num_ranks), set(), [], itertools.count()
+        self.book, self.made, self.changes = Meshes(num_ranks), set(), []
         self.num_ranks = num_ranks
 
-    def use(self, plan: ParallelPlan, *held: Layout) -> MeshChange | None:
-        change = self.book.change_for(plan, held, new_handle=lambda: next(self._numbers))
-        if change is not None:
+    def use(self, plan: ParallelPlan, *held: Layout) -> MakeMesh | None:
+        change = self.book.change_for(plan, held)
+        if change is None:
+            self.book.use(plan)
+        else:
             assert len(set(change.freed)) == len(change.freed)
             assert self.made.issuperset(change.freed)
             self.made = self.made - set(change.freed) | set(groups_of(plan, self.num_ranks))
             self.book.apply(change)
             self.changes.append(change)
-        assert self.book.use(plan) is not None
         assert list(self.book)[-1] == plan
         return change
 
@@ -106,5 +108,5 @@ def test_a_plan_without_groups_of_its_own_changes_nothing_for_others() -> None:
     ranks.use(piped)
     change = ranks.use(whole)
     assert change is not None
-    assert (change.dropped, change.freed) == ({}, ())
+    assert (change.dropped, change.freed) == ((), ())
     assert ranks.use(piped) is None

@@ -52,7 +52,7 @@ def test_a_field_more_or_less_is_refused_by_name(record: object) -> None:
             assert getattr(from_body(kind, less, "IT"), field.name) == field.default
 
 
-MESH = requests.MakeMesh(mesh=1, plan=ParallelPlan(), dropped=(), freed=())
+MESH = requests.MakeMesh(plan=ParallelPlan(), dropped=(), freed=())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ MESH = requests.MakeMesh(mesh=1, plan=ParallelPlan(), dropped=(), freed=())
     [
         (LOAD, {"model": "1"}, "LOAD.model is '1', not of type int"),
         (LOAD, {"model": True}, "LOAD.model is True, not of type int"),
-        (LOAD, {"mesh": 1.5}, "LOAD.mesh is 1.5, not of type int"),
+        (LOAD, {"first_rank": 1.5}, "LOAD.first_rank is 1.5, not of type int"),
         (LOAD, {"eviction_order": [1, None]}, r"LOAD.eviction_order\[1\] is None, not of type int"),
         (LOAD, {"layout": {"ranks": 2, "shard": 2}}, "LOAD.layout: unknown shard"),
         (LOAD, {"layout": [2]}, "LOAD.layout is .2., not an object"),

@@ -259,16 +259,16 @@ def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
         engine.new_recorder()
     with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):
         engine._of_ranks(SimpleNamespace(op=Op.HELLO))
-    engine.meshes[1] = SimpleNamespace(member=True, plan=ParallelPlan(pipefusion=2))
+    engine.meshes[ParallelPlan()] = SimpleNamespace(member=True, plan=ParallelPlan(pipefusion=2))
     with pytest.raises(ValueError, match="a cache of ComfyUI's decides between the steps of a pipeline; use the host"):
-        engine._sample(SimpleNamespace(mesh=1, cache="easy"), (), gate=None, progress=None, beat=None)
+        engine._sample(SimpleNamespace(plan=ParallelPlan(), cache="easy"), (), gate=None, progress=None, beat=None)
 
 
 def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> None:
     engine: Any = Engine(rank=2, device=CPU, segments=table())
     engine.held_state.slots[0, FIRST] = torch.ones(3)
-    engine.meshes[1] = SimpleNamespace(member=False)
-    assert engine._sample(SimpleNamespace(mesh=1), (), gate=None, progress=None, beat=None).ran is None
+    engine.meshes[ParallelPlan()] = SimpleNamespace(member=False)
+    assert engine._sample(SimpleNamespace(plan=ParallelPlan()), (), gate=None, progress=None, beat=None).ran is None
     assert engine.held_state.slots == {}
 
 

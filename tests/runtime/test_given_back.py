@@ -49,7 +49,7 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
 
 
 CHANGE = {"side_branch": False, "first": True, "last": True, "records": ()}
-STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "slots": (), "mesh": 1}
+STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "slots": (), "plan": ParallelPlan()}
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,14 @@ def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say()
     os.close(fd)
     engine = Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment))
     slow = OverlapRates(attention_flops=1e9, bandwidth=2e6, latency_s=0.0)
-    for number, told in enumerate((None, slow)):
-        request = MakeMesh(mesh=number, plan=ParallelPlan(), dropped=(), freed=(), overlap=told)
+    found = []
+    for told in (None, slow):
+        request = MakeMesh(plan=ParallelPlan(), dropped=(), freed=(), overlap=told)
         engine.handle(Message(Op.MESH, 0, 1, 1, request), progress=nothing, cancelled=nothing, beat=nothing)
+        found.append(engine.meshes[request.plan].attention.chunks)
     sizes = {"groups": 32, "ranks": 2, "keys": 2048, "head_dim": 16, "flops": 4.0 * 2048**2 * 16 * 16}
     shared = SharedHeads(**sizes, arriving_bytes=3 * 2**20, returning_bytes=2**20)
-    whole, chunked = (engine.meshes[number].attention.chunks for number in range(2))
+    whole, chunked = found
     assert whole is None and chunked(shared) == choose_chunks(shared, slow) > 1
 
 

@@ -64,26 +64,6 @@ def test_each_kind_of_work_gets_its_plan_and_the_picture_is_stock_comfyuis(
     assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
 
 
-def test_what_cannot_run_at_once_in_every_step_gets_no_ranks_of_its_own(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    graph = stock_graph(tiny_models, seed=503, cfg=3.0, **LARGE)
-    ranged = {"conditioning": ["blurry", 0], "start": 0.0, "end": 0.4}
-    graph["early"] = {"class_type": "ConditioningSetTimestepRange", "inputs": ranged}
-    graph["sampler"]["inputs"]["negative"] = ["early", 0]
-    assert report_of(client.queue(measured(graph)))["plan"]["name"] == "ring2"
-
-
-def test_references_count_as_image_tokens(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = stock_graph(tiny_models, seed=504, **SMALL)
-    graph["seen"] = {"class_type": "EmptySD3LatentImage", "inputs": {"width": 256, "height": 240, "batch_size": 1}}
-    given = {"conditioning": ["guidance", 0], "latent": ["seen", 0]}
-    graph["reference"] = {"class_type": "ReferenceLatent", "inputs": given}
-    graph["sampler"]["inputs"]["positive"] = ["reference", 0]
-    ran = report_of(client.queue(measured(graph)))["plan"]
-    assert (ran["name"], ran["chosen_for"].split(",")[0]) == ("ring2", "260 image tokens")
-
-
 def listed(tiny: TinyModels, sizes: list[dict[str, int]]) -> Workflow:
     """A list of latents of these sizes, an image each."""
     graph = measured(stock_graph(tiny, seed=505, **sizes[0]))

@@ -157,21 +157,6 @@ def test_a_class_without_a_plan_is_refused_by_its_name_before_workers_are_asked(
     assert generations(hosted_client) == before
 
 
-def test_fewer_tokens_than_ranks_are_computed_by_each_and_the_workers_stay(hosted_client: ComfyClient) -> None:
-    """Two tokens of a video on three ranks."""
-    graph = WAN.graph(steps=2)
-    graph["latent"]["inputs"] |= {"width": 32, "height": 16, "length": 1}
-    three = {"devices": "cpu:3", "mode": "manual", "ulysses": 3}
-    whole = ours(WAN.graph(steps=2), **three)
-    before = saved_latent(hosted_client, hosted_client.queue(whole))
-    workers = generations(hosted_client)
-    stock = saved_latent(hosted_client, hosted_client.queue(graph))
-    assert relative_error(saved_latent(hosted_client, hosted_client.queue(ours(graph, **three))), stock) <= TOLERANCE
-    whole["sampler"]["inputs"]["denoise"] = next(DENOISE)
-    assert relative_error(saved_latent(hosted_client, hosted_client.queue(whole)), before) <= TOLERANCE
-    assert generations(hosted_client) == workers != []
-
-
 def test_a_lora_of_another_family_changes_nothing_there_as_here(
     hosted_client: ComfyClient, hosted_server: ComfyServer, right: torch.Tensor
 ) -> None:

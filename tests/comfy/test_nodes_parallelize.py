@@ -61,10 +61,3 @@ def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
     assert relative_error(ours, exact) > 100 * TOLERANCE, "it did not run in bf16"
     assert relative_error(latent_of(client, plain), exact) <= TOLERANCE
     assert relative_error(latent_of(client, parallelized(in_half, source="dtype")), ours) <= TOLERANCE
-
-
-def test_a_compute_dtype_that_the_workers_lack_is_refused(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = between(small(tiny_models, seed=12), "reach", "ReachIntoModel", way="compute in float64")
-    result = client.queue(parallelized(graph, source="reach"))
-    first = result.error_line("ParallelizeModel")
-    assert "computes in float64, the workers in float32, bfloat16, float16; put ModelComputeDtype" in first

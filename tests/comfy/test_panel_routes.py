@@ -119,16 +119,6 @@ def test_one_device_is_remembered_when_its_report_is_not_kept_any_more(
     assert kept[-1]["summary"]["speedup"]["number"] == 1 and history.report(1) is None
 
 
-def test_the_revision_grows_with_a_change_and_only_then(client: ComfyClient, tiny_models: TinyModels) -> None:
-    run(client, tiny_models, seed=903).require_success()
-    before, again = client.get(STATE), client.get(STATE)
-    assert again == before
-    run(client, tiny_models, seed=904).require_success()
-    after = client.get(STATE)
-    assert after["session"] == before["session"]
-    assert after["revision"] > before["revision"]
-
-
 @pytest.mark.parametrize("loop", ["auto", "host"])
 def test_every_tab_is_told_of_a_run_while_it_is_held_between_steps(
     loop: str, client: ComfyClient, tiny_models: TinyModels, tmp_path: Path
@@ -206,33 +196,6 @@ def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack
         recorder.requests.append(request)
     shares = live.fractions(("cpu:0", "cpu:1"), [])
     assert shares == [{"compute": 0.6, "communication": 0.2, "idle": 0.2}, None]
-
-
-def test_a_look_that_fails_is_not_the_last(
-    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As one may while workers end under it: tabs are told of what comes after."""
-    panel = module_of_pack("nodes.host.panel.state")
-    looks: list[Any] = [KeyError("gone"), KeyError("gone"), {"revision": 1}]
-    told: list[dict[str, int]] = []
-
-    class Watched(panel.PanelState):
-        def state(self) -> dict[str, int]:
-            look = looks.pop(0)
-            if isinstance(look, KeyError):
-                raise look
-            return look
-
-    def send(_: str, state: dict[str, int]) -> None:
-        told.append(state)
-        raise asyncio.CancelledError  # as ComfyUI's end
-
-    monkeypatch.setattr(panel, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(panel.PromptServer, "instance", SimpleNamespace(send_sync=send), raising=False)
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Watched().watch())
-    assert told == [{"revision": 1}]
-    assert [each.getMessage() for each in caplog.records] == ["the panel's state could not be told: KeyError('gone')"]
 
 
 @pytest.mark.parametrize(

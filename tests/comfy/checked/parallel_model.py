@@ -332,7 +332,11 @@ changed.add_object_patch("manual_cast_dtype", torch.bfloat16)
 ours = convert.parallelized(changed, asked())
 assert (ours.model.pooled.spec.dtype, "manual_cast_dtype" in ours.object_patches) == ("bfloat16", False)
 changed.add_object_patch("manual_cast_dtype", torch.float64)
-refused(lambda: convert.parallelized(changed, asked()), "the model computes in float64, the workers in")
+refused(
+    lambda: convert.parallelized(changed, asked()),
+    "the model computes in float64, the workers in",
+    "put ModelComputeDtype",
+)
 eight = comfy.load_diffusion_model(file, model_options={"dtype": torch.float8_e4m3fn, "fp8_optimizations": True})
 assert convert._compute_dtype(eight, {"dtype": torch.float8_e4m3fn}) == "fp8_e4m3fn"
 assert convert._compute_dtype(eight, {"dtype": torch.float8_e4m3fn, "fp8_optimizations": True}) == "fp8_e4m3fn_fast"

@@ -36,8 +36,6 @@ WAYS: dict[str, Callable[[Any], None]] = {
     ),
     # As MultiGPU CFG Split does for each further GPU.
     "copy to device": lambda model: model.deepclone_multigpu(new_load_device=torch.device("cpu")),
-    # A compute dtype that no widget offers.
-    "compute in float64": lambda model: model.set_model_compute_dtype(torch.float64),
 }
 
 

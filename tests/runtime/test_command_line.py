@@ -44,19 +44,6 @@ def verify(command: Command) -> Command:
 
 
 @pytest.mark.slow
-def test_verify_runs_cond_and_uncond_in_a_batch_group_each(tiny_hosted: ModelSpec, verify: Command) -> None:
-    done = verify(tiny_hosted.path, "cfg=2,ulysses=2", "--dtype", "float32", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert (report["name"], report["tolerance"]) == ("cfg2-ring1-uly2", 1e-5)
-    assert report["text_tokens_by_call"] == [7, 4]
-    assert report["lane_by_rank"] == [0, 0, 1, 1]
-    assert [[piece["call"] for piece in pieces] for pieces in report["pieces_by_rank"]] == [[0], [0], [1], [1]]
-    assert all(0 < error <= 1e-5 for error in report["per_rank"])
-    assert report["warnings"] == []
-
-
-@pytest.mark.slow
 def test_the_negative_control_exits_1(tiny_hosted: ModelSpec, verify: Command) -> None:
     done = verify(tiny_hosted.path, "ring=2", "--dtype", "float32", "--negative-control", "--json")
     assert done.returncode == 1, done.stderr

@@ -70,13 +70,6 @@ def test_evicting_gives_the_memory_back(room_for_two: Pool, files: list[ModelSpe
     assert resident[-1] - resident[5] < 6 * 2**20, resident  # three models that stayed would be 11 MiB
 
 
-def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:
-    with Pool(parse_devices("cpu:1").devices, memory_budget_bytes=model_bytes // 2) as pool:
-        run(pool, files[0], ParallelPlan())
-        run(pool, files[1], ParallelPlan())
-        assert names(pool) == [Path(files[1].path).name]
-
-
 def test_what_a_load_evicted_before_it_was_cancelled_is_loaded_again(files: list[ModelSpec], model_bytes: int) -> None:
     def give_up(loaded: int, total: int) -> None:
         raise InterruptedError(f"{loaded} of {total} bytes")

@@ -60,37 +60,6 @@ FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 _log = logging.getLogger(__name__)
 
 
-class RequestLock:
-    """One request at a time, from any thread; the others wait. `lock` is for callers that cannot give up."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._owner: int | None = None  # the thread inside the lock
-
-    @property
-    def taken(self) -> bool:
-        """Whether the lock is taken. Never waits."""
-        return self.lock.locked()
-
-    @contextmanager
-    def acquire(self, check_cancelled: Check | None) -> Iterator[Check]:
-        """Wait for the lock. Yields what to call now and then meanwhile.
-
-        Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread has the lock already.
-        """
-        check: Check = check_cancelled or (lambda: None)
-        if self._owner == threading.get_ident():
-            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
-        while not self.lock.acquire(timeout=WAIT_S):
-            check()
-        self._owner = threading.get_ident()
-        try:
-            yield check
-        finally:
-            self._owner = None
-            self.lock.release()
-
-
 class _NotYetError(Exception):
     """Ranks are still busy."""
 
@@ -155,7 +124,7 @@ class Pool:
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
         self._machines, self._overlap = machines, overlap
         self._pace = StepHistory()
-        self._lock = RequestLock()
+        self._lock, self._asked_by = threading.Lock(), 0  # and the thread inside the lock
         self._workers: WorkerGroup | None = None
         self._failures = Failures()
         self._requests = itertools.count(1)  # their numbers, which rise over all generations
@@ -182,11 +151,11 @@ class Pool:
             return "loading"
         if request is not None and request.compiling:
             return "compiling"
-        return "busy" if request is not None or self._lock.taken else "idle"
+        return "busy" if request is not None or self._lock.locked() else "idle"
 
     def start(self, *, check_cancelled: Check | None = None) -> None:
         """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             self._ready(check)
 
     def load(
@@ -206,7 +175,7 @@ class Pool:
         included.
         """
         self._refuse_plan(plan)
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
             if deltas is not None:
@@ -218,7 +187,7 @@ class Pool:
 
         Raises PoolError when a rank fails.
         """
-        with self._lock.acquire(None) as check:
+        with self._asking(None) as check:
             workers = self._settled(check)
             if workers is not None:
                 workers.unload(spec, None if plan is None else plan.layout, check)
@@ -233,7 +202,7 @@ class Pool:
         ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
         if not (ranks or of_run):
             return
-        with self._lock.acquire(None) as check:
+        with self._asking(None) as check:
             workers = self._workers
             if workers is None or not workers.generation.ready:
                 return
@@ -278,7 +247,7 @@ class Pool:
         """
         self._refuse_plan(plan)
         batch_groups = split_rows(calls, plan)
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
             shape = (spec, plan, shape_of(calls))
@@ -305,44 +274,44 @@ class Pool:
         """
         self._refuse_plan(plan)
         refuse_unfit(plan, run)
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
             return workers.sample(model, plan, run, check, on_step=on_step)
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             return ask((self._settled(check) or self._ready(check)).vae, check)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""
-        with self._lock.acquire(check_cancelled) as check:
+        with self._asking(check_cancelled) as check:
             return self._ready(check).generation.ask(MeasureDevice(), check).ranked()
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
         self._refuse_plan(plan)
-        with self._lock.acquire(None) as check:
+        with self._asking(None) as check:
             workers = self._ready(check, plan)
             return workers.check_pattern(plan, check)
 
     def probe(self, plan: ParallelPlan) -> list[ProbeReply]:
         """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
         self._refuse_plan(plan)
-        with self._lock.acquire(None) as check:
+        with self._asking(None) as check:
             workers = self._ready(check)  # a plan that no model runs may be probed
             workers.make_mesh(plan, check)
             return workers.generation.ask(Probe(plan=plan), check).ranked()
 
     def retract_failure(self) -> None:
         """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""
-        with self._lock.acquire(None):
+        with self._asking(None):
             self._failures.retract()
 
     def close(self) -> None:
         """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
-        with self._lock.acquire(None):
+        with self._asking(None):
             workers = self._stop()
         if workers is not None:
             workers.generation.watcher.join()
@@ -357,6 +326,24 @@ class Pool:
             failure=self._failures.last,
             peer_access=self._ranks.peer_access,
         )
+
+    @contextmanager
+    def _asking(self, check_cancelled: Check | None) -> Iterator[Check]:
+        """Wait until no other thread asks. Yields what to call now and then meanwhile.
+
+        Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread is asking already.
+        """
+        check: Check = check_cancelled or (lambda: None)
+        if self._asked_by == threading.get_ident():
+            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
+        while not self._lock.acquire(timeout=WAIT_S):
+            check()
+        self._asked_by = threading.get_ident()
+        try:
+            yield check
+        finally:
+            self._asked_by = 0
+            self._lock.release()
 
     def _ready(self, check: Check, plan: ParallelPlan | None = None) -> WorkerGroup:
         """Workers that owe nothing and wait for a request; fresh ones where there are none, or too few for the plan.
@@ -437,7 +424,7 @@ class Pool:
 
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
-        with self._lock.lock:
+        with self._lock:
             try:
                 generation.bury()
             except PoolError as error:
@@ -463,7 +450,7 @@ class Pool:
         """Take in what a request that was given up leaves behind, a moment at a time, between which others may ask."""
         while True:
             time.sleep(GIVEN_UP_S)
-            with self._lock.acquire(None):
+            with self._asking(None):
                 if self._workers is not workers:
                     return
                 until = time.monotonic() + WAIT_S

@@ -8,7 +8,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -53,7 +53,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class InFlight(Generic[Answer]):
-    """What ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request.
+    """What ranks were asked, and what came back so far, by rank, as `on_progress` gets it; `on_done` gets the replies.
 
     `reply` is the kind of answer; a rank that was told to give the request up says `Cancelled` in its place.
     """
@@ -62,17 +62,24 @@ class InFlight(Generic[Answer]):
     number: int
     deadline_s: float
     reply: type[Answer]
-    on_progress: Callable[["InFlight[Answer]"], None] = lambda _: None
-    on_done: Callable[["InFlight[Answer]"], None] = lambda _: None
+    on_progress: Callable[[Mapping[int, Progress]], None] = lambda _: None
+    on_done: Callable[[list[Answer | Cancelled]], None] = lambda _: None
     progress: dict[int, Progress] = field(default_factory=dict)
     replies: dict[int, Answer | Cancelled] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)  # ranks that make a graph now
     has_news: bool = False
     listened_s: float = field(default_factory=time.monotonic)  # since when only the ranks can have held it up
 
-    def ranked(self) -> list[Answer]:
-        """The replies in rank order, of a request that was not given up."""
-        return [reply for _, reply in sorted(self.replies.items()) if not isinstance(reply, Cancelled)]
+    @property
+    def ranked(self) -> list[Answer | Cancelled]:
+        """The replies in rank order."""
+        return [reply for _, reply in sorted(self.replies.items())]
+
+    def tell_news(self) -> None:
+        """Have `on_progress` get what it has not had yet. Raises what that raises."""
+        if self.has_news:
+            self.has_news = False
+            self.on_progress(self.progress)
 
 
 class Generation:
@@ -162,15 +169,16 @@ class Generation:
         num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
-        on_progress: Callable[[InFlight[Answer]], None] = lambda _: None,
-        on_done: Callable[[InFlight[Answer]], None] = lambda _: None,
-    ) -> InFlight[Answer]:
-        """The request with the replies of the first `num_ranks`, and of all that are on a machine with one of them.
+        on_progress: Callable[[Mapping[int, Progress]], None] = lambda _: None,
+        on_done: Callable[[list[Answer | Cancelled]], None] = lambda _: None,
+    ) -> list[Answer]:
+        """The replies, in rank order, of the first `num_ranks`, and of all that are on a machine with one of them.
 
         `tensors` lie in the arena. `deadline_s`: how long it may show no sign of life; by default what the generation
-        has. `on_sent` is called once the ranks have it. Whatever `check`, which is called every 50 ms, or a callback
-        raises passes through: the request is given up, stays in flight until the ranks have answered, and `on_done` is
-        called then. Raises ProtocolError, before anything is sent, for what cannot travel.
+        has. `on_sent` is called once the ranks have it, `on_progress` with what each has said. Whatever `check`, which
+        is called every 50 ms, or a callback raises passes through: the request is given up, stays in flight until the
+        ranks have answered, and `on_done` is called then. Raises ProtocolError, before anything is sent, for what
+        cannot travel.
         """
         limit_s = self._deadline_s() if deadline_s is None else deadline_s
         number = next(self._requests)
@@ -195,7 +203,7 @@ class Generation:
                 in_flight.on_progress = lambda _: None
                 if request.op in GIVEN_UP_EARLY:
                     self.segments.cancelled_request = number
-        return in_flight
+        return [reply for reply in in_flight.ranked if not isinstance(reply, Cancelled)]
 
     def wait(self, tick: Callable[[], None]) -> None:
         """Wait for all answers to the request in flight; without one, only look whether all ranks are well.
@@ -211,9 +219,7 @@ class Generation:
         looked_s = time.monotonic()
         while len(request.replies) < len(self._asked):
             self._take_in(max(0.0, looked_s + TICK_S - time.monotonic()))
-            if request.has_news:
-                request.has_news = False
-                request.on_progress(request)
+            request.tell_news()
             now = time.monotonic()
             if now >= looked_s + TICK_S:
                 if now - looked_s > min(request.deadline_s, least_s(self._deadline_s())) * HELD_UP:
@@ -221,11 +227,12 @@ class Generation:
                 looked_s = now
                 self._refuse_silence(request)
                 tick()
+        request.tell_news()
         self.in_flight = None
-        memory = [reply.memory for reply in request.ranked() if isinstance(reply, MemoryReply)]
+        memory = [reply.memory for reply in request.ranked if isinstance(reply, MemoryReply)]
         if len(memory) == len(request.replies):
             self.memory = [*memory, *self.memory[len(memory) :]]
-        request.on_done(request)
+        request.on_done(request.ranked)
 
     def bury(self) -> None:
         """Raise PoolError for a death that no request has noticed."""

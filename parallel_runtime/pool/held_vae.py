@@ -13,10 +13,10 @@ import torch
 
 from ..checkpoint import ComfyUI
 from ..wire.protocol import dtype_name
-from ..wire.replies import DecodeReply, MemoryReply
+from ..wire.replies import DecodeReply
 from ..wire.requests import DecodeTiles, HoldVae, Unload
 from .arena import Extent
-from .generation import Generation, InFlight
+from .generation import Generation
 from .held_weights import Check
 
 ENOUGH_BYTES = 64 << 20  # of weights in one message
@@ -102,7 +102,7 @@ class HeldVae:
             self.partly_held, self._held = self._held[1], None
         if self.partly_held:
 
-            def freed(_: InFlight[MemoryReply]) -> None:
+            def freed(_: object) -> None:
                 self.partly_held = 0
 
             self._generation.ask(Unload(model=self.partly_held), check, on_done=freed)
@@ -129,14 +129,14 @@ class HeldVae:
         request = DecodeTiles(
             vae=handle, method=method, tiles=assign_tiles(tiles, num_ranks=self._generation.reach()), last=last
         )
-        answered = self._generation.ask(
+        ranks = self._generation.ask(
             request,
             check,
             placed.specs,
-            on_progress=lambda asked: on_tiles(sum(said.done for said in asked.progress.values())),
+            on_progress=lambda said: on_tiles(sum(each.done for each in said.values())),
         )
         pixels = [self._generation.arena.take(spec) for spec in placed.specs[len(tiles) :]]
-        return Decoded(pixels=pixels, ranks=answered.ranked())
+        return Decoded(pixels=pixels, ranks=ranks)
 
 
 def assign_tiles(tiles: Sequence[Tile], *, num_ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -5,16 +5,16 @@ Owns the order in which models go when room is needed.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
 from ..plan import Layout, ParallelPlan
 from ..weight_delta import PRISTINE, DeltaBatch, WeightDeltas, pack
-from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
+from ..wire.replies import Cancelled, LoadReply, Progress
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
-from .generation import Generation, InFlight
+from .generation import Generation
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
@@ -148,18 +148,18 @@ class HeldWeights:
         layouts = {model.handle: model.layout for model in self.models}
         self._generation.mapped[handle] = spec
 
-        def report(request: InFlight[LoadReply]) -> None:
+        def report(said: Mapping[int, Progress]) -> None:
             if progress is not None:
-                progress(*_sum_of(request.progress, num_ranks=layout.ranks - first))
+                progress(*_sum_of(said, num_ranks=layout.ranks - first))
 
-        def keep(request: InFlight[LoadReply]) -> None:
-            if any(isinstance(reply, Cancelled) for reply in request.replies.values()):
+        def keep(replies: Sequence[LoadReply | Cancelled]) -> None:
+            loaded = [reply for reply in replies if isinstance(reply, LoadReply)]
+            if len(loaded) < len(replies):
                 self._let_go(handle, layout)
             else:
-                result = LoadResult(request.ranked(), time.perf_counter() - began)
-                new = HeldModel(spec, handle, layout, result)
+                new = HeldModel(spec, handle, layout, LoadResult(loaded, time.perf_counter() - began))
                 self.models.use(new if held is None else held.grown_to(new))
-            for evicted in {number for reply in request.replies.values() for number in reply.evicted}:
+            for evicted in {number for reply in replies for number in reply.evicted}:
                 self._let_go(evicted, layouts[evicted])
 
         load = Load(
@@ -198,8 +198,8 @@ class HeldWeights:
         model.deltas = None
         if held is not None and deltas.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
-            request = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
-            if all(reply.changed for reply in request.ranked()):
+            replies = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
+            if all(reply.changed for reply in replies):
                 model.deltas = deltas
                 return
         batches = list(pack(deltas.deltas)) or [DeltaBatch([], {})]
@@ -228,7 +228,7 @@ class HeldWeights:
         self.partly_held[handle] = layout.ranks
 
     def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:
-        def forget(_: InFlight[MemoryReply]) -> None:
+        def forget(_: object) -> None:
             del self._generation.mapped[handle]
             self.partly_held.pop(handle, None)
 

@@ -287,7 +287,7 @@ class Pool:
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""
         with self._asking(check_cancelled) as check:
-            return self._ready(check).generation.ask(MeasureDevice(), check).ranked()
+            return self._ready(check).generation.ask(MeasureDevice(), check)
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
@@ -302,7 +302,7 @@ class Pool:
         with self._asking(None) as check:
             workers = self._ready(check)  # a plan that no model runs may be probed
             workers.make_mesh(plan, check)
-            return workers.generation.ask(Probe(plan=plan), check).ranked()
+            return workers.generation.ask(Probe(plan=plan), check)
 
     def retract_failure(self) -> None:
         """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""

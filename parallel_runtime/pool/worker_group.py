@@ -284,11 +284,10 @@ class WorkerGroup:
             on_sent()
             meanwhile_s = time.perf_counter() - from_s
 
-        request = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
+        ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
         if keeps:
             self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
-        ranks = request.ranked()
         traces = {
             rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)
             for rank, (reply, room) in enumerate(zip(ranks, rooms, strict=False))
@@ -318,21 +317,20 @@ class WorkerGroup:
             grant=grant,
             on_step=on_step,
         )
-        request = self.generation.ask(
+        ranks = self.generation.ask(
             run.request(plan, model=model),
             check,
             specs,
             num_ranks=plan.ranks,
-            on_progress=lambda request: steps.take(request.progress),
+            on_progress=steps.take,
         )
-        steps.take(request.progress)
-        return WorkerLoopResult(self.generation.arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
+        return WorkerLoopResult(self.generation.arena.take(places[OUT]), ranks, time.perf_counter() - began)
 
     def check_pattern(self, plan: ParallelPlan, check: Check, *, deadline_s: float | None = None) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank, over the plan's mesh."""
         self.make_mesh(plan, check)
-        request = self.generation.ask(CheckCopies(plan=plan), check, deadline_s=deadline_s)
-        return [reply.wrong_bytes for reply in request.ranked()]
+        replies = self.generation.ask(CheckCopies(plan=plan), check, deadline_s=deadline_s)
+        return [reply.wrong_bytes for reply in replies]
 
     def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""

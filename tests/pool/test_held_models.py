@@ -12,12 +12,10 @@ import torch
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.plan import Layout
 from parallel_runtime.pool.arena import Arena
-from parallel_runtime.pool.generation import InFlight
 from parallel_runtime.pool.held_vae import MAX_NAMES, HeldVae, Tile, VaeWeights, _batches, assign_tiles
 from parallel_runtime.pool.held_weights import HeldWeights, LoadResult, _sum_of
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 from parallel_runtime.wire.channel import Segment, SegmentTable
-from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import (
     Cancelled,
     DecodeReply,
@@ -80,12 +78,10 @@ class Generation:
         answer = self.answers.get(type(request), lambda rank: MemoryReply(memory=MEMORY))
         if isinstance(answer, Exception):
             raise answer
-        asked: Any = InFlight(Op.DONE, 1, 1.0, MemoryReply)
-        asked.progress = {1: Progress(done=2, total=8)}
-        told.get("on_progress", lambda _: None)(asked)
-        asked.replies = {rank: answer(rank) for rank in range(ranks)}
-        told.get("on_done", lambda _: None)(asked)
-        return asked
+        told.get("on_progress", lambda _: None)({1: Progress(done=2, total=8)})
+        replies = [answer(rank) for rank in range(ranks)]
+        told.get("on_done", lambda _: None)(replies)
+        return replies
 
     def taken(self) -> list[Any]:
         """What was asked since this was called last."""

@@ -25,7 +25,6 @@ from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
-from parallel_runtime.worker.inputs import RepeatedInputs
 
 from .attended import Attended, noting
 from .device_time import Busy, busy_in
@@ -156,8 +155,8 @@ class OneRank:
         and when blocks ended."""
         batch, numbers = call.out_shape
         whole = {**call.tensors, "out": torch.empty(batch, numbers)}
-        inputs = RepeatedInputs(self.device)
-        inputs.begin(call.tensors, {name: number for number, name in enumerate(call.tensors)})
+        held = HeldState(self.device)
+        held.begin((), call.tensors, {name: number for number, name in enumerate(call.tensors)})
 
         def run() -> tuple[torch.Tensor, Beats]:
             beats = Beats(self.device)
@@ -169,7 +168,7 @@ class OneRank:
 
             timer = RegionTimer(self.device, on=timed)
             sequence.ulysses.traffic.reset(timer)
-            forward = HostedForward(self.model, sequence, timer, beat, inputs, HeldState())
+            forward = HostedForward(self.model, sequence, timer, beat, held)
             if graphs is not None:
                 forward.by_graphs = graphs.run(version=0, watch=Watch(timer, beat, lambda _: None))
             with torch.inference_mode():

@@ -54,7 +54,6 @@ from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .hosted_pipeline import HostedPipeline
 from .hosted_sampling import HostedCalls
-from .inputs import RepeatedInputs
 from .loading import LoadedModels
 from .measure import measure
 from .mesh import Groups, Mesh
@@ -77,8 +76,7 @@ class Engine:
         self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
         self.meshes: dict[ParallelPlan, Mesh] = {}
         self.groups = Groups()
-        self.held_state = HeldState()  # of calls that one like them will follow
-        self.inputs = RepeatedInputs(device)
+        self.held_state = HeldState(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
         self._process = psutil.Process()  # asked after many requests, and slow to make
@@ -139,7 +137,6 @@ class Engine:
         return CudaRecorder(self.device)
 
     def _unload(self, request: Unload) -> MemoryReply:
-        self.inputs.clear()
         self.held_state.drop()
         self.vae.drop(request.model)
         return self.models.drop(request)
@@ -179,7 +176,6 @@ class Engine:
 
     def _trim(self, request: Trim) -> MemoryReply:
         """Forget a sampling run that has ended; torch gives back what it caches where others compute on the device."""
-        self.inputs.clear()
         self.held_state.drop()
         for model in self.models.values():
             model.drop_graphs()  # on all ranks: those that share tokens replay together
@@ -201,12 +197,11 @@ class Engine:
         began = time.perf_counter()
         model = self.models[request.model]
         tensors = self._tensors(specs)
-        self.inputs.begin(tensors, request.repeated)
+        self.held_state.begin(request.slots, tensors, request.repeated)
         pace = LaunchThrottle(self.device, beat)
         forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        self.held_state.begin(request.slots)
         forward.begin_run(self.held_state.run, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         room = tensors.get(f"trace.{self.rank}")
@@ -247,7 +242,6 @@ class Engine:
         if mesh.plan.pipefusion > 1 and request.cache is not None:
             raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
         model = self.models[request.model]
-        self.inputs.begin({}, {})
         pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)
 
         def block_queued() -> None:
@@ -293,9 +287,9 @@ class Engine:
         compiled, graphs = (any(options.get(name) for options in request.calls) for name in ("compiled", "graphs"))
         watch = Watch(timer, beat, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
-            forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.inputs, self.held_state)
+            forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.held_state)
         else:
-            forward = HostedForward(model, mesh.attention, timer, beat, self.inputs, self.held_state)
+            forward = HostedForward(model, mesh.attention, timer, beat, self.held_state)
         if compiled:
             forward.by_graphs = model.blocks.run(self.graphs, watch, model.weights.branches.form)
         elif graphs:

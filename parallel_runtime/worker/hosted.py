@@ -37,7 +37,7 @@ from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from .held_state import HeldState
 from .hosted_weights import DeltaReceiver, HostedWeights
-from .inputs import RepeatedInputs, call_tensors, to_host
+from .inputs import call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 
@@ -188,11 +188,9 @@ class HostedForward:
         sequence: SequenceParallelAttention,
         timer: RegionTimer,
         beat: Callable[[], None],
-        inputs: RepeatedInputs,
         held: HeldState,
     ) -> None:
-        self.model, self.sequence, self.timer, self.beat = model, sequence, timer, beat
-        self.inputs, self.held = inputs, held
+        self.model, self.sequence, self.timer, self.beat, self.held = model, sequence, timer, beat, held
         sequence.most_keys, sequence.rounded = 0, False
         self.by_graphs: CompiledRun | GraphRun | None = None  # with which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
@@ -442,6 +440,6 @@ class HostedForward:
             tensor = whole[f"t{number}"]
             each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
             part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
-            here = self.inputs.on_device(tensor, part)
+            here = self.held.input_here(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found

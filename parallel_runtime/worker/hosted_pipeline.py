@@ -28,7 +28,6 @@ from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
 from .held_state import HeldState
 from .hosted import HostedForward, HostedModel, NewCall
-from .inputs import RepeatedInputs
 from .mesh import Mesh
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
@@ -83,10 +82,9 @@ class HostedPipeline(HostedForward):
         mesh: Mesh,
         timer: RegionTimer,
         beat: Callable[[], None],
-        inputs: RepeatedInputs,
         held: HeldState,
     ) -> None:
-        super().__init__(model, mesh.attention, timer, beat, inputs, held)
+        super().__init__(model, mesh.attention, timer, beat, held)
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)
 

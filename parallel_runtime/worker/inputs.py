@@ -1,50 +1,11 @@
-"""A request's tensors in shared memory, and their way to the rank's device.
+"""A request's tensors in shared memory, and their way to the rank's device and back.
 
-Inputs that a step has in common with the next one are copied once, where the parent says that they are the same. Owns
-those copies. Does not own what is the same: the parent compares bytes and gives every content a number that it
-never uses again (pool/arena.py).
+Does not own which of them stay on the device for later requests (held_state.py).
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import torch
-
-
-class RepeatedInputs:
-    """A request's inputs on their way to the device; this rank's parts of those that requests repeat stay there.
-
-    What is sent for the first time is not kept: a ControlNet's residuals come new with each step and are large.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._copies: dict[int, dict[Hashable, torch.Tensor]] = {}  # by the content's number, then by the part
-        self._kept: dict[int, dict[Hashable, torch.Tensor]] = {}  # the same by the address of this request's input
-
-    def begin(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
-        """A request with these views of shared memory, and the numbers of those that are repeated, begins.
-
-        What it does not repeat is let go.
-        """
-        self._copies = {number: self._copies.get(number, {}) for number in numbers.values()}
-        self._kept = {tensors[name].data_ptr(): self._copies[number] for name, number in numbers.items()}
-
-    def clear(self) -> None:
-        """Let everything go."""
-        self._copies, self._kept = {}, {}
-
-    def on_device(self, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """`part`, rows of the input `whole`, on the device, not to be written to. On the CPU it may be that part.
-
-        Only of a view is it known by its address which part it is; rows that were gathered are not kept.
-        """
-        kept = self._kept.get(whole.data_ptr()) if part.numel() else None
-        if kept is None or part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-            return to_device(part, self._device)
-        key = (part.data_ptr() - whole.data_ptr(), part.shape, part.stride(), part.dtype)
-        if key not in kept:
-            kept[key] = to_device(part, self._device, copy=True)
-        return kept[key]
 
 
 def to_device(part: torch.Tensor, device: torch.device, *, copy: bool = False) -> torch.Tensor:

@@ -35,7 +35,6 @@ from parallel_runtime.wire.requests import ChangeWeights
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
-from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 from .tiny import at, build, difference, noise
@@ -171,8 +170,7 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     made = forward_call(module, 16, [inputs["x"], at(700, 650)], {"context": inputs["context"]})
     out = torch.zeros(made.out_shape)
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
-    sent = RepeatedInputs(CPU)
-    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, sent, HeldState())
+    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, HeldState(CPU))
     forward.run_batch_groups(
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
     )

@@ -26,7 +26,6 @@ from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward
-from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 
@@ -48,7 +47,7 @@ def forward(*, in_order: bool = True, shards: object = None, size: int = 1, inde
     sequence = SequenceParallelAttention()
     sequence.index = index
     timer = RegionTimer(CPU, on=False)
-    return HostedForward(model, sequence, timer, lambda: None, RepeatedInputs(CPU), HeldState())
+    return HostedForward(model, sequence, timer, lambda: None, HeldState(CPU))
 
 
 FIRST, SECOND, THIRD, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2), BatchSlice(1, 0, 2), BatchSlice(1, 2, 3)

@@ -12,7 +12,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
-from parallel_runtime.worker.inputs import RepeatedInputs
+from parallel_runtime.worker.held_state import HeldState
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5
@@ -70,37 +70,37 @@ def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
 
 def test_a_part_is_copied_once_and_let_go_when_it_is_repeated_no_more() -> None:
     whole = torch.arange(24.0).reshape(4, 6)
-    kept = RepeatedInputs(torch.device("cpu"))
+    kept = HeldState(torch.device("cpu"))
 
     def last_rows(**numbers: int) -> torch.Tensor:
-        kept.begin({"txt": whole}, numbers)
-        return kept.on_device(whole, whole[1:])
+        kept.begin((), {"txt": whole}, numbers)
+        return kept.input_here(whole, whole[1:])
 
     assert last_rows().data_ptr() == whole[1:].data_ptr()  # nothing is kept of what is new
     copies = [last_rows(txt=5) for _ in range(2)]
     assert copies[0] is copies[1]
     assert copies[0].data_ptr() != whole[1:].data_ptr()
     for part in (whole, whole[:3], whole[:, 1:], whole.T, whole[1:]):
-        assert torch.equal(kept.on_device(whole, part), part)
+        assert torch.equal(kept.input_here(whole, part), part)
     whole += 1
     assert torch.equal(last_rows(txt=6), whole[1:])
-    kept.begin({}, {})
+    kept.begin((), {}, {})
     whole += 1
     assert torch.equal(last_rows(txt=6), whole[1:])
 
 
 def test_rows_that_were_gathered_are_never_taken_for_others_at_their_address() -> None:
     whole, room = torch.arange(24.0).reshape(4, 6), torch.empty(2, 6)
-    kept = RepeatedInputs(torch.device("cpu"))
+    kept = HeldState(torch.device("cpu"))
     for rows in ([0, 2], [1, 3], [3, 0]):
         torch.index_select(whole, 0, torch.tensor(rows), out=room)
-        kept.begin({"0.txt": whole}, {"0.txt": 5})
-        assert torch.equal(kept.on_device(whole, room), whole[rows])
+        kept.begin((), {"0.txt": whole}, {"0.txt": 5})
+        assert torch.equal(kept.input_here(whole, room), whole[rows])
 
 
 def test_an_empty_input_beside_a_repeated_one_stays_empty() -> None:
     whole, empty = torch.ones(3, 4), torch.ones(3, 0)
-    kept = RepeatedInputs(torch.device("cpu"))
-    kept.begin({"a": whole, "b": empty}, {"a": 1, "b": 2})
-    assert kept.on_device(empty, empty).shape == (3, 0)
-    assert kept.on_device(whole, whole[:0]).shape == (0, 4)
+    kept = HeldState(torch.device("cpu"))
+    kept.begin((), {"a": whole, "b": empty}, {"a": 1, "b": 2})
+    assert kept.input_here(empty, empty).shape == (3, 0)
+    assert kept.input_here(whole, whole[:0]).shape == (0, 4)

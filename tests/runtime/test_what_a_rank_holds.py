@@ -156,19 +156,19 @@ PIECE, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2)
 
 
 def test_calls_of_an_epoch_find_what_earlier_ones_left_and_those_of_another_find_nothing() -> None:
-    state = HeldState()
+    state = HeldState(torch.device("cpu"))
     assert (state.run, state.residuals_of(PIECE)) == (None, None)
-    state.begin((CallSlot(epoch=1, slot=0, warm=True),))
+    state.begin((CallSlot(epoch=1, slot=0, warm=True),), {}, {})
     first = state.keys_of(PIECE)
     assert (state.run, first is state.keys_of(PIECE), first is state.keys_of(OTHER)) == (1, True, False)
-    state.begin(())
-    state.begin((CallSlot(epoch=1, slot=0, warm=False), CallSlot(epoch=1, slot=None, warm=True)))
+    state.begin((), {}, {})
+    state.begin((CallSlot(epoch=1, slot=0, warm=False), CallSlot(epoch=1, slot=None, warm=True)), {}, {})
     assert state.run is None, "nothing will follow the second"
     assert state.keys_of(PIECE) is first
     alone = BatchSlice(1, 0, 1)
     assert state.keys_of(alone) is not state.keys_of(alone)
     assert (state.residuals_of(alone), len(state.slots)) == (None, 2)
-    state.begin((CallSlot(epoch=2, slot=0, warm=False),))
+    state.begin((CallSlot(epoch=2, slot=0, warm=False),), {}, {})
     with pytest.raises(RuntimeError, match="there are no keys in slot 0 of epoch 2"):
         state.keys_of(PIECE)
     assert state.residuals_of(PIECE) is state.residuals_of(PIECE) is not None

@@ -138,10 +138,10 @@ class Simulation:
         over: list[tuple[str, ...] | None] = [None]
 
         class Looking(TokenCall):
-            def exchange(self, attention: Any, *arguments: Any, **options: Any) -> Any:
+            def attend(self, kernel: Any, qkv: Any, attention: Any, **options: Any) -> Any:
                 over[0] = attention.keys
                 simulation.streams, simulation.grid = {name: sum(n) for name, n in self.streams.items()}, self.grid
-                return super().exchange(attention, *arguments, **options)
+                return super().attend(kernel, qkv, attention, **options)
 
         def noted(*arguments: Any, **options: Any) -> Tensor:
             self.sites.append(over[0])

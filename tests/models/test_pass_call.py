@@ -41,6 +41,9 @@ class Group:
         assert exact
         return self.gather(k, dim=2, lengths=lengths), -torch.cat(self.sent, 2)
 
+    def attend(self, _: object, __: object, *, kept: object = None, **given: Any) -> SimpleNamespace:
+        return SimpleNamespace(kept=kept, **given)
+
 
 def a_pass(
     held: Sequence[HeldRows], patches: int, patch: int | None, *, before: Sequence[str] = (), ends: bool = False
@@ -55,6 +58,11 @@ def sending(calls: Sequence[PassCall], tensors: list[Tensor]) -> list[tuple[Pass
     for call in calls:
         call.group.sent = tensors  # type: ignore[attr-defined]
     return list(zip(calls, tensors, strict=True))
+
+
+def asked(call: PassCall, attention: Any, k: Tensor, queries: Sequence[int], keys: Sequence[int], mask: Any) -> Any:
+    """What a pass asks of its ranks for an attention over `k`."""
+    return call.attend(None, [k, k, k], attention, query_lengths=queries, key_lengths=keys, mask=mask)  # type: ignore[arg-type]
 
 
 def passes(patches: int) -> list[int | None]:
@@ -84,7 +92,7 @@ def test_keys_and_their_mask_are_those_that_came_last(ranks: int, patches: int, 
             queries, keys = call.lengths(["img"]), call.key_lengths(streams)
             mask = call.gather_keys(attention, own, dim=3, lengths=keys)
             k = came[:, None, :, None].expand(1, 2, -1, 3)
-            there = call.exchange(attention, k, queries=queries, lengths=keys, mask=mask)
+            there = asked(call, attention, k, queries, keys, mask)
             assert list(there.query_lengths) == [each.streams["img"][each.index] for each in calls]
             assert list(there.key_lengths) == [each.shape[1] for each in counted]
             assert there.kept is not None and there.mask is mask
@@ -93,8 +101,8 @@ def test_keys_and_their_mask_are_those_that_came_last(ranks: int, patches: int, 
             assert torch.equal(mask[0, 0, 0], found[0, 0, :, 0]), "a column for each key"
             whole = came[0] if patch is None else newest
             assert torch.equal(mask.flatten().sort()[0], whole.sort()[0])
-            again = call.exchange(attention, k, queries=queries, lengths=keys, mask=None)
-            other = call.exchange(attention, k.clone(), queries=queries, lengths=keys, mask=None)
+            again = asked(call, attention, k, queries, keys, None)
+            other = asked(call, attention, k.clone(), queries, keys, None)
             assert again.kept is not None and other.kept is not None
             sites = [each.site.removeprefix(f"{id(attention)}.") for each in (there.kept, again.kept, other.kept)]
             assert sites == ["0", "0", "1"], "the second is over the same keys"
@@ -112,7 +120,7 @@ def test_keys_of_a_grid_are_those_that_came_last(ranks: int, patches: int, grid:
         newest[(came % 1000).long()] = came
         for call in calls:
             lengths = call.lengths(["grid"])
-            there = call.exchange(attention, came, queries=lengths, lengths=lengths, mask=None)
+            there = asked(call, attention, came, lengths, lengths, None)
             assert there.kept is not None
             found, _ = there.kept.seen(came.view(1, 1, -1, 1), came.view(1, 1, -1, 1))
             assert torch.equal(found.flatten().sort()[0], (came if patch is None else newest).sort()[0])
@@ -126,10 +134,10 @@ def test_of_a_mask_of_all_queries_a_pass_has_its_own(ranks: int, patches: int, i
         call = a_pass(held, patches, patch)[0]
         call.introduce("txt", 7)
         call.introduce("img", image)
-        given = {"queries": call.lengths(["img"]), "lengths": call.key_lengths(["txt", "img"])}
-        seen.append(call.exchange(attention, mask, mask=mask, **given).mask)
+        given = call.lengths(["img"]), call.key_lengths(["txt", "img"])
+        seen.append(asked(call, attention, mask, *given, mask).mask)
         one_row = mask[:, :, :1]
-        assert call.exchange(attention, mask, mask=one_row, **given).mask is one_row
+        assert asked(call, attention, mask, *given, one_row).mask is one_row
     *parts, whole = seen
     assert whole is mask and torch.equal(torch.cat(parts, 2), mask)
     assert max(each.shape[2] for each in parts) - min(each.shape[2] for each in parts) <= ranks
@@ -177,8 +185,8 @@ def test_what_runs_before_the_blocks_has_all_tokens_in_the_first_patch_which_giv
         for call, own in sending(calls, mine):
             lengths = call.streams["txt"]
             assert call.of_chunk(lengths) is lengths
-            there = call.exchange(word, text, queries=lengths, lengths=lengths, mask=text)
-            assert there == (lengths, lengths, text, None)
+            there = asked(call, word, text, lengths, lengths, text)
+            assert vars(there) == {"query_lengths": lengths, "key_lengths": lengths, "mask": text, "kept": None}
             assert torch.equal(call.gather_keys(word, own, dim=1, lengths=lengths), text)
             if patch:
                 call.group.sent = []  # type: ignore[attr-defined]  it is not sent again
@@ -207,12 +215,12 @@ def test_more_patches_than_tokens_are_refused(ranks: int, patches: int, said: st
     (call, *_) = a_pass([HeldRows() for _ in range(ranks)], patches, 0, before=["refined"])
     for stream, total in (("refined", 50), ("txt", 1), ("img", 3)):
         call.introduce(stream, total)
-    given = {"queries": call.lengths(["img"]), "lengths": call.key_lengths(["img"]), "mask": None}
+    given = torch.zeros(1), call.lengths(["img"]), call.key_lengths(["img"]), None
     if not said:
-        assert call.exchange(parse_attention("img"), torch.zeros(1), **given).kept is not None
+        assert asked(call, parse_attention("img"), *given).kept is not None
         return
     with pytest.raises(ValueError) as error:
-        call.exchange(parse_attention("img"), torch.zeros(1), **given)
+        asked(call, parse_attention("img"), *given)
     assert str(error.value) == (
         f"{said} than the tokens of this call, 3 of img, 1 of txt; use fewer patches, or a bigger image"
     )

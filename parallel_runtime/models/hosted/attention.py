@@ -86,11 +86,13 @@ class AttentionSwitch:
                 mask = window_mask(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
-            exchange = call.exchange(attention, qkv[1], queries=queries, lengths=keys, mask=mask)
-            out = call.group.attend(
+            out = call.attend(
                 self._kernel(call, attn_precision, options, owned=owned),
                 qkv,
-                **exchange._asdict(),
+                attention,
+                query_lengths=queries,
+                key_lengths=keys,
+                mask=mask,
                 scale=options.get("scale"),
                 common=common,
                 each_head_alone=self.kernel.each_head_alone(options),
@@ -130,19 +132,19 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         attend = partial(
-            call.group.attend,
+            call.attend,
             self._kernel(call, attn_precision, options, owned=False),
+            attention=attention,
+            key_lengths=keys,
             scale=options.get("scale"),
             each_head_alone=self.kernel.each_head_alone(options),
             exact=True,
         )
-        exchange = partial(call.exchange, attention, qkv[1], lengths=keys)
         q, k, v = qkv
-        out = attend(qkv, **exchange(queries=queries, mask=mask.all)._asdict())
+        out = attend(qkv, query_lengths=queries, mask=mask.all)
         for each in mask.segments:
             some = slice(each.first, each.last)
-            given = exchange(queries=each.lengths, mask=each.mask)
-            out[:, :, some] = attend([q[:, :, some], k, v], **given._asdict())
+            out[:, :, some] = attend([q[:, :, some], k, v], query_lengths=each.lengths, mask=each.mask)
         return out
 
     def _kernel(

@@ -8,27 +8,17 @@ kept of a call before are on every rank, and none sends them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...parallel.attention import SequenceParallelAttention
-from ...parallel.kept_keys import KeptKeys
+from ...parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from ...parallel.shard import split_lengths
 from ..specs.words import FIRST, GRID, KEPT, UNPLANNED, Attention
 from .first_keys import FirstKeys
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
-
-
-class Exchange(NamedTuple):
-    """Arguments of `SequenceParallelAttention.attend`: tokens of the ranks that run now, and where keys are kept."""
-
-    query_lengths: Sequence[int]
-    key_lengths: Sequence[int]
-    mask: Tensor | None
-    kept: KeptKeys | None = None
 
 
 class TokenCall:
@@ -174,17 +164,19 @@ class TokenCall:
         """Of a number for each part those of the ranks that run now: of all, where a call is one pass."""
         return lengths
 
-    def exchange(
+    def attend(
         self,
+        kernel: AttentionFunction,
+        qkv: QKV,
         attention: Attention,
-        keys: Tensor,
         *,
-        queries: Sequence[int],
-        lengths: Sequence[int],
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
         mask: Tensor | None,
-    ) -> Exchange:
-        """What an attention exchanges over `keys`; `queries` and `lengths` are the queries and keys of each part."""
-        return Exchange(queries, lengths, mask)
+        **how: Any,  # noqa: ANN401
+    ) -> Tensor:
+        """As `SequenceParallelAttention.attend`, which `how` is given to; the lengths are those of each part."""
+        return self.group.attend(kernel, qkv, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask, **how)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """Everybody's rows of a stream, whole along `dim`; contiguous, since modules take views of what they made."""

@@ -12,14 +12,15 @@ blocks run (stage.py), nor which pass comes when (worker/hosted_pipeline.py).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...parallel.attention import SequenceParallelAttention
+from ...parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from ...parallel.kept_keys import HeldRows, KeptKeys
 from ..specs.words import Attention, StreamTokens
-from .call import Exchange, TokenCall
+from .call import TokenCall
 from .places import rows_of
 
 GATHERED, BEFORE = "gathered.", "before."
@@ -88,28 +89,33 @@ class PassCall(TokenCall):
             return lengths
         return lengths[self._patch * self._ranks.parts :][: self._ranks.parts]
 
-    def exchange(
+    def attend(
         self,
+        kernel: AttentionFunction,
+        qkv: QKV,
         attention: Attention,
-        keys: Tensor,
         *,
-        queries: Sequence[int],
-        lengths: Sequence[int],
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
         mask: Tensor | None,
-    ) -> Exchange:
-        """This pass's queries, and the keys of all tokens, of which those of later patches are of the call before."""
-        if not self._staged:
-            return super().exchange(attention, keys, queries=queries, lengths=lengths, mask=mask)
-        self._refuse_small()
+        **how: Any,  # noqa: ANN401
+    ) -> Tensor:
+        """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
+        if self._staged:
+            self._refuse_small()
+            if mask is not None and self._patch is not None and mask.shape[2] == sum(query_lengths) > 1:
+                before = sum(query_lengths[: self._patch * self._ranks.parts])
+                mask = mask.narrow(2, before, sum(self.of_chunk(query_lengths)))
+            how["kept"] = self._kept(attention, qkv[1], key_lengths, mask)
+        queries, keys = self.of_chunk(query_lengths), self.of_chunk(key_lengths)
+        return super().attend(kernel, qkv, attention, query_lengths=queries, key_lengths=keys, mask=mask, **how)
+
+    def _kept(self, attention: Attention, keys: Tensor, lengths: Sequence[int], mask: Tensor | None) -> KeptKeys:
+        """Where these keys are kept; and their mask, where later passes need it."""
         site, places = self._site(attention, keys), self._places(attention, lengths, keys.device)
-        total = sum(lengths)
-        if mask is not None and self._patch is not None and mask.shape[2] == sum(queries) > 1:
-            before = sum(queries[: self._patch * self._ranks.parts])
-            mask = mask.narrow(2, before, sum(self.of_chunk(queries)))
         if mask is not None and self._patch is None and mask.shape[2] == 1:  # may be made from this rank's tokens
             self._held.put(f"{site}.mask", mask, places, dim=3, total=mask.shape[3])
-        kept = KeptKeys(rows=self._held, site=site, places=places, total=total, fresh=self._patch is None)
-        return Exchange(self.of_chunk(queries), self.of_chunk(lengths), mask, kept)
+        return KeptKeys(rows=self._held, site=site, places=places, total=sum(lengths), fresh=self._patch is None)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """All rows of a stream: those of other patches as they came last."""

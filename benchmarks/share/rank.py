@@ -20,8 +20,9 @@ from parallel_runtime.models.hosted.random_calls import Size, make_calls
 from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.plan import BatchSlice
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
+from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
@@ -156,7 +157,8 @@ class OneRank:
         batch, numbers = call.out_shape
         whole = {**call.tensors, "out": torch.empty(batch, numbers)}
         held = HeldState(self.device)
-        held.begin((), call.tensors, {name: number for number, name in enumerate(call.tensors)})
+        repeated = {name: number for number, name in enumerate(call.tensors)}
+        held.begin(Step(model=0, plan=ParallelPlan(), calls=(), batch_groups=(), repeated=repeated), call.tensors)
 
         def run() -> tuple[torch.Tensor, Beats]:
             beats = Beats(self.device)

@@ -5,7 +5,6 @@ Owns what a request needs before it is sent. Weights are held_weights.py's, the 
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from ..model_call import OUT, ModelCall
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
-from ..wire.requests import CallSlot, CheckCopies, MakeMesh, Step, Trim
+from ..wire.requests import CheckCopies, MakeMesh, Step, Trim
 from .calls import (
     RunResult,
     StepDone,
@@ -25,7 +24,6 @@ from .calls import (
     WorkerLoopRun,
     inputs_of,
     results_of,
-    shape_of,
     traces_of,
     whole_trace,
     writers,
@@ -78,57 +76,6 @@ class Meshes:
         self._made = dict.fromkeys(group for group in made if group not in change.freed)
 
 
-class CallTracker:
-    """What the ranks of one generation hold."""
-
-    def __init__(self) -> None:
-        self._place: Hashable = None
-        self._runs: frozenset[str] = frozenset()
-        self._epoch = 0  # what ranks hold of another epoch they drop
-        self._slots: dict[Hashable, int] = {}
-        self._calls: Counter[int] = Counter()
-        self._under_way = False
-
-    def done(self) -> None:
-        """The ranks have done what was entered last."""
-        self._under_way = False
-
-    def forget(self) -> None:
-        """Nothing is held any more, or may not be used."""
-        self._place = None
-
-    def enter(
-        self, calls: Sequence[ModelCall], batch_groups: Sequence[Sequence[BatchSlice]], plan: ParallelPlan, model: int
-    ) -> tuple[CallSlot, ...]:
-        """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
-
-        Say `done` when the ranks have done them; else nothing is known of what they hold.
-        """
-        if self._under_way:
-            self.forget()
-        self._under_way = True
-        runs = frozenset(call.place.run for call in calls if call.place is not None)
-        if runs and ((plan, model) != self._place or not runs <= self._runs):
-            self._place, self._runs, self._epoch = (plan, model), runs, self._epoch + 1
-            self._slots, self._calls = {}, Counter()
-        return tuple(
-            self._entered(call, [[p for p in batch_group if p.call == n] for batch_group in batch_groups], plan)
-            for n, call in enumerate(calls)
-        )
-
-    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CallSlot:
-        if call.place is None:
-            return CallSlot(epoch=self._epoch, slot=None, warm=True)
-        where = tuple(
-            (batch_group, piece.call, piece.start, piece.stop)
-            for batch_group, own in enumerate(pieces)
-            for piece in own
-        )
-        slot = self._slots.setdefault((call.place, shape_of([call]), where), len(self._slots))
-        self._calls[slot] += 1
-        return CallSlot(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
-
-
 class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
@@ -150,7 +97,10 @@ class WorkerGroup:
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._overlap = overlap
         handles = itertools.count(1)  # of models and VAEs; none is used again
-        self._tracker = CallTracker()
+        # Model and plan of the last calls with a place. Ranks drop what calls left when an epoch begins: where these
+        # are others, and after a request by which some ranks of the plan alone may have dropped it (None).
+        self._left_by: tuple[int, ParallelPlan] | None = None
+        self._epoch = 0
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
         # What was used last, with the handle of its model; None once weights or groups may be others.
         self._ensured: tuple[Hashable, int] | None = None
@@ -209,14 +159,13 @@ class WorkerGroup:
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
-        self._ensured = None
-        self._tracker.forget()
+        self._ensured = self._left_by = None
         self.vae.free(check)
         self._weights.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:
         """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
-        self._tracker.forget()
+        self._left_by = None
         self.generation.ask(Trim(ranks=tuple(ranks)), check, num_ranks=self.generation.told_ranks)
 
     def owe_trim(self, ranks: Sequence[int]) -> bool:
@@ -267,14 +216,17 @@ class WorkerGroup:
             self.generation.arena.forget()  # further machines do not have what lies there
         placed = self.generation.arena.place(inputs_of(calls), results)
         specs = placed.specs
-        keeps = plan.pipefusion > 1 or any(call.place is not None for call in calls)
+        places = tuple(call.place for call in calls)
+        if any(places) and self._left_by != (model, plan):
+            self._left_by, self._epoch = (model, plan), self._epoch + 1
         step = Step(
             model=model,
             plan=plan,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
-            slots=self._tracker.enter(calls, batch_groups, plan, model) if keeps else (),
+            epoch=self._epoch,
+            places=places if any(places) else (),
         )
         meanwhile_s = 0.0
 
@@ -285,8 +237,6 @@ class WorkerGroup:
             meanwhile_s = time.perf_counter() - from_s
 
         ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
-        if keeps:
-            self._tracker.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         traces = {
             rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)
@@ -303,7 +253,7 @@ class WorkerGroup:
     ) -> WorkerLoopResult:
         """A whole sampling run."""
         began = time.perf_counter()
-        self._tracker.forget()
+        self._left_by = None
         specs = self.generation.arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
 from ..checkpoint import ComfyUI, ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates
+from ..model_call import CallPlace
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
 from ..stock_caches import StockCache
@@ -110,19 +111,11 @@ class MakeMesh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallSlot:
-    """Where a call finds what the call before it left and leaves its own, None: nowhere: see `CallTracker`."""
-
-    epoch: int
-    slot: int | None
-    warm: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Step:
     """Calls of a model under a plan that has a mesh. `batch_groups` has the pieces of each batch group.
 
-    `repeated` has the content's number of each input that lies where the last request left it.
+    `repeated` has the content's number of each input that lies where the last request left it. `places` are those of
+    the calls; () where none leaves anything. What calls of another `epoch` left is not to be used.
     """
 
     op: ClassVar = Op.STEP
@@ -132,7 +125,8 @@ class Step:
     calls: tuple[Options, ...]
     batch_groups: tuple[tuple[BatchSlice, ...], ...]
     repeated: dict[str, int]
-    slots: tuple[CallSlot, ...]
+    epoch: int = 0
+    places: tuple[CallPlace | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,7 @@ class Engine:
         began = time.perf_counter()
         model = self.models[request.model]
         tensors = self._tensors(specs)
-        self.held_state.begin(request.slots, tensors, request.repeated)
+        self.held_state.begin(request, tensors)
         pace = LaunchThrottle(self.device, beat)
         forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:

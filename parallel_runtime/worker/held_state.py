@@ -1,9 +1,11 @@
 """What a rank holds from one request to the next: inputs that requests repeat, and what calls left for later ones.
 
-Which call may use what another left is the parent's to say (pool/worker_group.py), and so is which inputs are the same:
-it compares bytes and gives every content a number that it never uses again (pool/arena.py).
+Which inputs are the same is the parent's to say: it compares bytes and gives every content a number that it never uses
+again (pool/arena.py). So is when another model or plan ran in between, which not every rank has to know of: an epoch of
+calls then ends (pool/worker_group.py).
 """
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -12,37 +14,48 @@ import torch
 from ..models.hosted.first_block import Residuals
 from ..parallel.kept_keys import HeldRows
 from ..plan import BatchSlice
-from ..wire.requests import CallSlot
+from ..wire.requests import Step
 from .inputs import to_device
 
 
 class HeldState:
-    """This rank's parts of inputs that requests repeat, on the device, and what calls of one epoch left, by slot.
+    """This rank's parts of inputs that requests repeat, on the device, and what calls left for those like them.
 
-    `slots`: keys and values of a pipeline as a `HeldRows`, or what a step cache keeps. `told` is what the parent says
-    of each call of the request that runs; () where none leaves anything.
+    Calls are alike that have one place, inputs of the same shapes and their rows in the same batch groups: they have a
+    slot. `slots` has keys and values of a pipeline as a `HeldRows`, or what a step cache keeps, of each piece.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._copies: dict[int, dict[Hashable, torch.Tensor]] = {}  # by the content's number, then by the part
         self._copies_at: dict[int, dict[Hashable, torch.Tensor]] = {}  # the same by the address of a request's input
-        self.epoch = 0
-        self.told: tuple[CallSlot, ...] = ()
         self.slots: dict[tuple[int, BatchSlice], Any] = {}
+        self._epoch, self._runs = 0, frozenset[str]()  # of the calls that left what is in them
+        self._numbers: dict[Hashable, int] = {}  # of slots
+        self._calls: Counter[int] = Counter()  # of each slot, the present one included
+        self._warmup_steps = 0
+        self._present: list[int | None] = []  # the slots of the request's calls
 
-    def begin(
-        self, told: tuple[CallSlot, ...], tensors: Mapping[str, torch.Tensor], repeated: Mapping[str, int]
-    ) -> None:
-        """A request begins, whose calls are all of one epoch: what is of another goes, and inputs not `repeated` do.
+    def begin(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A request begins; `tensors` are its views of shared memory. Inputs that it does not repeat go.
 
-        `tensors` are its views of shared memory, `repeated` has the numbers of those that requests repeat.
+        So does what calls left, in a new epoch and once there are calls of a run that left nothing yet.
         """
-        if told and told[0].epoch != self.epoch:
-            self.epoch, self.slots = told[0].epoch, {}
-        self.told = told
-        self._copies = {number: self._copies.get(number, {}) for number in repeated.values()}
-        self._copies_at = {tensors[name].data_ptr(): self._copies[number] for name, number in repeated.items()}
+        runs = frozenset(place.run for place in step.places if place is not None)
+        if runs and (step.epoch != self._epoch or not runs <= self._runs):
+            self._epoch, self._runs = step.epoch, runs
+            self.slots, self._numbers, self._calls = {}, {}, Counter()
+        self._present, self._warmup_steps = [], step.plan.warmup_steps
+        for number, place in enumerate(step.places):
+            slot = None
+            if place is not None:
+                shapes = tuple((name, each.shape) for name, each in tensors.items() if name.startswith(f"{number}."))
+                rows = tuple(tuple(each for each in pieces if each.call == number) for pieces in step.batch_groups)
+                slot = self._numbers.setdefault((place, shapes, rows), len(self._numbers))
+                self._calls[slot] += 1
+            self._present.append(slot)
+        self._copies = {number: self._copies.get(number, {}) for number in step.repeated.values()}
+        self._copies_at = {tensors[name].data_ptr(): self._copies[number] for name, number in step.repeated.items()}
 
     def input_here(self, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         """`part`, rows of the input `whole`, on the device, not to be written to. On the CPU it may be that part.
@@ -59,27 +72,34 @@ class HeldState:
         return kept[key]
 
     @property
-    def run(self) -> int | None:
-        """The epoch of the request's calls, where others will follow each of them; else None."""
-        return self.epoch if self.told and all(each.slot is not None for each in self.told) else None
+    def run(self) -> Hashable:
+        """A name of the run of the request's calls, where others will follow each of them; else None."""
+        return (self._epoch, self._runs) if self._present and None not in self._present else None
 
     def residuals_of(self, piece: BatchSlice) -> Residuals | None:
         """What a step cache keeps of a piece; None for one of a call that no other will follow."""
-        slot = self.told[piece.call].slot if self.told else None
+        slot = self._slot_of(piece)
         return None if slot is None else self.slots.setdefault((slot, piece), Residuals())
+
+    def warms_up(self, piece: BatchSlice) -> bool:
+        """Whether a piece goes through a pipeline whole: of the first calls of its slot, and of one that has none."""
+        slot = self._slot_of(piece)
+        return slot is None or self._calls[slot] <= self._warmup_steps
 
     def keys_of(self, piece: BatchSlice) -> HeldRows:
         """The keys of a piece in a pipeline, of the call before it or new."""
-        told = self.told[piece.call]
-        if told.slot is None:
+        slot = self._slot_of(piece)
+        if slot is None:
             return HeldRows()
-        place = (told.slot, piece)
-        if told.warm:
-            return self.slots.setdefault(place, HeldRows())
-        if place not in self.slots:
-            raise RuntimeError(f"there are no keys in slot {told.slot} of epoch {told.epoch}")
-        return self.slots[place]
+        if self.warms_up(piece):
+            return self.slots.setdefault((slot, piece), HeldRows())
+        if (slot, piece) not in self.slots:
+            raise RuntimeError(f"there are no keys in slot {slot} of epoch {self._epoch}")
+        return self.slots[slot, piece]
+
+    def _slot_of(self, piece: BatchSlice) -> int | None:
+        return self._present[piece.call] if self._present else None
 
     def drop(self) -> None:
-        """Free all of it. The parent has calls that used it be of another epoch."""
-        self.slots, self._copies, self._copies_at = {}, {}, {}
+        """Free all of it."""
+        self.slots, self._runs, self._copies, self._copies_at = {}, frozenset(), {}, {}

@@ -6,7 +6,7 @@
 Every pass is a call of ComfyUI's forward, of which the stage's blocks alone run (models/hosted/stage.py); what stands
 before the blocks every stage computes for itself. The last stage writes the result. Source: PipeFusion
 (arXiv 2405.14430). Owns the order of passes and what crosses a link. Which call may use the keys of the one before is
-the parent's to say (pool/worker_group.py).
+held_state.py's to say.
 
 The dtypes of what crosses are the sender's to know: they go ahead in a call that is warm-up, and are kept with its
 keys.
@@ -109,7 +109,7 @@ class HostedPipeline(HostedForward):
         if options.get("method") is not None:  # weights outside of the blocks, which every stage has
             super().run(piece, whole, options, write=write and self._passes.last, over=over)
             return
-        held, warm = self.held.keys_of(piece), self.held.told[piece.call].warm
+        held, warm = self.held.keys_of(piece), self.held.warms_up(piece)
         neighbours, group = self._links.of_piece(held, warm=warm), self.sequence_of(options)
         out: Any = None
         for patch in [None] if warm else range(self._passes.patches):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.packages import Package
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
@@ -48,7 +49,8 @@ CASES = [
         calls=({"timed": False}, {}),
         batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
-        slots=(requests.CallSlot(epoch=1, slot=None, warm=True),),
+        epoch=1,
+        places=(CallPlace("a run", "a text"), None),
     ),
     SAMPLE,
     requests.CheckCopies(plan=PLAN),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.model_call import ModelCall
+from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
@@ -44,9 +44,11 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     return Counter(op.name for op, _ in requests(pool, act))
 
 
-def step(pool: Any, deltas: WeightDeltas, name: str = "model") -> None:
-    call = ModelCall(tensors={"x": torch.ones(4)}, out_shape=(4,), out_dtype=torch.float32, options={"sync": False})
-    pool.run(make_spec(name), PLAN, [call], deltas=deltas)
+def step(
+    pool: Any, deltas: WeightDeltas, name: str = "model", plan: ParallelPlan = PLAN, place: CallPlace | None = None
+) -> None:
+    told: Any = {"out_dtype": torch.float32, "options": {"sync": False}, "place": place}
+    pool.run(make_spec(name), plan, [ModelCall(tensors={"x": torch.ones(4)}, out_shape=(4,), **told)], deltas=deltas)
 
 
 def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +74,35 @@ def test_what_changed_in_between_is_made_right_before_a_step(pool: Any, between:
     between(pool)
     assert asked(pool, lambda: step(pool, CHANGE)) == asks | {"STEP": 1}
     assert asked(pool, lambda: step(pool, CHANGE)) == {"STEP": 1}
+
+
+ONE_RANK, PLACE = ParallelPlan(), CallPlace("a run", "a text")
+
+
+@pytest.mark.parametrize(
+    ("between", "epochs"),
+    [
+        (lambda pool: None, 0),
+        (lambda pool: step(pool, CHANGE, plan=ONE_RANK), 0),
+        (lambda pool: step(pool, CHANGE, plan=ONE_RANK, place=PLACE), 2),
+        (lambda pool: step(pool, CHANGE, "other", place=PLACE), 2),
+        (lambda pool: pool.give_back(pool.devices), 1),
+        (lambda pool: pool.unload(make_spec("other")), 1),
+    ],
+    ids=["nothing", "a call that leaves nothing", "another plan", "another model", "a run ends", "a model goes"],
+)
+def test_an_epoch_ends_where_ranks_may_differ_in_what_calls_left(pool: Any, between: Callable, epochs: int) -> None:
+    """A plan of fewer ranks has them drop what those of a larger one left; the others have heard nothing of it."""
+
+    def asked_in() -> int:
+        ((_, body),) = [each for each in requests(pool, lambda: step(pool, CHANGE, place=PLACE)) if each[0] is Op.STEP]
+        assert body["places"] == (PLACE,)
+        return body["epoch"]
+
+    before = asked_in()
+    assert asked_in() == before
+    between(pool)
+    assert asked_in() == before + epochs
 
 
 def test_fresh_workers_are_given_everything_anew(pool: Any) -> None:

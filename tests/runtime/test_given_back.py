@@ -49,7 +49,7 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
 
 
 CHANGE = {"side_branch": False, "first": True, "last": True, "records": ()}
-STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "slots": (), "plan": ParallelPlan()}
+STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "plan": ParallelPlan()}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
+from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker.held_state import HeldState
 
 # fp32 sums in another order: what the design allows any plan
@@ -29,6 +30,11 @@ def prompts(batch: int = 1) -> list[ModelCall]:
 def again(made: ModelCall) -> ModelCall:
     """The same call in other memory."""
     return replace(made, tensors={name: tensor.clone() for name, tensor in made.tensors.items()})
+
+
+def repeating(numbers: dict[str, int]) -> Step:
+    """A step that repeats inputs of these numbers."""
+    return Step(model=1, plan=ParallelPlan(), calls=(), batch_groups=(), repeated=numbers)
 
 
 def one_rank(pool: Pool, spec: ModelSpec, made: ModelCall) -> torch.Tensor:
@@ -73,7 +79,7 @@ def test_a_part_is_copied_once_and_let_go_when_it_is_repeated_no_more() -> None:
     kept = HeldState(torch.device("cpu"))
 
     def last_rows(**numbers: int) -> torch.Tensor:
-        kept.begin((), {"txt": whole}, numbers)
+        kept.begin(repeating(numbers), {"txt": whole})
         return kept.input_here(whole, whole[1:])
 
     assert last_rows().data_ptr() == whole[1:].data_ptr()  # nothing is kept of what is new
@@ -84,7 +90,7 @@ def test_a_part_is_copied_once_and_let_go_when_it_is_repeated_no_more() -> None:
         assert torch.equal(kept.input_here(whole, part), part)
     whole += 1
     assert torch.equal(last_rows(txt=6), whole[1:])
-    kept.begin((), {}, {})
+    kept.begin(repeating({}), {})
     whole += 1
     assert torch.equal(last_rows(txt=6), whole[1:])
 
@@ -94,13 +100,13 @@ def test_rows_that_were_gathered_are_never_taken_for_others_at_their_address() -
     kept = HeldState(torch.device("cpu"))
     for rows in ([0, 2], [1, 3], [3, 0]):
         torch.index_select(whole, 0, torch.tensor(rows), out=room)
-        kept.begin((), {"0.txt": whole}, {"0.txt": 5})
+        kept.begin(repeating({"0.txt": 5}), {"0.txt": whole})
         assert torch.equal(kept.input_here(whole, room), whole[rows])
 
 
 def test_an_empty_input_beside_a_repeated_one_stays_empty() -> None:
     whole, empty = torch.ones(3, 4), torch.ones(3, 0)
     kept = HeldState(torch.device("cpu"))
-    kept.begin((), {"a": whole, "b": empty}, {"a": 1, "b": 2})
+    kept.begin(repeating({"a": 1, "b": 2}), {"a": whole, "b": empty})
     assert kept.input_here(empty, empty).shape == (3, 0)
     assert kept.input_here(whole, whole[:0]).shape == (0, 4)

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.plan import BatchSlice
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.weights.unit_feed import UnitFeed
-from parallel_runtime.wire.requests import CallSlot
+from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker import loading
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
@@ -152,23 +153,68 @@ def test_a_unit_that_is_not_due_is_refused_and_so_are_buffers_while_one_is_in_fl
         feed.take("a")
 
 
-PIECE, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2)
+PIECE, OTHER, STAGES = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2), ParallelPlan(pipefusion=2, warmup_steps=2)
+NEXT = BatchSlice(1, 0, 1)
 
 
-def test_calls_of_an_epoch_find_what_earlier_ones_left_and_those_of_another_find_nothing() -> None:
-    state = HeldState(torch.device("cpu"))
+def begun(state: HeldState, *places: CallPlace | None, rows: Any = None, tokens: int = 8, epoch: int = 1) -> HeldState:
+    """The state once a step with calls of these places has begun, whose rows are all of the first batch group."""
+    rows = rows or (tuple(BatchSlice(number, 0, 1) for number in range(len(places))), ())
+    step = Step(model=1, plan=STAGES, calls=(), batch_groups=rows, repeated={}, epoch=epoch, places=places)
+    state.begin(step, {f"{number}.t0": torch.zeros(1, tokens, 4) for number in range(len(places))})
+    return state
+
+
+ONE, TWO = CallPlace("a run", "cond"), CallPlace("another run", "cond")
+
+
+def test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left() -> None:
+    state = HeldState(CPU)
+    keys = [begun(state, ONE).keys_of(PIECE) for _ in range(2)]
+    assert state.warms_up(PIECE)
+    keys += [begun(state, ONE).keys_of(PIECE) for _ in range(2)]
+    assert [each is keys[0] for each in keys] == [True] * 4 and not state.warms_up(PIECE)
+    with pytest.raises(RuntimeError, match="there are no keys in slot 0 of epoch 1"):
+        state.keys_of(OTHER)
+    assert begun(state, CallPlace("a run", "uncond")).warms_up(PIECE), "the other side"
+    assert begun(state, ONE, tokens=12).warms_up(PIECE), "another shape"
+    assert begun(state, ONE, rows=((), (PIECE,))).warms_up(PIECE), "rows of another batch group"
+    assert not begun(state, ONE).warms_up(PIECE)
+    run = state.run
+    assert begun(state, TWO).run != run is not None
+    assert begun(state, ONE).warms_up(PIECE) and state.keys_of(PIECE) is not keys[0], (
+        "of the run before nothing is kept"
+    )
+
+
+@pytest.mark.parametrize("other", ["epoch", "dropped"])
+def test_nothing_is_found_in_another_epoch_nor_once_it_was_dropped(other: str) -> None:
+    state = HeldState(CPU)
+    left = [begun(state, ONE).residuals_of(PIECE) for _ in range(3)]
+    assert left[0] is left[2] is not None and not state.warms_up(PIECE)
+    if other == "dropped":
+        state.drop()
+    begun(state, ONE, epoch=1 + (other == "epoch"))
+    assert state.residuals_of(PIECE) is not left[0] and state.warms_up(PIECE)
+
+
+def test_runs_that_travel_together_each_find_their_own_until_a_new_one_joins() -> None:
+    """Of a list over replicas: the calls of each step come in one request, and a run that ends first stops none."""
+    state, rows = HeldState(CPU), ((PIECE,), (NEXT,))
+    for step in range(4):
+        begun(state, ONE, TWO, rows=rows)
+        assert [state.warms_up(each) for each in (PIECE, NEXT)] == [step < 2] * 2
+        assert state.residuals_of(PIECE) is not state.residuals_of(NEXT)
+    assert not begun(state, ONE, rows=((PIECE,), ())).warms_up(PIECE)
+    assert begun(state, ONE, CallPlace("a third", "cond"), rows=rows).warms_up(PIECE)
+
+
+def test_a_call_of_no_run_is_warm_up_and_leaves_nothing() -> None:
+    state = HeldState(CPU)
     assert (state.run, state.residuals_of(PIECE)) == (None, None)
-    state.begin((CallSlot(epoch=1, slot=0, warm=True),), {}, {})
-    first = state.keys_of(PIECE)
-    assert (state.run, first is state.keys_of(PIECE), first is state.keys_of(OTHER)) == (1, True, False)
-    state.begin((), {}, {})
-    state.begin((CallSlot(epoch=1, slot=0, warm=False), CallSlot(epoch=1, slot=None, warm=True)), {}, {})
-    assert state.run is None, "nothing will follow the second"
-    assert state.keys_of(PIECE) is first
-    alone = BatchSlice(1, 0, 1)
-    assert state.keys_of(alone) is not state.keys_of(alone)
-    assert (state.residuals_of(alone), len(state.slots)) == (None, 2)
-    state.begin((CallSlot(epoch=2, slot=0, warm=False),), {}, {})
-    with pytest.raises(RuntimeError, match="there are no keys in slot 0 of epoch 2"):
-        state.keys_of(PIECE)
-    assert state.residuals_of(PIECE) is state.residuals_of(PIECE) is not None
+    assert begun(state, ONE).run is not None
+    assert begun(state, ONE, None).run is None, "nothing will follow the second"
+    assert state.warms_up(NEXT) and state.keys_of(NEXT) is not state.keys_of(NEXT)
+    assert (state.residuals_of(NEXT), len(state.slots)) == (None, 0)
+    begun(state)
+    assert begun(state, None, None).run is None and state.warms_up(PIECE)

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from ..checkpoint import ComfyUI
 from ..redact_paths import with_short_home
@@ -100,6 +100,7 @@ class ComfyUIProcess:
             start_new_session=True,
         )
         os.close(lifeline)
+        self._asks, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
             said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
         except BaseException:
@@ -115,8 +116,7 @@ class ComfyUIProcess:
 
     def close(self) -> None:
         """End the process; its files go."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # it ends when no more requests can come
+        self._asks.close()  # the process ends when no more requests can come
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
@@ -124,8 +124,7 @@ class ComfyUIProcess:
         finally:
             self._kill()
         os.close(self._lifeline)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._answers.close()
         self._errors.close()
         self._folder.cleanup()
 
@@ -135,25 +134,22 @@ class ComfyUIProcess:
         Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or has no more time, and whatever
         `tick` raises.
         """
-        process = self._process
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the process has no pipes")
         line = ""
         try:
-            process.stdin.write(json.dumps({"do": what, "with": with_}) + "\n")
-            process.stdin.flush()
-            self._wait(process.stdout.fileno())
-            line = process.stdout.readline()
+            self._asks.write(json.dumps({"do": what, "with": with_}) + "\n")
+            self._asks.flush()
+            self._wait(self._answers.fileno())
+            line = self._answers.readline()
             while line.startswith('{"told":'):
                 told(json.loads(line)["told"])
-                line = process.stdout.readline()
+                line = self._answers.readline()
         except BrokenPipeError:
             pass
         except BaseException:  # the caller does not wait for the answer any more
             self._kill()
             raise
         if not line:
-            status = process.wait(ENDING_S)
+            status = self._process.wait(ENDING_S)
             raise NoAnswerError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
         said = json.loads(line)
         if "missing" in said:

@@ -59,6 +59,7 @@ def server(token_file):
     with_server = MachineServer("127.0.0.1:0", token_file.read_bytes(), versions=OURS, silence_s=SILENCE_S)
     yield with_server
     with_server.close()
+    assert not with_server._thread.is_alive()
 
 
 def ended(machine, generation):
@@ -275,6 +276,23 @@ def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
     with pytest.raises(OSError, match="this process cannot adopt orphans"):
         joined.adopt_orphans()
     assert asked == [(joined.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)]
+
+
+def test_a_machine_that_can_start_no_process_says_so_and_has_no_generation(monkeypatch):
+    def none(launch):
+        raise OSError("no more processes")
+
+    sent, introduction = [], SimpleNamespace(name="node", devices=("cpu:0",))
+    monkeypatch.setattr(joined, "_Process", none)
+    with socket.socket() as sock:
+        connection = SimpleNamespace(sock=sock, send=sent.append)
+        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 2.0, lambda _: None)
+        asked = SimpleNamespace(generation=7, devices=("cpu:0",), world_size=2)
+        member._start(asked)
+        assert sent == [GenerationEnded(7, -1, "ranks cannot be started: no more processes")] and not member._running
+        with pytest.raises(ProtocolError, match="it wants ranks on cpu:1, which this machine does not offer"):
+            member._start(SimpleNamespace(generation=8, devices=("cpu:1",)))
+        member.close()
 
 
 def test_an_ipv4_address_that_is_written_as_ipv6_is_listened_on_as_what_it_is():

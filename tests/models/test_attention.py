@@ -21,6 +21,7 @@ from parallel_runtime.parallel.wire_format import from_fp8, to_fp8
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.proof import relative_error
 from parallel_runtime.worker.mesh import Groups, Mesh
+from parallel_runtime.worker.own_tokens import OwnTokens
 
 from .gloo_group import GlooGroup
 from .ranks import in_ranks
@@ -213,6 +214,34 @@ def test_the_number_of_chunks_is_that_of_the_rank_with_the_most_heads(exchange: 
             arriving_bytes=arriving,
             returning_bytes=returning,
         )
+
+
+@pytest.mark.parametrize(("mask", "keys_at_once"), [(None, 0), ((1, 1, 10, 10), 0), ((1, 6, 1, 10), 10)])
+def test_ring_takes_one_mask_for_all_heads_and_for_a_mask_a_head_ranks_have_all_keys(
+    mask: Any, keys_at_once: int
+) -> None:
+    """Ring attends with our kernels; over all keys the model's own function does."""
+    seen, qkv = [0], [torch.zeros(1, 6, 5, 16) for _ in range(3)]
+
+    def kernel(qkv: list[torch.Tensor], *_: Any) -> torch.Tensor:
+        seen.append(qkv[1].shape[2])
+        return qkv[0]
+
+    sequence = SequenceParallelAttention(ring=SilentRing("ring", size=2))
+    lengths = {"query_lengths": (5, 5), "key_lengths": (5, 5)}
+    sequence.attend(kernel, qkv, **lengths, mask=None if mask is None else torch.zeros(mask))
+    assert seen[-1] == keys_at_once
+
+
+def test_the_control_attends_to_own_tokens_alone_and_to_none_where_it_has_none() -> None:
+    def kernel(qkv: list[torch.Tensor], heads: int, mask: torch.Tensor | None) -> torch.Tensor:
+        assert (qkv[0].shape[2], heads, mask) == (2, 3, None)
+        return qkv[0] + 1
+
+    for tokens, added in ((2, 1), (0, 0)):
+        rows = torch.zeros(1, 3, tokens, 4)
+        out = OwnTokens().attend(kernel, [rows] * 3, query_lengths=(2, 2), key_lengths=(2, 2), mask=rows)
+        assert torch.equal(out, rows + added)
 
 
 def test_of_no_rows_nothing_is_sent() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 from parallel_runtime.model_call import ModelCall
@@ -132,6 +133,17 @@ def test_a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(gro
             counted = kept.take_counted()
             assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
             assert (model.kept, model.enabled) == (None, False)
+
+
+@in_ranks(1)
+def test_what_is_decided_in_another_form_is_nothing_where_it_is_none_or_begins_with_it(group: GlooGroup) -> None:
+    kept, told = state_of(Keeper()), list[int]()
+    for decided, nothing in ((None, 1), ((None, False, 2), 1), ((), 0), (({}, False, 2), 0), ("kept", 0)):
+        with kept.calling(lambda said: told.append(said) or len(told) < 6):
+            assert kept._decided(lambda each=decided: each) is decided
+        assert told[-1] == nothing
+    with kept.calling(lambda _: False), pytest.raises(RuntimeError, match="keeps something on some ranks and not on"):
+        kept._decided(lambda: None)
 
 
 @in_ranks(2)

@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.parallel.pattern import RUN_BYTES
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.worker.mesh import Groups, Mesh
 
@@ -38,6 +39,8 @@ def test_each_direction_has_a_group_of_its_own_and_a_circle_whose_first_sends_wa
         mesh = Mesh(plan, device=CPU, groups=Groups(), show_waiting=lambda _: None)
         with mock.patch.object(dist, "isend", connecting):
             assert mesh.wrong_bytes(CPU) == 0
+        with mock.patch.object(dist, "isend", lambda run, *to, **by: send(run + (group.index == 0), *to, **by)):
+            assert mesh.wrong_bytes(CPU) == (RUN_BYTES if group.index == 1 else 0)
         if group.index < stages:
             links = {"from": mesh.previous_stage, "to": mesh.next_stage}
             for step, each in zip((-1, 1), links.values(), strict=True):

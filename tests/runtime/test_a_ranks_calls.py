@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from host.hosted_runs import heun
+from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
@@ -20,12 +24,13 @@ from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import RankError, TimeSpent
-from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, GroupWork
-from parallel_runtime.worker import entry, live_times, worker_loop
+from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, GroupWork, Step
+from parallel_runtime.worker import by_torchrun, entry, live_times, worker_loop
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward
+from parallel_runtime.worker.hosted_sampling import HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 
@@ -271,6 +276,79 @@ def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> N
     assert engine.held_state.slots == {}
 
 
+def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None:
+    engine, plan, said = Engine(rank=2, device=CPU, segments=table()), ParallelPlan(cfg=2), list[object]()
+    timer, whole = RegionTimer(CPU, on=False), SimpleNamespace(most_keys=44)
+    computed: Any = SimpleNamespace(timer=timer, sequence=whole, begin_run=lambda run, ranks: said.append((run, ranks)))
+    computed.run_batch_groups = lambda *given: said.append(given)
+    engine._forward = lambda *_, **__: computed  # type: ignore[method-assign]
+    counted = {
+        "batch_group": 1,
+        **dict.fromkeys(("collectives", "sent_bytes", "weight_collectives", "weight_bytes"), 3),
+    }
+    engine._counts = lambda *_: counted  # type: ignore[method-assign]
+    mesh: Any = SimpleNamespace(member=True, batch_group=1, plan=plan)
+    engine.models[7] = engine.meshes[plan] = mesh
+    groups, options = ((), (FIRST, SECOND)), ({},)
+    asked = Step(model=7, plan=plan, calls=options, batch_groups=groups, repeated={}, places=(CallPlace("run", "a"),))
+    ran = engine._step(asked, (), progress=lambda _: None, beat=lambda: None).ran
+    assert said == [(engine.held_state.run, 2), (groups, mesh, {}, options)] and engine.held_state.run is not None
+    assert ran is not None and (ran.pieces, ran.regions, ran.trace_bytes, ran.tokens) == (groups[1], None, None, 44)
+
+
+def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and_keep_none() -> None:
+    ran, given = HostedCalls.__new__(HostedCalls), list[Any]()
+    ran._shown = GroupWork(start=1, stop=3, conds=(0,), shares_cfg=False)
+    ran._share = GroupWork(start=0, stop=0, conds=(), shares_cfg=False)
+    ran._residuals, ran._over = {}, None
+    ran._rows = SimpleNamespace(finish_call=lambda *outs: given.append(outs))  # type: ignore[assignment]
+    ran._model = SimpleNamespace(  # type: ignore[assignment]
+        outputs=lambda cond, call, x, **_: given.append((cond, call, x.tolist())) or [x]
+    )
+    ran._compute(4, torch.ones(1, 3, 2))
+    assert given == [(0, 4, [[[0.0] * 2] * 3] * 2), (4, [])]
+
+
+@pytest.mark.parametrize(
+    ("number", "printed"), [("3", b"--rank=3 2 True b''"), ("2", b"torchrun's agent numbers this process 2, its comm")]
+)
+def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(number: str, printed: bytes) -> None:
+    """The second of two ranks here, number 3 of all; in a process of its own."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pipes = [os.pipe() for _ in range(6)]
+    lines = [["--rank=2"], ["--rank=3"]]
+    socket.send_fds(ours, [json.dumps(lines).encode()], [write for _, write in pipes])
+
+    def main() -> None:
+        said = dict(each.split("=") for each in sys.argv[1:])
+        more = len(os.listdir("/proc/self/fd")) - before
+        os.write(int(said["--socket"]), b"channel")
+        os.write(int(said["--lifeline"]), b"lifeline")
+        os.write(1, f"--rank={said['--rank']} {more} {os.getpgid(0) == os.getpid()} {os.read(0, 1)!r}".encode())
+
+    if (child := os.fork()) == 0:
+        try:
+            os.dup2(theirs.fileno(), 0)
+            before = len(os.listdir("/proc/self/fd"))
+            entry.main = main  # type: ignore[assignment]
+            os.environ |= {"LOCAL_RANK": "1", "RANK": number}
+            by_torchrun.main()
+        except ValueError as error:
+            os.write(2, str(error).encode())
+        finally:
+            os._exit(0)
+    for each in (theirs.fileno(), *(write for _, write in pipes)):
+        os.close(each)
+    theirs.detach()
+    os.waitpid(child, 0)
+    *others, channel, lifeline, output = [os.read(read, 99) for read, _ in pipes]
+    for read, _ in pipes:
+        os.close(read)
+    ours.close()
+    assert others == [b""] * 3 and output.startswith(printed)
+    assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "3" else (b"", b""))
+
+
 @pytest.fixture
 def worker() -> Any:
     """Rank 1 of generation 4, and its parent's end of the channel."""
@@ -351,17 +429,20 @@ def test_a_latents_rows_go_through_mask_model_cfg_and_mask_and_to_their_images(
     given = {"given.0": row(1, 2), "inpaint.mask": row(1, 0), "inpaint.noise": row(4, 4), "inpaint.latent": row(8, 8)}
     tensors = {name: torch.cat([torch.full_like(value, 99.0), value]) for name, value in given.items()}
     tensors |= {name: torch.zeros(2, 1, 2) for name in ("out", "preview.0", "preview.1")}
+    copies, reserved = HostCopies(CPU), list[object]()
+    copies.reserve = reserved.append  # type: ignore[method-assign]
     rows = LatentRows(
         SamplerRecurrence(states=states, step_ends=(0,)),
         GroupWork(start=1, stop=2, conds=conds, shares_cfg=shares_cfg),
         tensors,
         timer=RegionTimer(CPU, on=False),
-        copies=HostCopies(CPU),
+        copies=copies,
         cfg=3.0,
         cfg_axis=Axis("cfg", 2, cfg_index),
         first=first,
     )
     rows.take_in()
+    assert reserved == [(1, 1, 2)] * writes, "memory for previews, before the first call"
     assert rows.enter(0).tolist() == rows.entered.tolist() == [[[2.0, 14.0]]]
     if shares_cfg:  # whose exchange needs the other
         assert rows._writes == writes

@@ -1,6 +1,7 @@
 """After a sampling run, ranks keep nothing of it, and a device that ComfyUI uses too gets what torch only caches."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,10 +73,12 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
     model.kept = KeptState(keeper, PLAN, PLAN.keeps)
     model.kept.begin("run")
     assert keeper.enabled
+    engine._asked = asked = (time.monotonic(), "memory")  # type: ignore[assignment]
     keeper.kept = {"key": torch.ones(1), "blocks": []}
     with suppress(KeyError, AttributeError):  # the rest of a request is not what is asked about
         engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
     assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
+    assert (engine._asked is asked) == isinstance(request_, Step), "memory is asked anew behind what may change it"
 
 
 def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say() -> None:

@@ -33,7 +33,13 @@ def test_another_version_another_copy_and_one_that_is_not_here_are_named() -> No
     assert older.startswith(f"workers have torch 1.0, and ComfyUI has torch {metadata.version('torch')}; ")
     assert copy.startswith(f"workers have another copy of numpy {metadata.version('numpy')} than ComfyUI; ")
     assert foreign.startswith("workers have sageattention 2.2.0, and ComfyUI has no sageattention; ")
-    assert len(differences(theirs, elsewhere=True)) == 2, "folders of another machine say nothing"
+    here = "leave one of the two installed, or name its folder in PYTHONPATH before you start ComfyUI"
+    assert all(each.endswith(f"; {here}") for each in (older, copy, foreign))
+    there = differences(theirs, elsewhere=True)
+    assert len(there) == 2, "folders of another machine say nothing"
+    assert all(
+        each.endswith("; install ComfyUI's requirements on both machines in the same versions") for each in there
+    )
 
 
 def test_a_package_that_is_not_imported_here_is_found_as_it_would_be(tmp_path: Path) -> None:

@@ -70,6 +70,19 @@ def test_a_torch_that_says_nothing_of_it_is_no_error(monkeypatch: pytest.MonkeyP
     assert backend_of(ops(), q, q, q, None) == ""
 
 
+def test_a_kernel_is_named_of_as_many_heads_as_queries_and_keys_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(stock_attention, "backend_of", lambda _, *qkvm: seen.append([each.shape for each in qkvm[:3]]))
+    monkeypatch.setitem(sys.modules, "comfy.ops", ops())
+    rank = stock_attention.StockAttention(Hopper.attention_pytorch, Container)
+    q, k = torch.zeros(1, 8, 64), torch.zeros(1, 9, 32)
+    by_head = [(1, 4, 8, 16), (1, 2, 9, 16), (1, 2, 9, 16)]
+    assert rank._name([q, k, k], 4, None, False) == "pytorch"
+    assert rank._name([each.unflatten(2, (-1, 16)) for each in (q, k, k)], 4, None, False) == "pytorch"
+    assert rank._name([torch.zeros(shape) for shape in by_head], 4, None, True) == "pytorch"
+    assert seen == [by_head] * 3
+
+
 class Container:
     """As ComfyUI's: whoever takes the tensor has it alone."""
 

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.model_call import CallPlace
+from parallel_runtime.models.specs import ShardingSpec
+from parallel_runtime.models.specs.found import Found, give_found
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.weights.unit_feed import UnitFeed
@@ -38,6 +40,27 @@ def held(file: Path, *, size: int = 1, index: int = 0, kept: bool = False, **tol
     spec = ModelSpec.of(file, "bfloat16", **({"kept": "fp8_e4m3fn"} if kept else {}))
     told = {"device": CPU, "offloaded": False, **told}
     return HostedWeights(spec, group=Axis("shards", size, index), **told)
+
+
+def test_stages_have_blocks_of_about_equal_bytes_a_token() -> None:
+    """A block that hands on two streams has weights for each of them."""
+    of = {"double": ("img", "txt"), "single": "img"}
+    spec = ShardingSpec(
+        attention={"double": "txt+img", "single": "img"},
+        cut={"double.0": {"img": "img", "txt": "txt"}},
+        gather={"out": "img"},
+        hands=of,
+    )
+    weights, module = HostedWeights.__new__(HostedWeights), torch.nn.Module()
+    give_found(module, Found(spec=spec))
+    weights._whole = SimpleNamespace(diffusion_model=module)
+    weights.stages, weights._stage_shares = 2, ()
+    names = ("double.0", "double.1", "single.0", "single.1", "single.2", "single.3")
+    weights.staged_blocks = {name: torch.nn.Linear(16 if name[0] == "d" else 8, 9) for name in names}
+    runs = []
+    for weights._stage in range(2):
+        runs.append(weights._own_run())
+    assert runs == [range(3), range(3, 6)]
 
 
 @pytest.mark.parametrize(

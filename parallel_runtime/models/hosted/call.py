@@ -30,7 +30,7 @@ class TokenCall:
         self.control: dict[str, Any] | None = None  # residuals that are whole still
         self.streams: dict[str, tuple[int, ...]] = {}  # stream -> tokens of each rank
         self.uncut: set[str] = set()  # streams of which every rank has all tokens
-        self.grid: tuple[int, int, int] = (0, 0, 0)
+        self.grid: tuple[int, ...] = ()  # frames, height, width
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
         self.attention: Attention | None = None  # of the block that runs; None outside of blocks
         self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (sites.py)

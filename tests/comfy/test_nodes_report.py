@@ -55,22 +55,6 @@ def test_the_sampler_reports_each_rank_and_each_step(
     assert all(0 <= skew <= step for skew, step in zip(timings["skew_s"], timings["step_s"], strict=True))
 
 
-def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    report = client.queue(timed(tiny_models, seed=97)).report()
-    timings = report["timings"]
-    assert (report["loop"], timings["calls"], len(timings["step_s"])) == ({"kind": "resident"}, [3], 3)
-    assert 0 < timings["prepare_s"] < timings["denoise_s"]
-    assert timings["prepare_s"] == max(rank["prepare_s"] for rank in report["ranks"])
-    for rank in report["ranks"]:
-        assert 0 < rank["prepare_regions"]["hand_over_s"] < rank["prepare_s"]
-        assert rank["finish_s"] > 0
-        assert rank["regions"]["hand_over_s"][0] > 0
-        assert len(rank["busy_s"]) == len(rank["communication_s"]) == 3
-        assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
-
-
 def test_loras_and_controlnets_are_told_by_what_they_hold_and_make_it_other_work(
     client: ComfyClient, tiny_models: TinyModels, hint: str
 ) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import parallel
-from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parallel_runtime.report.schema import validate
 
@@ -38,23 +35,6 @@ def reports_of(client: ComfyClient, result: PromptResult) -> list[dict[str, Any]
     for report in reports:
         validate(report)
     return reports
-
-
-def test_reports_and_their_chart_are_files_in_the_output_folder(
-    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> None:
-    result = client.queue(shown(tiny_models, seed=201, filename_prefix="measured/mine"))
-    sampled, decoded = reports_of(client, result)
-    assert (sampled["kind"], decoded["kind"]) == ("denoise", "vae")
-    assert sampled["sampling"]["seed"] == 201
-    assert Image.open(io.BytesIO(file_of(client, result, "images"))).width == 1300
-    assert result.outputs["show"]["parallel_dit"] == [sampled, decoded]
-    (text,) = result.outputs["show"]["text"]
-    assert "rank 1 cpu:1: compute" in text
-    assert "VAE decode" in text
-    assert str(comfy_server.base) not in json.dumps([sampled, decoded]) + text
-    names = sorted(path.name for path in (comfy_server.output / "measured").iterdir())
-    assert names == ["mine_00001_.json", "mine_00001_.png"]
 
 
 def test_a_run_from_the_cache_says_so_and_a_fresh_one_does_not(client: ComfyClient, tiny_models: TinyModels) -> None:

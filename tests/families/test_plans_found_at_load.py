@@ -185,6 +185,7 @@ def unwritten(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             yield Unwritten(started, folder / "cache" / "parallel-dit" / "found_plans.json")
 
 
+@pytest.mark.full  # that a look replaces a plan that a proof refuses, the test of a shipped one shows
 def test_files_of_one_class_that_need_different_plans_have_one_each(unwritten: Unwritten) -> None:
     """Wan 2.2 5B has a timestep for each token, which Wan 2.1's plan cuts nowhere: without a look with its own file it
     was refused. A copy is of the same kind, and the plan of 5B's file serves Wan 2.1's."""

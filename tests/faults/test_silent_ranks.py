@@ -11,7 +11,6 @@ from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import generation as of_pool
-from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, StepHistory
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.ranks import VARIABLE, deadline_from
 from parallel_runtime.wire.protocol import Op
@@ -167,20 +166,6 @@ def test_a_rank_that_is_stopped_while_it_compiles_is_found_by_its_silence(impati
     compiles = [["say_compiling", True], ["send_signal", "SIGSTOP"]]
     error = failure(impatient, faults={1: compiles})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for ")
-
-
-def test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long():
-    pace = StepHistory()
-    assert pace.deadline_s("a", least_s=120) == 120
-    for seconds in (50.0, 30.0, 20.0):
-        pace.note("a", seconds)
-    assert pace.deadline_s("a", least_s=120) == 500
-    for _ in range(REMEMBERED_STEPS - 1):
-        pace.note("a", 30.0)
-    assert pace.deadline_s("a", least_s=120) == 300
-    for shape in range(REMEMBERED_SHAPES):
-        pace.note(shape, 1.0)
-    assert pace.deadline_s("a", least_s=120) == 120
 
 
 def test_the_deadline_is_what_the_environment_says_or_two_minutes():

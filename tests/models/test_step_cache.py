@@ -17,7 +17,6 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.model_call import CallPlace
-from parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from parallel_runtime.models.specs import SPECS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
@@ -130,14 +129,6 @@ def test_runs_and_shapes_keep_their_own_residuals(pool: Pool, wan: ModelSpec) ->
     assert errors(run(pool, wan, "ulysses=2", 0.0), run(pool, wan, "ulysses=1", 0.0))[-1] <= ERROR
 
 
-def test_a_pipeline_takes_none() -> None:
-    with pytest.raises(
-        ValueError, match=r"step_cache=0.1 needs all blocks on one rank, and pipefusion=2 .* set step_c"
-    ):
-        refuse_stages_with_cache(2, 0.1)
-    refuse_stages_with_cache(2, 0.0)
-
-
 SIZE = ("--width", "128", "--height", "96", "--frames", "5", "--text-tokens", "9", "--dtype", "float32", "--json")
 
 
@@ -156,22 +147,3 @@ def test_verify_holds_a_plans_cache_to_one_ranks(wan: ModelSpec, command: Comman
     wrong = tried(command, wan, "0.5", "--plan", "ulysses=2", "--steps", "6", "--negative-control")
     assert wrong.returncode == 1
     assert json.loads(wrong.stdout)["step_cache"]["one_rank_rel_err"] > VISIBLE
-
-
-REFUSED = {
-    "one step": ("0.1", "use --steps 2 or more", ()),
-    "stages": ("0.1", "--step-cache needs all blocks on one rank", ("--plan", "pipefusion=2", "--steps", "2")),
-    "replicas": ("0.1", "replicas of data=2 decide apart", ("--plan", "data=2", "--steps", "2")),
-    "a threshold of 0": (
-        "0",
-        "--step-cache=0 is no number above 0; use",
-        ("--plan", "ulysses=2", "--steps", "2"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_step_cache_that_cannot_be_is_refused(name: str, wan: ModelSpec, command: Command) -> None:
-    threshold, words, more = REFUSED[name]
-    done = tried(command, wan, threshold, *(more or ("--plan", "ulysses=2")))
-    assert done.returncode == 2 and words in done.stdout + done.stderr, done.stdout + done.stderr

@@ -8,36 +8,17 @@ import pytest
 
 from parallel_runtime.cli.calibrate import FittedLine, calibrate
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Calibration
 from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.wire.replies import ProbeReply
 
 
 @pytest.fixture(scope="module")
 def pool():
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as started:
         yield started
-
-
-@pytest.mark.slow
-def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> None:
-    pair = pool.probe(ParallelPlan(ulysses=2))
-    assert len(pair) == 2
-    for rank in pair:
-        sized = (rank.matmul, rank.attention, rank.all_to_all, rank.shift)
-        for points in (*sized, rank.memory):
-            assert points and all(amount > 0 and seconds > 0 for amount, seconds in points)
-        for (small, _), (large, _) in sized:
-            assert large > small
-    assert [points[0] for points in pair[0].all_to_all] == [2**14, 2**21], "one part of two is sent"
-    alone = pool.probe(ParallelPlan())
-    assert alone[0].matmul and alone[0].attention and alone[0].memory
-    assert (alone[0].all_to_all, alone[0].shift) == ((), ())
-    assert alone[1:] == [ProbeReply()]
 
 
 def plausible(found: Calibration) -> bool:

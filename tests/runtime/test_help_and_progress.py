@@ -7,7 +7,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -92,18 +92,6 @@ def test_a_terminal_has_one_line_with_a_bar_and_a_file_a_line_a_phase(monkeypatc
         told[type(stream)] = stream.getvalue()
     assert told[Terminal].split(CLEAR) == ["", "timing ...", f"timing [{'#' * 18}{'-' * 6}] 75% uly2", ""]
     assert told[io.StringIO] == "timing ...\n"
-
-
-def test_plan_answers_first_and_last_and_marks_what_it_chose(command: Callable) -> None:
-    done = command(*PLAN)
-    lines = done.stdout.splitlines()
-    assert lines[0] == lines[-1]
-    assert re.fullmatch(r"plan: ulysses=2, \S+ s a step, 1\.\d\dx as fast as one device \(predicted\)", lines[0])
-    (chosen,) = [line for line in lines if line.startswith("> ")]
-    assert chosen.split()[1] == "uly2"
-    assert "2 device(s) of RTX 3090, 24.0 GiB on each" in done.stdout
-    whole = command("plan", "--kind", "RTX 3090")
-    assert "sharded" in whole.stdout.splitlines()[0], "in bf16 it does not fit whole, in fp8 it does"
 
 
 @pytest.mark.parametrize(

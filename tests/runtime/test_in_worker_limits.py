@@ -127,8 +127,3 @@ def test_parts_of_a_run_that_do_not_fit_it_are_refused(change: dict, words: str)
     run = replace(make_run(steps(2)), cache=cache, looked_at=torch.ones(1, *SHAPE[1:], dtype=torch.bool))
     with pytest.raises(ValueError, match=words):
         replace(run, **change)
-
-
-def test_a_step_cache_knows_no_other_calls() -> None:
-    with pytest.raises(ValueError, match="calls 'x' of a step cache"):
-        StockCache(easy=False, threshold=0.1, calls="x")

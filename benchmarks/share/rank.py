@@ -14,7 +14,7 @@ import torch
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.model_call import ModelCall
-from parallel_runtime.models.hosted.block_graphs import BlockGraphs
+from parallel_runtime.models.hosted.block_graphs import BlockGraphs, GraphRun
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
 from parallel_runtime.models.specs import spec_of
@@ -172,7 +172,7 @@ class OneRank:
             sequence.ulysses.traffic.reset(timer)
             forward = HostedForward(self.model, sequence, timer, beat, held)
             if graphs is not None:
-                forward.by_graphs = graphs.run(version=0, watch=Watch(timer, beat, lambda _: None))
+                forward.by_graphs = GraphRun(graphs, version=0, watch=Watch(timer, beat, lambda _: None))
             with torch.inference_mode():
                 forward.run(BatchSlice(0, 0, batch), whole, call.options)
             pace.drain()

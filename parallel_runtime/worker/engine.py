@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from ..choices import choice_for
+from ..models.hosted.compiled import CompiledRun
 from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
@@ -291,7 +292,7 @@ class Engine:
         else:
             forward = HostedForward(model, mesh.attention, timer, beat, self.held_state)
         if compiled:
-            forward.by_graphs = model.blocks.run(self.graphs, watch, model.weights.branches.form)
+            forward.by_graphs = CompiledRun(model.blocks, self.graphs, watch, model.weights.branches.form)
         elif graphs:
             forward.by_graphs = model.by_graphs(mesh.plan, request.calls[0], watch, self.new_recorder)
         return forward

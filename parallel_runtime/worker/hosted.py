@@ -104,7 +104,7 @@ class HostedModel:
             "a step cache skips blocks": bool(options.get("step_cache")),
         }
         why_not = next((f"no graphs of blocks: {reason}" for reason, holds in reasons.items() if holds), "")
-        return self.graphs.run(version=self.changes.version, watch=watch, why_not=why_not)
+        return GraphRun(self.graphs, version=self.changes.version, watch=watch, why_not=why_not)
 
     def drop_graphs(self) -> None:
         """Have no graphs of blocks: what they exchange over ends, or others want their memory."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_runtime.models.hosted.block_graphs import BlockGraphs
+from parallel_runtime.models.hosted.block_graphs import BlockGraphs, GraphRun
 from parallel_runtime.models.hosted.compiled import blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
@@ -51,7 +51,7 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     with torch.inference_mode():
         want = call(model, inputs)
         for _ in range(4):
-            run = graphs.run(version=0, watch=QUIET)
+            run = GraphRun(graphs, version=0, watch=QUIET)
             with run.calling(group):
                 assert torch.equal(call(model, inputs), want)
             ran.append(run.report())

@@ -22,7 +22,7 @@ from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.compiling import compile_environment
 from parallel_runtime.model_call import CallPlace
-from parallel_runtime.models.hosted.compiled import TOLD, _kind_of, blocks_of
+from parallel_runtime.models.hosted.compiled import TOLD, CompiledRun, _kind_of, blocks_of
 from parallel_runtime.models.hosted.graphs import Graphs, Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.side_branches import SideBranches
@@ -119,7 +119,7 @@ def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(group: GlooGr
     want, want_longer = called(model, inputs), called(model, other)
     assert want.abs().max() > 0.3, "numbers that are near 0 hide an error"
     watch = Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None)
-    run, asked, lookup = blocks.run(Graphs(), watch, SideBranches().form), list[str](), dynamo.lookup_backend
+    run, asked, lookup = CompiledRun(blocks, Graphs(), watch, SideBranches().form), list[str](), dynamo.lookup_backend
     made = []
     with (
         mock.patch.dict(os.environ, compile_environment(os.environ)),

@@ -1,7 +1,7 @@
 """Blocks of ComfyUI's unmodified module as CUDA graphs, below the hooks that share its tokens.
 
     graphs = BlockGraphs(blocks_of(model), partial(CudaRecorder, device))
-    run = graphs.run(version=0, watch=watch)
+    run = GraphRun(graphs, version=0, watch=watch)
     with run.calling(sequence):
         out = model(x, t, context=...)
     run.report()
@@ -135,26 +135,23 @@ class BlockGraphs:
             self.of, self.recorder = of, self.new_recorder()
         return self.recorder
 
-    def run(self, *, version: int, watch: Watch, why_not: str = "") -> "GraphRun":
-        """One request whose calls run by graphs; with `why_not`, as they are."""
-        return GraphRun(self, version, watch, why_not or self.blocks.reason)
-
 
 class GraphRun:
-    """One request by graphs: what ran without, and why."""
+    """One request by graphs, or with `why_not` as it is: what ran without, and why."""
 
-    def __init__(self, graphs: BlockGraphs, version: int, watch: Watch, why_not: str) -> None:
-        self._graphs, self._version, self._watch, self._why_not = graphs, version, watch, why_not
-        self._as_they_were, self._reasons = 0, dict.fromkeys(filter(None, [why_not]))
+    def __init__(self, graphs: BlockGraphs, *, version: int, watch: Watch, why_not: str = "") -> None:
+        self._graphs, self._version, self._watch = graphs, version, watch
+        self._why_not = why_not or graphs.blocks.reason
+        self._as_they_were, self._reasons = 0, dict.fromkeys(filter(None, [self._why_not]))
 
     @contextmanager
     def calling(self, sequence: SequenceParallelAttention) -> Iterator[None]:
         """Around a call of the model that the ranks of `sequence` share. One whose parts are timed runs as it is."""
         entrances = self._graphs.blocks.entrances
         if not self._why_not and not self._watch.timer.on:
-            calls = _Calls(self._graphs, self._graphs.begin(self._version, sequence), sequence, self._watch)
+            self._sequence, self._recorder = sequence, self._graphs.begin(self._version, sequence)
             for number, (entrance, kind, _) in enumerate(entrances):
-                entrance.instead = partial(self._block, calls, number, kind, entrance.inner)
+                entrance.instead = partial(self._block, number, kind, entrance.inner)
         try:
             yield
         finally:
@@ -163,7 +160,6 @@ class GraphRun:
 
     def _block(
         self,
-        calls: "_Calls",
         number: int,
         kind: Kind,
         inner: Forward,
@@ -172,7 +168,7 @@ class GraphRun:
     ) -> Any:  # noqa: ANN401
         """A block's output; `inner` computes it without a graph."""
         try:
-            found, out = calls.block(number, kind, inner, args, kwargs)
+            found, out = self._by_graph(number, kind, inner, args, kwargs)
             if found:
                 return out
         except CannotRecordError as error:
@@ -190,17 +186,7 @@ class GraphRun:
             reason="; ".join(self._reasons),
         )
 
-
-@dataclass
-class _Calls:
-    """Calls of a model's blocks within one call of the model."""
-
-    graphs: BlockGraphs
-    recorder: GraphRecorder
-    sequence: SequenceParallelAttention
-    watch: Watch
-
-    def block(
+    def _by_graph(
         self, number: int, kind: Kind, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
         """Whether a graph computed a block's output, and the output. Raises `CannotRecordError` before anything ran."""
@@ -212,7 +198,7 @@ class _Calls:
         tensors: list[Tensor] = []
         call = installed().call
         form = (_tokens(call), _form(mine, tensors), _form(named, tensors))
-        forms = self.graphs.known.setdefault(number, OrderedDict())
+        forms = self._graphs.known.setdefault(number, OrderedDict())
         known = forms.get(form)
         if known is None:
             forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors)
@@ -247,7 +233,7 @@ class _Calls:
                 raise CannotRecordError(f"{kind.title} writes to memory that several of its arguments share")
         except CannotRecordError as error:
             return Seen([], reason=str(error)), out
-        return Seen(self.graphs.outs.take([leaf for leaf in leaves if id(leaf) not in known]), frozenset(written)), out
+        return Seen(self._graphs.outs.take([leaf for leaf in leaves if id(leaf) not in known]), frozenset(written)), out
 
     def _recorded(
         self,
@@ -259,7 +245,7 @@ class _Calls:
         seen: Seen,
     ) -> RecordedBlock | str:
         """A graph of a block, or why there is none: on every rank of the communicator, or on none."""
-        began, sequence, traffic = time.perf_counter(), self.sequence, self.sequence.ulysses.traffic
+        began, sequence, traffic = time.perf_counter(), self._sequence, self._sequence.ulysses.traffic
         before = traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded, frozenset(ATTENDED)
         traffic.calls = traffic.num_bytes = sequence.most_keys = 0
         sequence.rounded = False
@@ -280,8 +266,8 @@ class _Calls:
         device = tensors[0].device if tensors else torch.device("cpu")
         if not alike_over(sequence, device)(int(bool(reason))):
             reason = reason or f"no graph of {kind.title} can be recorded on another rank"
-        self.watch.compile_s += time.perf_counter() - began
-        self.graphs.recorded_s += time.perf_counter() - began
+        self._watch.compile_s += time.perf_counter() - began
+        self._graphs.recorded_s += time.perf_counter() - began
         return reason or found[0]
 
     def _record(
@@ -292,7 +278,7 @@ class _Calls:
         tensors: list[Tensor],
         seen: Seen,
     ) -> RecordedBlock:
-        buffers = self.graphs.given.take(tensors)
+        buffers = self._graphs.given.take(tensors)
         for buffer, tensor in zip(buffers, tensors, strict=True):
             buffer.copy_(tensor)
         places = {id(tensor): buffer for tensor, buffer in zip(tensors, buffers, strict=True)}
@@ -312,7 +298,7 @@ class _Calls:
             back = {id(leaf): buffer for leaf, buffer in zip(leaves, outs, strict=True)}
             result.append(_replaced(out, lambda tensor: back.get(id(tensor), tensor)))
 
-        replay, traffic = self.recorder.record(run), self.sequence.ulysses.traffic
+        replay, traffic = self._recorder.record(run), self._sequence.ulysses.traffic
         if constants != (_form(given, []), _form(named, [])):
             raise CannotRecordError("it writes to the options that it is given")
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[int]]] = {}
@@ -327,9 +313,9 @@ class _Calls:
             given=list(by_dtype.values()),
             out=result[0],
             sent=(traffic.calls, traffic.num_bytes),
-            most_keys=self.sequence.most_keys,
+            most_keys=self._sequence.most_keys,
             attended=frozenset(ATTENDED),
-            rounded=self.sequence.rounded,
+            rounded=self._sequence.rounded,
         )
 
     def _again(self, graph: RecordedBlock, tensors: list[Tensor]) -> Any:  # noqa: ANN401
@@ -338,12 +324,12 @@ class _Calls:
         graph.replay()
         for buffer, place in graph.written:
             tensors[place].copy_(buffer)
-        traffic = self.sequence.ulysses.traffic
+        traffic = self._sequence.ulysses.traffic
         traffic.calls += graph.sent[0]
         traffic.num_bytes += graph.sent[1]
-        self.sequence.most_keys = max(self.sequence.most_keys, graph.most_keys)
+        self._sequence.most_keys = max(self._sequence.most_keys, graph.most_keys)
         ATTENDED.update(graph.attended)
-        self.sequence.rounded |= graph.rounded
+        self._sequence.rounded |= graph.rounded
 
         def handed_on(tensor: Tensor) -> Tensor:
             place = graph.buffers.get(id(tensor))

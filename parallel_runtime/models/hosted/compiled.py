@@ -1,7 +1,7 @@
 """Blocks of ComfyUI's unmodified module as graphs of torch's compiler, below the hooks that share its tokens.
 
     blocks = blocks_of(model)
-    run = blocks.run(graphs, watch)
+    run = CompiledRun(blocks, graphs, watch, forms)
     with run.calling():
         out = model(x, t, context=...)
     run.report()
@@ -100,13 +100,9 @@ class CompiledBlocks:
     entrances: list[tuple[Entrance, Kind, nn.Module]] = field(default_factory=list)
     reason: str = ""
 
-    def run(self, graphs: Graphs, watch: Watch, forms: Forms) -> "CompiledRun":
-        """One request whose calls run by graphs; `watch` is told when one is made."""
-        return CompiledRun(self, graphs, watch, forms)
-
 
 class CompiledRun:
-    """One request by graphs: what ran without, and why."""
+    """One request by graphs: what ran without, and why. `watch` is told when one is made."""
 
     def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch, forms: Forms) -> None:
         self._blocks, self._graphs, self._watch, self._forms = blocks, graphs, watch, forms

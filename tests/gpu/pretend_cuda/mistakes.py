@@ -35,7 +35,7 @@ COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:
 STRIDED, HOP = "torch.stack((k, v), -1).movedim(-1, 0)", "_hop(hop), None\n"
 KEY = "(version, sequence, sequence.named, sequence.exchange)"
 COPY, DROPPED = "_copy_(buffers, [tensors[place] for place in places])", "model.drop_graphs()  # on all"
-ON_ONE = "self.sequence.index and 'not here' or self"
+ON_ONE = "self._sequence.index and 'not here' or self"
 ASKING, RECORDED = "if not alike_over(sequence, device)(int(bool(reason)))", "forms[form] = self._recorded("
 OF_GRAPHS = {
     "hosted_weights.py": [

@@ -71,49 +71,6 @@ class EventRegion:
         return sum(began.elapsed_time(ended) for began, ended in self._pairs) / 1000
 
 
-class ClockMoments:
-    """Moments on the machine's clock, which on the CPU are those at which the work before is done."""
-
-    def __init__(self) -> None:
-        self._moments: list[float] = []
-
-    def mark(self) -> None:
-        """Now is one."""
-        self._moments.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        """All of them, in order."""
-        return list(self._moments)
-
-
-class EventMoments:
-    """When a CUDA device is done with what its current stream has so far, on the machine's clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._events: list[torch.cuda.Event] = []
-        self._first_s = 0.0
-
-    def mark(self) -> None:
-        """One is when the device gets here. The first waits for that, to look at both clocks at once."""
-        self._events.append(_recorded(self._device))
-        if len(self._events) == 1:
-            self._events[0].synchronize()
-            self._first_s = time.perf_counter()
-
-    def seconds(self) -> list[float]:
-        """All of them, in order. Waits for the device, and looks at both clocks again, as they drift apart."""
-        if len(self._events) < 2:
-            return [self._first_s for _ in self._events]
-        now = _recorded(self._device)
-        now.synchronize()
-        passed_s = time.perf_counter() - self._first_s
-        # From each to the next, since a difference has 24 bits.
-        apart_s = [before.elapsed_time(after) / 1000 for before, after in pairwise([*self._events, now])]
-        rate = passed_s / sum(apart_s)
-        return [self._first_s + rate * done_s for done_s in accumulate(apart_s[:-1], initial=0.0)]
-
-
 class RegionTimer:
     """Times a request on one device: the moments that are marked and, if it is `on`, named regions of each lap.
 
@@ -126,18 +83,35 @@ class RegionTimer:
         self._every = every
         self.regions: dict[str, ClockRegion | EventRegion] = {}
         self._laps: list[dict[str, ClockRegion | EventRegion]] = []
-        self._moments = EventMoments(device) if device.type == "cuda" else ClockMoments()
+        self._events: list[torch.cuda.Event] = []  # of all marks, on a GPU
+        self._marked_s: list[float] = []  # on the machine's clock: of all marks, or of the first on a GPU
 
     def mark(self) -> None:
         """Note the moment at which the device is done with all that was queued so far, whether the timer is on or not.
 
-        The first mark of a request waits for it, the others for nothing.
+        The first mark of a request waits for it, to look at both clocks at once, the others for nothing.
         """
-        self._moments.mark()
+        if self.device.type == "cuda":
+            self._events.append(_recorded(self.device))
+            if len(self._events) > 1:
+                return
+            self._events[0].synchronize()
+        self._marked_s.append(time.perf_counter())
 
     def moments(self) -> list[float]:
-        """What was marked, in order, in seconds on the machine's monotonic clock; waits for the device."""
-        return self._moments.seconds()
+        """What was marked, in order, in seconds on the machine's monotonic clock; waits for the device.
+
+        Looks at both clocks again, as they drift apart.
+        """
+        if len(self._events) < 2:
+            return list(self._marked_s)
+        now, (first_s,) = _recorded(self.device), self._marked_s
+        now.synchronize()
+        passed_s = time.perf_counter() - first_s
+        # From each to the next, since a difference has 24 bits.
+        apart_s = [before.elapsed_time(after) / 1000 for before, after in pairwise([*self._events, now])]
+        rate = passed_s / sum(apart_s)
+        return [first_s + rate * done_s for done_s in accumulate(apart_s[:-1], initial=0.0)]
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """What times what runs inside it. A name may be entered several times, not inside itself; its times add up."""

@@ -10,8 +10,8 @@ are (overlap.py) nor when each is sent (attention.py).
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import chain
-from typing import NamedTuple, TypeVar
+from itertools import chain, groupby
+from typing import TypeVar
 
 import torch
 
@@ -19,13 +19,6 @@ from .collectives import AllToAll, Axis
 from .shard import split_lengths
 
 Begun = TypeVar("Begun")
-
-
-class EqualParts(NamedTuple):
-    """So many (`number`) consecutive parts of heads that are equally large, of so many groups each."""
-
-    number: int
-    groups: int
 
 
 @lru_cache(maxsize=1024)  # a step asks for the same ones again and again
@@ -159,12 +152,6 @@ class HeadsBack:
 
 
 @lru_cache(maxsize=1024)
-def _runs(cut: tuple[tuple[int, ...], ...]) -> tuple[EqualParts, ...]:
-    """Equal neighbours together."""
-    found: list[EqualParts] = []
-    for groups in chain.from_iterable(cut):
-        if found and found[-1].groups == groups:
-            found[-1] = EqualParts(found[-1].number + 1, groups)
-        else:
-            found.append(EqualParts(1, groups))
-    return tuple(found)
+def _runs(cut: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
+    """Equal neighbours together: how many parts, and of how many groups of heads each is."""
+    return tuple((len(list(alike)), groups) for groups, alike in groupby(chain.from_iterable(cut)))

@@ -15,6 +15,7 @@ import torch
 from ..errors import note_module
 from ..exchange_formats import EXACT
 from ..models.block_chain import BEAT, hook_entries
+from ..models.hosted.attention import installed
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
 from ..models.hosted.block_hooks import OPTION
 from ..models.hosted.call import TokenCall
@@ -55,11 +56,6 @@ class HostedModel:
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
     graphs: BlockGraphs | None = None
-
-    @property
-    def token_call(self) -> TokenCall | None:
-        """The call that is under way, where ranks share its tokens."""
-        return next((each.call for each in (self.shared, self.between) if each is not None and each.call), None)
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -205,7 +201,7 @@ class HostedForward:
         """The calls that the module might keep something of, since this was asked last."""
         if not self._in_run or self.model.kept is None:
             return None
-        return KeptCalls(**vars(self.model.kept.take_counted()))
+        return self.model.kept.take_counted()
 
     def begin_run(self, run: object, *, ranks: int) -> None:
         """The next calls are of this run, by any name, on `ranks` ranks; None: of none, so the module keeps nothing."""
@@ -389,7 +385,7 @@ class HostedForward:
         `counts`: the call counts for this rank.
         """
         sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
-        threshold, call_of = float(options["step_cache"]), lambda: self.model.token_call
+        threshold, call_of = float(options["step_cache"]), lambda: installed().call
         cached = self.model.cached_blocks
         with cached.calling(residuals, threshold=threshold, total=total_over(sharing), call_of=call_of) as seen:
             yield

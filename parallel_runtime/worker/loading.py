@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 
@@ -30,16 +29,8 @@ from .measure import free_bytes
 SELDOM = 1_000  # collections of the middle generation until Python collects all; 10 by itself
 
 
-@dataclass(frozen=True)
-class OpenedModel:
-    """A model whose weights are still to be loaded, and the bytes on the device that they will need."""
-
-    model: HostedModel
-    needed_bytes: int
-
-
-def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
-    """The model in that layout. Raises `ValueError` for a file that changed."""
+def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> HostedModel:
+    """The model in that layout, its weights still to be loaded. Raises `ValueError` for a file that changed."""
     spec.refuse_changed()
     weights = HostedWeights(
         spec,
@@ -51,7 +42,7 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
         shares=next((layout.shares_of(each.ranks) for each in weight_groups(layout) if rank in each.ranks), ()),
         stage_shares=layout.stage_shares,
     )
-    return OpenedModel(HostedModel(weights, group, DeltaReceiver(weights)), weights.needed_bytes)
+    return HostedModel(weights, group, DeltaReceiver(weights))
 
 
 class LoadedModels(dict[int, HostedModel]):
@@ -79,24 +70,24 @@ class LoadedModels(dict[int, HostedModel]):
         if not request.first_rank <= self._rank < request.layout.ranks:
             return LoadReply(memory=self._memory())
         began = time.perf_counter()
-        opened = open_model(request.spec, request.layout, rank=self._rank, device=self._device, group=group)
-        evicted = self._make_room(opened.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
+        model = open_model(request.spec, request.layout, rank=self._rank, device=self._device, group=group)
+        evicted = self._make_room(model.weights.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
         loaded = False
         with suppress(RequestCancelledError):
-            opened.model.weights.load(progress=report, cancelled=cancelled)
+            model.weights.load(progress=report, cancelled=cancelled)
             loaded = True
         if not loaded:  # what had to go for it is gone all the same, and the parent must know
-            del opened  # after the error, whose traceback holds the model
+            del model  # after the error, whose traceback holds the model
             self._let_go()
             return Cancelled(evicted=tuple(evicted))
-        self[request.model] = opened.model
+        self[request.model] = model
         set_flags(request.spec.flags)  # after ComfyUI's import, which sets some
         wait_for(self._device)
         keep_from_collections()
         return LoadReply(
             load_s=time.perf_counter() - began,
-            parameter_bytes=opened.model.weights.parameter_bytes,
-            dtype=dtype_name(opened.model.weights.dtype),
+            parameter_bytes=model.weights.parameter_bytes,
+            dtype=dtype_name(model.weights.dtype),
             evicted=tuple(evicted),
             imported=what_was_imported(),
             memory=self._memory(),

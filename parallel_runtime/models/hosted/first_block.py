@@ -1,7 +1,7 @@
 """A first-block cache over ComfyUI's unmodified module: while its first block changes little, the others are skipped.
 
     cached = CachedBlocks(model, spec_of(model))
-    with cached.calling(residuals, threshold=0.1, total=sum_over_ranks, call_of=token_call) as seen:
+    with cached.calling(residuals, threshold=0.1, total=sum_over_ranks, call_of=call_under_way) as seen:
         out = model(x, t, context=...)          # ComfyUI's forward as it is
     seen.skips                                  # whether its blocks but the first were skipped
 

@@ -21,7 +21,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ import torch
 from torch import nn
 
 from ...parallel.attention import SequenceParallelAttention
+from ...wire.replies import KeptCalls
 from ..specs import find_spec
 from ..specs.spec import Keeps, ShardingSpec
 from .bytes_in import bytes_in
@@ -36,16 +36,6 @@ from .bytes_in import bytes_in
 Alike = Callable[[int], bool]  # a number of this rank's; whether all ranks of the call say the same one
 log = logging.getLogger(__name__)
 NONE_USED, FILLED, FOUND = range(3)  # what a call decides
-
-
-@dataclass
-class KeptCounts:
-    """Calls that might use what is kept, how many found it, and the rows that the first block made in all of them."""
-
-    calls: int = 0
-    found: int = 0
-    rows: int = 0
-    kept_bytes: int = 0  # after the last of them
 
 
 class FreeMemory:
@@ -93,7 +83,7 @@ class KeptState:
     """What `model`, an instance of the spec's class, keeps between calls. Until `begin` it keeps nothing."""
 
     def __init__(self, model: nn.Module, spec: ShardingSpec, keeps: Keeps) -> None:
-        self.counted = KeptCounts()
+        self._calls = self._found = self._rows = self._kept_bytes = 0
         self._memory = FreeMemory()
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
         self._run: object = None
@@ -127,18 +117,19 @@ class KeptState:
     def calling(self, alike: Alike) -> Iterator[None]:
         """Around one call."""
         self._alike = alike
-        self.counted.calls += 1
+        self._calls += 1
         try:
             yield
         finally:
             self._alike = None
             if self._unlike:
                 self._free(keep=False)
-            self.counted.kept_bytes = bytes_in(self._state)
+            self._kept_bytes = bytes_in(self._state)
 
-    def take_counted(self) -> KeptCounts:
+    def take_counted(self) -> KeptCalls:
         """What was counted since this was asked last."""
-        counted, self.counted = self.counted, KeptCounts()
+        counted = KeptCalls(calls=self._calls, found=self._found, rows=self._rows, kept_bytes=self._kept_bytes)
+        self._calls = self._found = self._rows = self._kept_bytes = 0
         return counted
 
     def _decided(
@@ -158,7 +149,7 @@ class KeptState:
             self._free(keep=False)
             return None, False
         self._state = state
-        self.counted.found += decision == FOUND
+        self._found += decision == FOUND
         return state, found
 
     def _for_this_call(self, decided: Any) -> Any:  # noqa: ANN401
@@ -172,7 +163,7 @@ class KeptState:
 
     def _count_rows(self, _: nn.Module, __: object, out: Any) -> None:  # noqa: ANN401
         if self._alike is not None and isinstance(out, torch.Tensor):
-            self.counted.rows += out.shape[1]
+            self._rows += out.shape[1]
 
 
 def kept_state(model: nn.Module, spec: ShardingSpec | None = None) -> KeptState | None:

@@ -167,8 +167,8 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
         reports = [compiled(graphs=1, uncompiled_blocks=number, compile_s=0.0, reason=why) for number, why in said]
         return [SimpleNamespace(ran=SimpleNamespace(compiled=each)) for each in [*reports, None]]
 
-    model = SimpleNamespace(pool=workers(lambda *_: None, ranks), spec=None, keeps_state=False)
-    run = replace(new_run("/a.safetensors"), model=model, compiled=True, listener=Listener(), recorder=None)
+    run = replace(new_run("/a.safetensors"), compiled=True, listener=Listener(), recorder=None)
+    vars(run.model)["pool"] = workers(lambda *_: None, ranks)
     for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
         run.call(made(), check_cancelled=lambda: None)
         assert told == run.remarks == (["blocks run uncompiled: A has no graph"] if said[0][1] else [])
@@ -181,8 +181,8 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     """The sampler goes on with the tensors that it showed, in place."""
     seen: list[object] = []
 
-    model = SimpleNamespace(pool=workers(lambda *_: seen.append("sent")), spec=None, keeps_state=False)
-    run = replace(new_run("/a.safetensors"), model=model, recorder=None, loop_reason=reason)
+    run = replace(new_run("/a.safetensors"), recorder=None, loop_reason=reason)
+    vars(run.model)["pool"] = workers(lambda *_: seen.append("sent"))
     late = module_of_pack("nodes.host.sampling.late_previews").LateCallback
     run.late = late(lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps)), run)
     for step in range(2):

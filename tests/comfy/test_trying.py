@@ -88,7 +88,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         prover = Prover()
         prover.transformer = None
         run = new_run("/a.safetensors")
-        model = SimpleNamespace(pool=Workers(), spec=SimpleNamespace(found=""), keeps_state=False)
+        model = SimpleNamespace(pool=Workers(), spec=run.model.spec, devices=(), keeps_state=False)
         decision = replace(run.decision, plan=ulysses, automatic=True)
         run = replace(run, model=model, decision=decision, listener=Listener(), recorder=None, prover=prover, steps=2)
         plans = (ulysses, ring, cfg) if kept is None else tuple(kept.plans)
@@ -334,7 +334,7 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         work = planner["work"].Work(image_tokens=20, text_tokens=256)
         monkeypatch.setattr(tuning, "made_up", lambda *_: (found.call, work))
         monkeypatch.setattr(tuning, "key_of", lambda *_: found.key)
-        pooled = SimpleNamespace(**vars(found.run.model), devices=(SimpleNamespace(kind="cpu"),))
+        pooled = SimpleNamespace(**{**vars(found.run.model), "devices": (SimpleNamespace(kind="cpu"),)})
         of = SimpleNamespace(
             why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
             table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,

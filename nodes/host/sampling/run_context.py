@@ -27,7 +27,7 @@ from ....parallel_runtime.proof import Proof
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.replies import SampleReply, StepReply
 from ..model.pooled_model import PooledModel
-from ..tasks.cooperative_tasks import TASK, Handed, hand_over
+from ..tasks.cooperative_tasks import Handed, hand_over
 from .step_listener import StepListener
 
 if TYPE_CHECKING:  # they ask ComfyUI for the graph and for its classes, which a run does not
@@ -135,7 +135,16 @@ class RunContext:
             self.captured.append(call)
             return torch.zeros(call.out_shape)
         self.check(call, check_cancelled)
-        return self._hand_over(call, check_cancelled)
+        before = self.proven_for
+
+        def send(calls: list[ModelCall]) -> list[torch.Tensor]:
+            if self.proven_for != before:  # the call of another task had another plan taken
+                for each in calls:
+                    self.check(each, check_cancelled)
+            return self._send(calls, check_cancelled)
+
+        (out,) = hand_over([Handed(self._together(), send, call)])
+        return out
 
     def check(self, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Have it known that the plan computes such a call of ComfyUI's own module as one device does.
@@ -226,21 +235,6 @@ class RunContext:
         if reason is not None:
             self.loop_reason = f"the pipeline is empty between steps: {reason}"
             self.listener.drained(self.loop_reason)
-
-    def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
-        if TASK.get() is None:
-            (out,) = self._send([call], check_cancelled)
-        else:
-            before = self.proven_for
-
-            def send(calls: list[ModelCall]) -> list[torch.Tensor]:
-                if self.proven_for != before:  # the call of another task had another plan taken
-                    for each in calls:
-                        self.check(each, check_cancelled)
-                return self._send(calls, check_cancelled)
-
-            (out,) = hand_over([Handed(self._together(), send, call)])
-        return out
 
     def sample(self, run: WorkerLoopRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> WorkerLoopResult:
         """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `call`."""

@@ -72,43 +72,15 @@ class HeldModel:
         return HeldModel(self.spec, self.handle, more.layout, result, deltas)
 
 
-class HeldModels:
-    """The models held, least recently used first. Reading is safe from any thread."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[Key, HeldModel] = OrderedDict()
-
-    def __iter__(self) -> Iterator[HeldModel]:
-        return iter(list(self._held.values()))
-
-    def find(self, spec: ModelSpec, layout: Layout) -> HeldModel | None:
-        """The model in a layout of this kind, on however many ranks."""
-        return self._held.get((spec, layout.kind))
-
-    def use(self, model: HeldModel) -> None:
-        """Hold the model, or note that it is used now."""
-        self._held[model.key] = model
-        self._held.move_to_end(model.key)
-
-    def drop(self, handle: int) -> None:
-        """Hold the model of this handle no more; nothing when there is none."""
-        for model in self:
-            if model.handle == handle:
-                del self._held[model.key]
-
-    def layouts_of(self, spec: ModelSpec) -> list[HeldModel]:
-        """The model in every layout it is held in."""
-        return [model for model in self if model.spec == spec]
-
-
 Check = Callable[[], None]
 OnProgress = Callable[[int, int], None]
 
 
 class HeldWeights:
-    """Models in layouts on the ranks of `generation`. `handles` gives new numbers.
+    """Models in layouts on the ranks of `generation`, least recently used first. `handles` gives new numbers.
 
-    `budget_bytes`: weights that a rank may hold; None: as much as its device has free.
+    Iterating and `find` are safe from any thread. `budget_bytes`: weights that a rank may hold; None: as much as its
+    device has free.
     """
 
     def __init__(
@@ -119,11 +91,18 @@ class HeldWeights:
         load_deadline_s: float,
         budget_bytes: int | None,
     ) -> None:
-        self.models = HeldModels()
+        self._held: OrderedDict[Key, HeldModel] = OrderedDict()
         self._generation, self._handles = generation, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
         # Models that some of so many ranks may hold and others not: cancelled or evicted.
         self.partly_held: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[HeldModel]:
+        return iter(list(self._held.values()))
+
+    def find(self, spec: ModelSpec, layout: Layout) -> HeldModel | None:
+        """The model in a layout of this kind, on however many ranks."""
+        return self._held.get((spec, layout.kind))
 
     def load(
         self,
@@ -139,13 +118,13 @@ class HeldWeights:
         `plan`: that by whose mesh ranks put sharded weights together. Given up half-way, no rank keeps any of the
         model.
         """
-        held = self.models.find(spec, layout)
+        held = self.find(spec, layout)
         if held is not None and held.layout.serves(layout):
-            self.models.use(held)
+            self._use(held)
             return held
         handle = next(self._handles) if held is None else held.handle
         first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
-        layouts = {model.handle: model.layout for model in self.models}
+        layouts = {model.handle: model.layout for model in self}
         self._generation.mapped[handle] = spec
 
         def report(said: Mapping[int, Progress]) -> None:
@@ -158,7 +137,7 @@ class HeldWeights:
                 self._let_go(handle, layout)
             else:
                 new = HeldModel(spec, handle, layout, LoadResult(loaded, time.perf_counter() - began))
-                self.models.use(new if held is None else held.grown_to(new))
+                self._use(new if held is None else held.grown_to(new))
             for evicted in {number for reply in replies for number in reply.evicted}:
                 self._let_go(evicted, layouts[evicted])
 
@@ -169,22 +148,22 @@ class HeldWeights:
             first_rank=first,
             plan=plan,
             budget_bytes=self._budget_bytes,
-            eviction_order=tuple(model.handle for model in self.models if model is not held),
+            eviction_order=tuple(model.handle for model in self if model is not held),
         )
         self._generation.ask(
             load, check, num_ranks=layout.ranks, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep
         )
         self.free_partly_held(check)  # a rank may have had to evict what its peers could keep
-        model = self.models.find(spec, layout)
+        model = self.find(spec, layout)
         if model is None:
             raise RuntimeError(f"{spec.path} was loaded and is not there")
         return model
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all; nothing when it is not there."""
-        for model in self.models.layouts_of(spec):
-            if layout is None or model.layout.kind == layout.kind:
-                self.models.drop(model.handle)
+        for model in self:
+            if model.spec == spec and (layout is None or model.layout.kind == layout.kind):
+                del self._held[model.key]
                 self._free(model.handle, check, num_ranks=model.layout.ranks)
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
@@ -222,9 +201,16 @@ class HeldWeights:
             handle, num_ranks = next(reversed(self.partly_held.items()))
             self._free(handle, check, num_ranks=num_ranks)
 
+    def _use(self, model: HeldModel) -> None:
+        """Hold the model, or note that it is used now."""
+        self._held[model.key] = model
+        self._held.move_to_end(model.key)
+
     def _let_go(self, handle: int, layout: Layout) -> None:
         """Hold a model no more that some ranks may hold still; the next request frees it there."""
-        self.models.drop(handle)
+        for model in self:
+            if model.handle == handle:
+                del self._held[model.key]
         self.partly_held[handle] = layout.ranks
 
     def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:

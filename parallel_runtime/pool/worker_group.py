@@ -104,8 +104,7 @@ class WorkerGroup:
         self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
         # What was used last, with the handle of its model; None once weights or groups may be others.
         self._ensured: tuple[Hashable, int] | None = None
-        self._weights = HeldWeights(generation, handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes)
-        self.models = self._weights.models
+        self.models = HeldWeights(generation, handles, load_deadline_s=load_deadline_s, budget_bytes=budget_bytes)
         self.vae = HeldVae(generation, handles, load_deadline_s)
 
     def too_few_for(
@@ -130,9 +129,9 @@ class WorkerGroup:
         if self._owed is not None:
             self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whichever request comes
             self._owed = None
-        if self._weights.partly_held:
+        if self.models.partly_held:
             self._ensured = None
-            self._weights.free_partly_held(check)
+            self.models.free_partly_held(check)
         if self.vae.partly_held:
             self.vae.free(check)
 
@@ -150,18 +149,18 @@ class WorkerGroup:
         gathered_by = plan if layout.shards > 1 else None
         if gathered_by is not None:
             self.make_mesh(gathered_by, check)
-        return self._weights.load(spec, layout, check, plan=gathered_by, progress=progress)
+        return self.models.load(spec, layout, check, plan=gathered_by, progress=progress)
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
         self._ensured = None
-        self._weights.apply_deltas(model, deltas, check)
+        self.models.apply_deltas(model, deltas, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
         """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
         self._ensured = self._left_by = None
         self.vae.free(check)
-        self._weights.unload(spec, layout, check)
+        self.models.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:
         """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""

@@ -148,7 +148,7 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     load = Load(
         model=2, spec=SPEC, layout=Layout(ranks=1), first_rank=0, plan=None, budget_bytes=9, eviction_order=(1,)
     )
-    assert (generation.taken(), said, [each.handle for each in held.models]) == ([load], [(2, 8)], [1, 2])
+    assert (generation.taken(), said, [each.handle for each in held]) == ([load], [(2, 8)], [1, 2])
     model = held.load(SPEC, Layout(ranks=2), int)
     more, freed = generation.taken()
     assert (more.model, more.first_rank, more.layout, freed) == (2, 1, Layout(ranks=2), Unload(model=1))
@@ -157,7 +157,7 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
         "float32",
         {1: 2.0},
     )
-    assert (list(held.models), generation.mapped, held.partly_held) == ([model], {2: SPEC}, {})
+    assert (list(held), generation.mapped, held.partly_held) == ([model], {2: SPEC}, {})
     generation.answers[Load] = lambda rank: Cancelled(evicted=()) if rank else loaded(0)
     with pytest.raises(RuntimeError, match="/models/other.safetensors was loaded and is not there"):
         held.load(OTHER, Layout(ranks=2), int)
@@ -165,7 +165,7 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     held.unload(SPEC, Layout(ranks=2, shards=2), int)
     assert generation.taken() == [], "in no such layout"
     held.unload(SPEC, None, int)
-    assert (generation.taken(), list(held.models)) == ([Unload(model=2)], [])
+    assert (generation.taken(), list(held)) == ([Unload(model=2)], [])
 
 
 def test_weights_are_changed_once_and_strengths_alone_where_nothing_is_merged() -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ..models.hosted.pass_call import PassCall, PassEndsError
-from ..models.hosted.stage import Neighbours
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Outbox, receive
@@ -34,29 +33,29 @@ DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
 
 
 class Passes:
-    """Passes of calls through this rank's stage of `mesh`'s plan."""
+    """Passes of calls through this rank's stage of `mesh`'s plan, and what crosses its links in one request.
 
-    def __init__(self, model: HostedModel, mesh: Mesh) -> None:
+    `send` and `receive` are what stage.py asks of its neighbours, in the pass that was begun last.
+    """
+
+    def __init__(self, model: HostedModel, mesh: Mesh, *, now: Callable[[], float] = lambda: 0.0) -> None:
+        """`now`: the clock by which arrivals are noted."""
         self.stage, self.patches = mesh.axes["pipefusion"].index, mesh.plan.num_patches
         self.first, self.last = self.stage == 0, self.stage == mesh.plan.pipefusion - 1
-        self._model = model
+        self.arrived_s = 0.0  # when all that the pass received last was there
+        self._model, self._device, self._now = model, model.weights.device, now
+        self._previous, self._outbox = mesh.previous_stage, Outbox(mesh.next_stage, depth=4 * mesh.plan.num_patches)
+        self._held, self._warm = HeldRows(), False
 
-    def begin(
-        self,
-        group: SequenceParallelAttention,
-        held: HeldRows,
-        patch: int | None,
-        neighbours: Neighbours,
-        *,
-        only_last: bool,
-    ) -> NewCall:
+    def begin(self, group: SequenceParallelAttention, held: HeldRows, patch: int | None, *, only_last: bool) -> NewCall:
         """A pass of a patch of a call that `group` shares, None: of all its tokens; what makes the call's state.
 
         `held`: the keys of the call before it. `only_last`: on the last stage, what the model says is asked of the last
-        patch alone. Its messages go to `neighbours`, until `end`.
+        patch alone. The model's blocks are this stage's until `end`.
         """
+        self._held, self._warm, self.arrived_s = held, patch is None, 0.0
         staged = self._model.staged
-        staged.neighbours = neighbours
+        staged.neighbours = self
         staged.begin(later=bool(patch))
         return partial(
             PassCall,
@@ -72,6 +71,35 @@ class Passes:
         """Have the model run as it is."""
         self._model.staged.neighbours = None
 
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What the stage's last block made."""
+        if self._warm:
+            codes = [DTYPES.index(tensor.dtype) for tensor in tensors]
+            self.send_one(torch.tensor(codes, device=self._device))
+        for tensor in tensors:
+            self.send_one(tensor)
+
+    def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the stage's first block takes, in the shapes of these."""
+        if self._warm:
+            codes = self.receive_one([len(like)], torch.int64)
+            self._held.dtypes = tuple(DTYPES[code] for code in codes.tolist())
+        came = [self.receive_one(tensor.shape, dtype) for tensor, dtype in zip(like, self._held.dtypes, strict=True)]
+        self.arrived_s = self._now()
+        return came
+
+    def send_one(self, tensor: torch.Tensor) -> None:
+        """To the next stage."""
+        self._outbox.send(tensor)
+
+    def receive_one(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
+        return receive(self._previous, shape, dtype, device=self._device)
+
+    def drain(self) -> None:
+        """Return when all is sent."""
+        self._outbox.drain()
+
 
 class HostedPipeline(HostedForward):
     """The pieces of a request on this rank."""
@@ -86,7 +114,6 @@ class HostedPipeline(HostedForward):
     ) -> None:
         super().__init__(model, mesh.attention, timer, beat, held)
         self._passes = Passes(model, mesh)
-        self._links = Links(mesh, device=model.weights.device)
 
     def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
         """As `HostedForward.run_batch_groups`; returns when what was sent has been received."""
@@ -94,7 +121,7 @@ class HostedPipeline(HostedForward):
             super().run_batch_groups(*arguments)
         finally:
             self._passes.end()
-        self._links.drain()
+        self._passes.drain()
 
     def run(
         self,
@@ -110,64 +137,12 @@ class HostedPipeline(HostedForward):
             super().run(piece, whole, options, write=write and self._passes.last, over=over)
             return
         held, warm = self.held.keys_of(piece), self.held.warms_up(piece)
-        neighbours, group = self._links.of_piece(held, warm=warm), self.sequence_of(options)
-        out: Any = None
+        group, out = self.sequence_of(options), None
         for patch in [None] if warm else range(self._passes.patches):
-            new_call = self._passes.begin(group, held, patch, neighbours, only_last=True)
+            new_call = self._passes.begin(group, held, patch, only_last=True)
             try:
                 out = self.call(piece, whole, options, sequence=group, over=over, new_call=new_call)
             except PassEndsError:
                 self.beat()
         if self._passes.last and write:
             self.write(piece, whole["out"], out)
-
-
-class Links:
-    """What this rank sends to the next stage and receives of the one before in one request."""
-
-    def __init__(self, mesh: Mesh, *, device: torch.device, now: Callable[[], float] = lambda: 0.0) -> None:
-        """`now`: the clock by which arrivals are noted."""
-        self.now = now
-        self._device, self._previous = device, mesh.previous_stage
-        self._outbox = Outbox(mesh.next_stage, depth=4 * mesh.plan.num_patches)
-
-    def of_piece(self, held: HeldRows, *, warm: bool) -> "PieceLinks":
-        """The messages of one piece, whose dtypes are in `held` unless it is `warm`."""
-        return PieceLinks(self, held, warm=warm)
-
-    def send(self, tensor: torch.Tensor) -> None:
-        """To the next stage."""
-        self._outbox.send(tensor)
-
-    def receive(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
-        return receive(self._previous, shape, dtype, device=self._device)
-
-    def drain(self) -> None:
-        """Return when all is sent."""
-        self._outbox.drain()
-
-
-class PieceLinks:
-    """As `models/hosted/stage.py` asks for its neighbours."""
-
-    def __init__(self, links: Links, held: HeldRows, *, warm: bool) -> None:
-        self._links, self._held, self._warm = links, held, warm
-        self.arrived_s = 0.0  # when all that was received last was there
-
-    def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What the stage's last block made."""
-        if self._warm:
-            codes = [DTYPES.index(tensor.dtype) for tensor in tensors]
-            self._links.send(torch.tensor(codes, device=self._links._device))
-        for tensor in tensors:
-            self._links.send(tensor)
-
-    def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the stage's first block takes, in the shapes of these."""
-        if self._warm:
-            codes = self._links.receive([len(like)], torch.int64)
-            self._held.dtypes = tuple(DTYPES[code] for code in codes.tolist())
-        came = [self._links.receive(tensor.shape, dtype) for tensor, dtype in zip(like, self._held.dtypes, strict=True)]
-        self.arrived_s = self._links.now()
-        return came

@@ -30,7 +30,7 @@ from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
 from .host_copies import HostCopies
 from .hosted import HostedForward, NewCall
-from .hosted_pipeline import Links, Passes
+from .hosted_pipeline import Passes
 from .hosted_sampling import AppliedModel
 from .mesh import Mesh
 from .parted_latent import PartedLatent
@@ -65,9 +65,8 @@ class SteadyCalls(Calls):
             cfg_axis=mesh.axes["cfg"],
             first=forward.sequence.index == 0,
         )
-        self._passes = Passes(forward.model, mesh)
         self._timeline = Timeline(forward.timer.device, on=request.timeline)
-        self._links = Links(mesh, device=forward.timer.device, now=self._timeline.now)
+        self._passes = Passes(forward.model, mesh, now=self._timeline.now)
         self._patches, self._warmup_steps = mesh.plan.num_patches, mesh.plan.warmup_steps
         self._held = {cond: HeldRows() for cond in self._share.conds}
         self._x = torch.empty(0)  # (B, 1, N): what the first stage has of the latent, of this call or the one before
@@ -84,9 +83,9 @@ class SteadyCalls(Calls):
         self._x = torch.zeros(shape, device=self._forward.timer.device)
         if self._passes.last:
             owners = self._owners()
-            self._links.send(owners)
+            self._passes.send_one(owners)
         else:
-            owners = self._links.receive(shape[-1:], torch.int32)
+            owners = self._passes.receive_one(shape[-1:], torch.int32)
             self._pass_on(owners)
         parts = range(self._patches) if int(owners.min()) >= 0 else [-1]
         self._places = [(owners == part).nonzero()[:, 0] for part in parts]
@@ -131,7 +130,7 @@ class SteadyCalls(Calls):
         """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
         if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
             self._take(range(len(self._places)))
-        self._links.drain()
+        self._passes.drain()
         self._passes.end()
 
     def _warm(self, call: int) -> bool:
@@ -148,7 +147,7 @@ class SteadyCalls(Calls):
             return  # what is before the blocks needs its shape alone
         for part in parts:
             places = self._places[part]
-            came = self._links.receive((*self._x.shape[:2], len(places)), torch.float32)
+            came = self._passes.receive_one((*self._x.shape[:2], len(places)), torch.float32)
             self._x[..., places] = came
             if len(self._places) == 1:
                 self._pass_on(came)
@@ -156,7 +155,7 @@ class SteadyCalls(Calls):
     def _pass_on(self, tensor: torch.Tensor) -> None:
         """To the next stage, unless that is the last one, which it came from."""
         if self._passes.stage + 2 < self._mesh.plan.pipefusion:
-            self._links.send(tensor)
+            self._passes.send_one(tensor)
 
     def _passed(self, cond: int, call: int, patch: int | None, *, only_last: bool) -> list[torch.Tensor]:
         """A pass of a conditioning, or of both; what the model says of the whole latent where it is known.
@@ -166,14 +165,13 @@ class SteadyCalls(Calls):
         held, began_s = self._held[cond], self._timeline.now()
         chunk = range(self._patches) if patch is None else range(patch, patch + 1)
         outputs: list[torch.Tensor] = []
-        neighbours = self._links.of_piece(held, warm=patch is None)
         group = self._forward.sequence_of(self._options[cond])
-        new_call = self._passes.begin(group, held, patch, neighbours, only_last=only_last)
+        new_call = self._passes.begin(group, held, patch, only_last=only_last)
         try:
             outputs = self._model.outputs(cond, call, self._x, sequence=group, new_call=new_call)
         except PassEndsError:
             self._forward.beat()
-        asked_s, began_s = began_s, neighbours.arrived_s or began_s
+        asked_s, began_s = began_s, self._passes.arrived_s or began_s
         self._timeline.add(call, chunk, cond, asked_s=asked_s, began_s=began_s, ended_s=self._timeline.now())
         return outputs
 
@@ -186,7 +184,7 @@ class SteadyCalls(Calls):
 
     def _enter(self, call: int, parts: range) -> None:
         for part in parts:
-            self._links.send(self._latent.parts[part].enter(call))
+            self._passes.send_one(self._latent.parts[part].enter(call))
 
     def _owners(self) -> torch.Tensor:
         """The patch of each number of the latent, (N,) int32; -1 where patches cannot be told apart."""

@@ -70,9 +70,9 @@ class Unit:
             if path in self.rounded and path not in changed:
                 parts = [parts[0].to(self.rounded[path])]
             for number, part in enumerate(parts):
-                mine = self.layout.part(f"{path}#{number}", index)
-                if mine.first < mine.stop:
-                    mine.of(shard).copy_(part.reshape(-1)[mine.first : mine.stop])
+                elements, mine = self.layout.part(f"{path}#{number}", shard, index)
+                if mine.numel():
+                    mine.copy_(part.reshape(-1)[elements])
 
     def whole(self, received: torch.Tensor) -> dict[str, torch.nn.Parameter]:
         """Every weight as a view of the whole unit's bytes."""

@@ -33,20 +33,6 @@ class WeightSpan:
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class ShardRange:
-    """What one rank holds of a weight: elements `first` to `stop`, from byte `start` of the rank's range on."""
-
-    first: int
-    stop: int
-    start: int
-    dtype: torch.dtype
-
-    def of(self, shard: torch.Tensor) -> torch.Tensor:
-        """The elements, flat, as a view of the rank's bytes of the unit."""
-        return shard[self.start :][: (self.stop - self.first) * self.dtype.itemsize].view(self.dtype)
-
-
 class UnitLayout:
     """Where each weight of a unit lies, by its name within the unit, and which rank holds which bytes of it."""
 
@@ -72,14 +58,13 @@ class UnitLayout:
         """Bytes of the whole unit, padding included: at most 64 a weight and 64 a rank."""
         return sum(self.lengths)
 
-    def part(self, name: str, index: int) -> ShardRange:
-        """What the rank of that index holds of a weight; often nothing."""
-        span, begin, held = self.spans[name], sum(self.lengths[:index]), self.lengths[index]
+    def part(self, name: str, shard: torch.Tensor, index: int) -> tuple[slice, torch.Tensor]:
+        """Which elements of a weight the rank of that index holds, often none, and their view, flat, in its bytes."""
+        span, begin = self.spans[name], sum(self.lengths[:index])
         low = min(max(span.start, begin), span.stop)
-        high = max(min(span.stop, begin + held), low)
-        size = span.dtype.itemsize
-        start = min(max(low - begin, 0), held)
-        return ShardRange((low - span.start) // size, (high - span.start) // size, start, span.dtype)
+        high = max(min(span.stop, begin + self.lengths[index]), low)
+        first, stop = ((at - span.start) // span.dtype.itemsize for at in (low, high))
+        return slice(first, stop), shard[max(low - begin, 0) :][: high - low].view(span.dtype)
 
     def views(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The weights in the bytes (num_bytes,) of the whole unit, which lie at a multiple of 64."""

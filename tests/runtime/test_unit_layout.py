@@ -29,12 +29,12 @@ def test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements(
         values = torch.arange(count, dtype=torch.float32).to(dtype)
         reached = 0
         for index in range(shards):
-            part = layout.part(name, index)
-            if part.first < part.stop:
-                assert part.first == reached
-                reached = part.stop
             shard = whole[sum(layout.lengths[:index]) :][: layout.lengths[index]]
-            part.of(shard).copy_(values[part.first : part.stop])
+            elements, mine = layout.part(name, shard, index)
+            if mine.numel():
+                assert elements.start == reached
+                reached = elements.stop
+            mine.copy_(values[elements])
         assert reached == count
         view = layout.views(whole)[name]
         assert view.data_ptr() % ALIGNMENT == whole.data_ptr() % ALIGNMENT

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -73,6 +74,22 @@ def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(turns
     tasks = [lambda k=k: [requests.call(k), requests.call(10 + k)] for k in range(3)]
     assert turns.run_in_turns(tasks, at_once=3) == [[0, 20], [2, 22], [4, 24]]
     assert requests.seen == [[0, 1, 2], [10, 11, 12]]
+
+
+def test_what_a_tasks_thread_keeps_is_gone_once_the_tasks_have_ended(turns, requests) -> None:
+    kept, gone = threading.local(), list[int]()
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.05)
+            gone.append(1)
+
+    def task() -> None:
+        kept.here = Slow()
+        requests.call(1)
+
+    turns.run_in_turns([task, task], at_once=2)
+    assert gone == [1, 1]
 
 
 def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(turns, requests) -> None:

@@ -106,3 +106,53 @@ def test_noise_that_memory_is_too_small_for_keeps_the_loop_in_comfyui_and_the_se
     monkeypatch.setattr(loop, "MOST_NOISE_BYTES", 4 * x.nbytes)  # a latent a state is kept at once
     with pytest.raises(loop.HostLoopError, match="the noise of all steps takes"):
         loop._drawn(None, noisy, x)
+
+
+def test_samplers_that_call_or_end_steps_by_what_the_model_says_keep_the_loop_in_comfyui(module_of_pack: Any) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    zeros = {"sigmas": [0.9], "step_ends": [0]}
+    for others in ({"sigmas": [0.8]}, {"step_ends": [1]}, {"sigmas": [0.8], "step_ends": [1]}):
+
+        def with_answers(x: Tensor, answer: Any, others: Any = others) -> Any:
+            return traced.TracedCalls(**zeros | (others if answer(0, x).any() else {}))
+
+        run = SimpleNamespace(sigmas=torch.tensor(SIGMAS), with_answers=with_answers)
+        with pytest.raises(traced.NotLinearError, match="what it does depends on what the model says"):
+            traced.trace(run, lambda sigma: sigma)
+
+
+def test_images_that_leave_batch_groups_idle_keep_the_loop_in_comfyui(
+    loop: ModuleType, module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = module_of_pack("parallel_runtime.plan").ParallelPlan(data=2)
+    monkeypatch.setattr(loop, "run_of", lambda _: SimpleNamespace(proven_for=(plan, None)))
+    monkeypatch.setattr(loop, "_recurrence", lambda _: (None, None))
+    for name in ("with_predictions", "_refuse_long", "_refuse_ranges", "_inpaint"):
+        monkeypatch.setattr(loop, name, lambda *_, **__: None)
+    monkeypatch.setattr(loop, "cond_names", lambda *_: ("positive", "negative"))
+    monkeypatch.setattr(loop, "conds_of_run", lambda *_: 1 / 0)
+    sampler, told = loop.WorkerLoopSampler.__new__(loop.WorkerLoopSampler), {"callback": None, "disable": True}
+    told["extra_args"] = {"model_options": {}, "denoise_mask": None}
+    model = SimpleNamespace(inner_model=SimpleNamespace(inner_model=None))
+    for images, error in ((1, loop.HostLoopError), (2, ZeroDivisionError)):  # which is as far as it comes
+        with pytest.raises(error, match=r"shares out 1 image\(s\) inside the workers|division"):
+            sampler._run(model, torch.zeros(images, 16, 4, 4), torch.tensor(SIGMAS), **told)
+
+
+def test_blocks_of_an_unknown_order_that_ranks_share_keep_the_loop_in_comfyui(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = module_of_pack("parallel_runtime.plan").ParallelPlan
+    calls = module_of_pack("nodes.host.sampling.worker_loop_calls")
+    guider = SimpleNamespace(inner_model=SimpleNamespace(diffusion_model=torch.nn.Linear(1, 1)))
+
+    def refuse(parts: str) -> None:
+        monkeypatch.setattr(calls, "run_of", lambda _: SimpleNamespace(plan=plan.parse(parts)))
+        calls.refuse_calls(guider, {})
+
+    for parts in ("cfg=2", "ulysses=2,weights=sharded"):
+        refuse(parts)
+    with pytest.raises(calls.HostLoopError, match="the order of Linear's blocks is not known, by which ranks share"):
+        refuse("cfg=2,weights=sharded")
+    monkeypatch.setattr(calls, "find_whole", lambda kind: "known")
+    refuse("cfg=2,weights=sharded")

@@ -13,4 +13,4 @@ def test_a_cache_is_known_by_a_made_up_run_and_another_version_of_it_is_not(in_c
     found = json.loads(in_comfyui(SCRIPT)[-1])
     known = {"EasyCacheHolder": True, "EasyCacheHolder: what goes in is left alone": False, "LazyCacheHolder": False}
     assert {name: told for name, told in found.items() if told is not None} == known
-    assert len(found) == len(known) + 4
+    assert len(found) == len(known) + 5

@@ -196,6 +196,7 @@ def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack
         recorder.requests.append(request)
     shares = live.fractions(("cpu:0", "cpu:1"), [])
     assert shares == [{"compute": 0.6, "communication": 0.2, "idle": 0.2}, None]
+    assert live.fractions(("cpu:0", "cpu:1"), []) == shares, "each request is counted once"
 
 
 @pytest.mark.parametrize(

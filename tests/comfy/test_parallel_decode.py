@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from families.variants import BY_NAME
 from host.client import ComfyClient, Event, PromptResult, Workflow
@@ -34,6 +37,20 @@ CASES = [
 ]
 # Tiles of a long strip: some seconds on any machine.
 LONG = ("wan 2.1", "1 16 1 8 3000")
+
+
+def test_models_make_room_for_a_vae_and_its_largest_tile_on_gpus_alone(module_of_pack, monkeypatch) -> None:
+    decode, device = module_of_pack("nodes.host.vae.parallel_decode"), module_of_pack("parallel_runtime.devices").Device
+    freed: list[tuple[int, str]] = []
+    management = SimpleNamespace(free_memory=lambda *asked: freed.append(asked), get_torch_device=lambda: "here")
+    monkeypatch.setattr(decode, "comfy", SimpleNamespace(model_management=management))
+    vae = SimpleNamespace(vae_dtype="half", memory_used_decode=lambda shape, dtype: 100 * math.prod(shape))
+    tiles = [SimpleNamespace(latent=torch.zeros(shape)) for shape in ((1, 2, 3), (1, 2, 5), (1, 2, 3))]
+    weights = SimpleNamespace(tensors={"a": torch.zeros(3), "b": torch.zeros(5, dtype=torch.half)})
+    decode._make_room(vae, tiles, weights, [device("cpu", 0), device("cpu", 1)])
+    assert freed == []
+    decode._make_room(vae, tiles, weights, [device("cuda", 0), device("cpu", 0)])
+    assert freed == [(1000 + 12 + 10, "here")]
 
 
 def decoded(kind: str, shape: str, *, seed: int = 3, devices: str = "cpu:2") -> Workflow:

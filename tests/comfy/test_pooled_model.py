@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,3 +241,64 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
     assert asked == ([] if shared is None else [(shared, False)])
     dataclasses.replace(model, keeps_state=True).give_back(device)  # a class that keeps something has it freed anyway
     assert asked[-1] == (shared or [], True)
+
+
+@pytest.fixture
+def patched(module_of_pack, made, monkeypatch) -> Any:
+    """A MODEL's patcher on two GPUs with rooms as told, by its plan and what SP Config says of shares."""
+    patcher, measures = (module_of_pack(f"nodes.host.model.{name}") for name in ("patcher", "measures"))
+    decision = module_of_pack("parallel_runtime.planner.automatic").Decision
+
+    def make(plan: str, shares: tuple[int, ...] | None, *room: float) -> Any:
+        monkeypatch.setattr(measures, "whole_bytes", lambda devices: [round(part * TOTAL) for part in room])
+        model, it = made("cuda", plan), patcher.RemotePatcher.__new__(patcher.RemotePatcher)
+        it.model = SimpleNamespace(pooled=dataclasses.replace(model, devices=model.devices[:2]))
+        it.decision, it.shares = decision(plan=model.plan), shares
+        return it
+
+    return make
+
+
+def test_weights_are_cut_by_the_shares_that_a_user_wrote_else_by_what_devices_have_room_for(patched) -> None:
+    """A device has room for 19 of 20 bytes."""
+    whole, sharded = "ulysses=2", "ulysses=2,weights=sharded"
+    assert patched(whole, (3, 1), 0.5, 0.5)._plan_of_load().shares == (3, 1), "each has all of it, and is not judged"
+    assert patched(whole, None, 0.5, 0.5)._plan_of_load().shares == ()
+    assert patched(sharded, (3, 1), 0.8, 0.5)._plan_of_load().shares == (3, 1)
+    with pytest.raises(ValueError, match="shares"):
+        patched(sharded, (3, 1), 0.77, 0.5)._plan_of_load()
+    assert patched(sharded, None, 0.8, 0.4)._plan_of_load().shares == (2, 1)
+    assert patched(sharded, None, 0.6, 0.3)._plan_of_load().shares == (), "more than either has room for"
+
+
+def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(module_of_pack, monkeypatch) -> None:
+    module, told = module_of_pack("nodes.host.model.patcher"), list[str]()
+    noted = SimpleNamespace(say=told.append, loading=print)
+    for name, value in {"NodeText": lambda: noted, "unequal": lambda devices, found: [f"{found}"]}.items():
+        monkeypatch.setattr(module, name, value)
+
+    class Pooled:
+        spec, devices, measured, started = SimpleNamespace(path="/m/a.safetensors"), ("cuda:0", "cuda:1"), [], False
+        weights = None
+
+        def ensure(self, *_: object, **__: object) -> dict[int, float]:
+            self.measured, self.started = self.measured or [3, 2, 1], True
+            return {}
+
+    class Patcher(module.RemotePatcher):
+        recorder = shares = None
+        plan = SimpleNamespace(ranks=2)
+        model = SimpleNamespace(pooled=Pooled())
+
+        def _loads(self) -> bool:
+            return len(told) < 4
+
+        def _plan_of_load(self) -> None: ...
+
+        def delta_set(self) -> None: ...
+
+    it = Patcher.__new__(Patcher)
+    for _ in range(3):
+        it._ensure_pooled()
+    there = "a.safetensors is in the workers on cuda:0, cuda:1"
+    assert told == ["Starting workers on cuda:0, cuda:1", f"{there}\n[3, 2]", "Loading a.safetensors", there]

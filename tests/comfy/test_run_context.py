@@ -247,3 +247,21 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
     assert refused(replace(spec, found=found.to_text(second))) == found.Found() and search.news() == 1
     file.write_bytes(b"another")
     assert "was changed after it was chosen" in refused(spec).why
+
+
+def test_nothing_is_weighed_for_a_run_whose_work_nobody_knows_or_where_comfyui_cannot_tell_it(
+    new_run, module_of_pack, monkeypatch
+) -> None:
+    workload, decision = module_of_pack("nodes.host.sampling.workload_from_guider"), new_run("/a.safetensors").decision
+    for work, off in ((None, ""), (None, "gone"), ("a work", "gone")):
+        monkeypatch.setattr(workload, "off", lambda feature, off=off: off)
+        assert workload.work_of_settings(None, {}, replace(decision, work=work)) is None
+        assert workload.work_of_run(None, torch.zeros(1), torch.zeros(1), replace(decision, work=work)) is None
+
+
+def test_a_users_plan_is_held_against_autos_where_the_devices_speed_is_known(module_of_pack, monkeypatch) -> None:
+    module = module_of_pack("nodes.choice")
+    choice = module.choice_of("manual", "cpu:2", ulysses=2)
+    for known, plan, advises in (("a speed", choice.plan, True), (None, choice.plan, False), ("a speed", None, False)):
+        monkeypatch.setattr(module, "_constants", lambda devices, known=known: known)
+        assert replace(choice, plan=plan).advises is advises

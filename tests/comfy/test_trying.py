@@ -407,6 +407,31 @@ def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack,
     assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
 
 
+def test_plans_that_were_tried_are_tried_again_where_runs_came_to_be_slower_if_they_can_run_now(
+    module_of_pack, new_run, monkeypatch
+) -> None:
+    begin, tries = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.planner.tries")
+    plan_of, sampled = module_of_pack("parallel_runtime.plan").ParallelPlan, SimpleNamespace(steps=20, rows=1)
+    plans = uly2, ring2, cfg2 = [plan_of(**{axis: 2}) for axis in ("ulysses", "ring", "cfg")]
+    for name, value in {"key_of": "key", "under_graphs": frozenset(), "is_asynchronous": True}.items():
+        monkeypatch.setattr(begin, name, lambda *_, value=value: value)
+    usable = [SimpleNamespace(plan=each, memory=each.name) for each in plans[:2]]
+    monkeypatch.setattr(begin.Tunable, "table", lambda *_: usable)
+    given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
+    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
+    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
+    for again, tried in ((True, (ring2, uly2)), (False, ())):
+        kept = tries.KeptPlan(plan=ring2, seconds={uly2: 2.0, ring2: 1.0, cfg2: 3.0}, expected_s=1.0, again=again)
+        monkeypatch.setattr(begin, "store", lambda kept=kept: SimpleNamespace(load=lambda key: kept))
+        decision, trier = begin.with_tries(of, sampled, two)
+        assert decision.plan == ring2 and decision.reasons[-1] == f"measured on these devices: {kept.text}"
+        assert (trier.trier.plans if again else trier.plans) == tried
+        assert not again or (trier.now.plans, trier.memory) == (tried, {each: each.name for each in (uly2, ring2)})
+    for changes in ({"tries": False}, {"choose_again": None}):
+        assert begin.with_tries(replace(of, **changes), sampled, two) == (two, None)
+    assert begin.with_tries(of, None, two) == (two, None)
+
+
 def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:
     begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
     choose, cost, memory, work, devices = (

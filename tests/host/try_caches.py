@@ -18,6 +18,7 @@ WRAPPERS = {"EasyCacheHolder": "easycache_forward_wrapper", "LazyCacheHolder": "
 CHANGED = {
     "the estimate is not summed up": (".cumulative_change_rate += approx", ".cumulative_change_rate = approx"),
     "what goes in is left alone": (".apply_cache_diff(x, uuids)", ".apply_cache_diff(x.clone(), uuids)"),
+    "all sides have the first one's": (".apply_cache_diff(x, uuids)", ".apply_cache_diff(x, uuids[:1] * len(uuids))"),
     "the rate is halved": ("output_change / input_change", "output_change / input_change / 2"),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def needed_memory(
         part = -(-sizes.total // (layout.shards * layout.stages))
         visiting = 2 * sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
         here, host = (visiting, part) if layout.offloaded else (part + visiting, 0)
-        shared = part if layout.shards * layout.stages > 1 and not layout.offloaded else 0
+        shared = 0 if layout.offloaded else part
         memory = PlannedMemory(weights=here, activations=0, buffers=0, runtime=0, host_bytes=host, shared=shared)
     else:
         rates = known_calibration("cpu" if used[0].kind == "cpu" else ANY_GPU).rates

@@ -60,22 +60,13 @@ def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, k
 
 
 SAGE, FP8 = {"attention": "SageAttention"}, {"exchange": "fp8"}
-UNUSED = "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"
 
 
 @pytest.mark.parametrize(
     ("plan", "asked", "told"),
     [
         ("ulysses=2", SAGE, "attention by SageAttention, which rounds, where there is no mask"),
-        ("ring=2", SAGE, "attention by SageAttention, which rounds, where there is no mask"),
-        ("cfg=2", SAGE, UNUSED),
-        (
-            "pipefusion=2",
-            SAGE,
-            "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1",
-        ),
         ("ring=2", FP8, "heads travel as fp8, which rounds: not the same picture"),
-        ("cfg=2", FP8, "exchange=fp8 is not used: it takes ulysses or ring above 1"),
     ],
 )
 def test_what_rounds_and_was_asked_for_is_told_where_a_plan_uses_it(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from families.graphs import node, picture, through
+from families.graphs import node
 from families.seedvr import ROWS as SEEDVR2_ROWS
 from families.seedvr import SEEDVR2
 from families.variants import BY_NAME
@@ -175,21 +175,3 @@ def test_an_object_in_a_conditioning_is_refused_by_its_place(hosted_client: Comf
     parts = ("WanModel.kwargs.adapter", "Identity", "only tensors and plain values", "remove the node that adds it")
     with workers_that_stay(hosted_client, right):
         assert_says(first_line(hosted_client, graph, "KSampler"), *parts)
-
-
-def test_a_controlnet_of_the_models_own_weights_is_refused_by_its_node(
-    hosted_client: ComfyClient, family_models: Path, right: torch.Tensor
-) -> None:
-    """A control LoRA is a change of the diffusion model's weights, which ComfyUI's process has not."""
-    (family_models / "controlnet").mkdir(exist_ok=True)
-    file = family_models / "controlnet" / "control_lora.safetensors"
-    save_file({"lora_controlnet": torch.zeros(1)}, file)
-    graph = ours(WAN.graph(), **ULYSSES)
-    graph["net"] = node("ControlNetLoader", control_net_name=file.name)
-    inputs = {"control_net": ["net", 0], "image": picture(graph, "hint"), "strength": 1.0}
-    inputs |= {"start_percent": 0.0, "end_percent": 1.0, "positive": ["positive", 0], "negative": ["negative", 0]}
-    through(graph, "control", "ControlNetApplyAdvanced", "positive", "negative", **inputs)
-    parts = ("ControlLora", "computes with the model's own weights", "Apply ControlNet")
-    with workers_that_stay(hosted_client, right):
-        assert_says(first_line(hosted_client, graph, "KSampler"), *parts)
-    file.unlink()

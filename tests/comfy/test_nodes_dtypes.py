@@ -31,7 +31,7 @@ def ours_of(graph: Workflow, plan: str, loop: str) -> Workflow:
 
 def test_a_picture_in_half_precision_is_stocks_in_either_loop(client: ComfyClient, tiny_models: TinyModels) -> None:
     """Its sigmas are no numbers that a half holds."""
-    graph = to_latent(workflows.text_to_image(tiny_models, steps=6, width=112, height=80))
+    graph = to_latent(workflows.text_to_image(tiny_models, steps=3, width=112, height=80))
     graph["sampler"]["inputs"]["scheduler"] = "beta"
     graph = between(graph, "dtype", "ModelComputeDtype", dtype="bf16")
     stock, allowed = same_picture(client, graph)

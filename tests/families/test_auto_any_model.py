@@ -17,11 +17,9 @@ from .variants import BY_NAME
 FLUX = BY_NAME["flux.1 t2i"]
 
 
-def automatic(devices: str, *, seed: int = 7, **loader: str) -> Workflow:
+def automatic(devices: str, *, seed: int = 7) -> Workflow:
     """A small picture under auto."""
-    graph = to_latent(parallel(small(seed=seed), mode="auto", devices=devices))
-    graph["model"]["inputs"] |= loader
-    return graph
+    return to_latent(parallel(small(seed=seed), mode="auto", devices=devices))
 
 
 def small(*, seed: int = 7) -> Workflow:
@@ -39,15 +37,14 @@ def memory_of(drifted: Drifted, **file: str) -> dict[str, Any]:
 
 def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(drifted: Drifted) -> None:
     """Auto counts a file once it knows its ranks, and then says what a step takes; before, it says that it does not."""
-    client, asked = drifted.client, {"mode": "auto", "devices": "cpu:3", "unet_name": FLUX.file}
-    result = client.queue(automatic("cpu:3"))
+    client, file = drifted.client, {"unet_name": FLUX.file}
+    asked = {"mode": "auto", "devices": "cpu:3", **file}
+    result = client.queue(automatic("cpu:3")).require_success()
     assert any("uly3" in text for _, text in result.texts), result.texts
     assert not any("chosen for" in text for _, text in result.texts)
     assert client.get("/parallel_dit/plan", **asked)["plan"] == "uly3"
-    half = {"unet_name": FLUX.file, "weight_dtype": "bfloat16"}
-    uncounted, known = memory_of(drifted, **half), client.get("/parallel_dit/state")["calibrations"]
-    graph = to_latent(parallel(small(), mode="manual", ring=2, weight_dtype="bfloat16"))
-    told = [text.splitlines() for node, text in client.queue(graph).require_success().texts if node == "model"]
+    uncounted, known = memory_of(drifted, **file), client.get("/parallel_dit/state")["calibrations"]
+    told = [text.splitlines() for node, text in result.texts if node == "model"]
     (line,) = {line for lines in told for line in lines if "GB on each device" in line}
     assert line.startswith("weights: about 0.") and line.endswith("; what a step computes is not in this figure")
     calibrate(drifted.cache, "cpu:3")
@@ -57,7 +54,6 @@ def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(dr
     now = client.get("/parallel_dit/plan", **asked)
     assert any("chosen for" in reason for reason in now["reasons"]), now
     assert client.get("/parallel_dit/state")["calibrations"] == known + 1
-    client.queue(automatic("cpu:3", weight_dtype="bfloat16")).require_success()
-    counted = memory_of(drifted, **half)
+    counted = memory_of(drifted, **file)
     assert (uncounted["weights_alone"], counted["weights_alone"]) == (True, False)
     assert counted["device"] > uncounted["device"]

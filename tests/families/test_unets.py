@@ -131,13 +131,6 @@ def test_ranks_that_are_to_share_an_image_are_refused_with_what_works(hosted_cli
         assert part in said, said
 
 
-def test_at_cfg_1_the_idle_rank_is_told_without_a_plan_that_would_be_refused(hosted_client: ComfyClient) -> None:
-    result = hosted_client.queue(ours(small(cfg=1.0, steps=1), "cfg 2"))
-    told = "\n".join(text for name, text in result.texts if name == "sampler")
-    assert "1 of 2 ranks idle; use a bigger batch, or 1 device(s)" in told
-    assert "ulysses" not in told
-
-
 # Stock nodes whose code runs in ComfyUI's process between the blocks of a U-Net, and what their refusal names.
 PATCHERS: dict[str, tuple[dict[str, Any], str, str]] = {
     "FreeU_V2": ({"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}, "FreeU_V2 (node patch)", "output_block_patch"),

@@ -20,13 +20,6 @@ def test_a_rank_that_raises_while_the_others_wait_for_it(pool):
     assert set(pool.status()["pids"]).isdisjoint(pids), "a rank was kept"
 
 
-def test_the_cpus_own_words_for_it_have_the_same_remedy(lone_rank):
-    error = failure(lone_rank, faults={0: [["allocate", 1 << 60]]})
-    assert first_line(error).startswith("rank 0: RuntimeError: ")
-    assert "can't allocate memory" in first_line(error)
-    assert "; use a smaller image, more ranks" in first_line(error)
-
-
 def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
     """Rank 0 learns that its peer is gone before rank 1 has said why it went."""
     peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"

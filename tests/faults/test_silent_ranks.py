@@ -121,7 +121,7 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_pat
 
     def rest_once():
         if gate.reached and not rests:
-            rests.append(time.sleep(5.0))
+            rests.append(time.sleep(3.0))
             gate.open()
 
     run_step(lone, given)

@@ -49,12 +49,3 @@ def test_a_rank_killed_in_a_replay_ends_the_run_as_any_lost_rank_and_the_next_on
         compared(pool, plan, step=9)
     assert str(said.value).splitlines()[0] == "rank 1: killed by SIGKILL; the next prompt starts fresh workers"
     assert several(pool, plan) == "" and pool.generation == generation + 1, "its blocks are seen and recorded again"
-
-
-@pytest.mark.slow
-def test_graphs_are_not_for_ranks_on_a_cpu() -> None:
-    from parallel_runtime.errors import RaisedInRankError
-
-    with Pool(parse_devices("cpu:1").devices, threads_per_rank=1) as plain, pytest.raises(RaisedInRankError) as said:
-        CHAPTERS["replays"](plain, ParallelPlan())
-    assert "rank 0 is on cpu, and graphs of blocks are CUDA's; set tries to off" in str(said.value)

@@ -20,6 +20,7 @@ from parallel_runtime import VERSION
 from parallel_runtime.cli import gpu_facts, join
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines import joined
+from parallel_runtime.machines import server as of_machines
 from parallel_runtime.machines.connection import (
     ANSWER,
     HEAD,
@@ -331,7 +332,10 @@ def test_strangers_leave_the_server_alive_small_and_open_to_who_has_the_token():
     assert besiege(3000, seed=1) == []
 
 
-def test_a_stranger_who_says_nothing_is_let_go_in_time_and_never_keeps_a_machine_out(server, token_file, tmp_path):
+def test_a_stranger_who_says_nothing_is_let_go_in_time_and_never_keeps_a_machine_out(
+    server, token_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(of_machines, "CHALLENGE_S", 2.5)
     idle = [socket.create_connection((server.host, server.port)) for _ in range(3 * MAX_STRANGERS)]
     try:
         with Member(server.address, token_file, tmp_path / "log"):

@@ -176,16 +176,6 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
     assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
 
 
-def test_a_machine_without_comfyui_is_named(
-    two: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, (machine,) = two
-    monkeypatch.setattr(machine, "versions", replace(machine.versions, comfyui=""))
-    pool.unload(model.spec)
-    with pytest.raises(ValueError, match=r"^machine host-2 .* has no ComfyUI, .*; start `join` there with --comfyui"):
-        model.error(pool, ParallelPlan(ring=2))
-
-
 def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(
     three: tuple[Pool, list[LoopbackMachine]], model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +223,7 @@ def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
     assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation + 1)
 
 
+@pytest.mark.full  # of ranks here, faults/test_silent_ranks.py has it
 def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_another_plan_asks_it_to_load(
     three: tuple[Pool, list[LoopbackMachine]], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

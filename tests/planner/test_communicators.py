@@ -64,6 +64,7 @@ def test_the_planner_counts_the_communicators_that_every_rank_is_in(name: str, w
         mine = {id(group): len(key.ranks) for key, group in groups._made.items() if rank in key.ranks}
         others = [key for key, group in groups._made.items() if group is not dist.group.WORLD]
         assert others == list(groups_of(plan, plan.ranks)), "all that ranks make is what the parent has in its book"
+        assert all(len(key.ranks) > 1 for key in others), "a group costs threads and descriptors; of one rank is none"
         mine[id(dist.group.WORLD)] = plan.ranks  # made when a rank joins, whether a plan uses it or not
         dist.destroy_process_group()
         found = sorted(size for size in mine.values() if size > 1)

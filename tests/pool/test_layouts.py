@@ -122,14 +122,3 @@ def test_rows_are_shared_out_over_batch_groups(pool):
     assert [rank.ran.pieces for rank in ranks] == [((0, 0, 3),), ((0, 3, 5),)]
     ranks = pool.run(make_spec(), ParallelPlan(cfg=2), [call(1)]).ranks
     assert [rank.ran.pieces for rank in ranks] == [((0, 0, 1),), ()]
-
-
-@pytest.mark.parametrize(
-    ("calls", "words"),
-    [([], "no calls"), ([call(0, 5)], "call 0 has a batch of 0 rows"), ([call(1), call(0)], "call 1")],
-)
-def test_a_request_without_work_is_refused_before_anything_starts(pool_of, calls, words):
-    pool = pool_of(1)
-    with pytest.raises(ValueError, match=words):
-        pool.run(make_spec(), ONE, calls)
-    assert pool.state == "stopped"

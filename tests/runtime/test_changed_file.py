@@ -155,16 +155,3 @@ def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: P
     line = refusal(pool, spec, lambda: step(pool, spec, width=128, check=cut))
     assert "killed by SIGBUS: " in line
     assert "4096 bytes" in line
-
-
-def test_a_bus_error_of_whole_files_names_those_that_are_mapped(pool: Pool, file: Path) -> None:
-    spec = spec_of(file)
-    step(pool, spec)
-
-    def kill() -> None:
-        if pool.state == "busy":
-            os.kill(pool.status()["pids"][0], 7)
-
-    with pytest.raises(PoolError) as caught:
-        step(pool, spec, width=96, check=kill)
-    assert "killed by SIGBUS: model.safetensors could not be read where it is mapped" in first_line(caught)

@@ -82,17 +82,3 @@ def test_what_a_load_evicted_before_it_was_cancelled_is_loaded_again(files: list
             pool.load(files[1], progress=give_up)
         assert torch.equal(run(pool, files[0], plan), first)
         assert pool.generation == 1
-
-
-def test_a_plan_makes_no_group_for_an_axis_of_one_rank() -> None:
-    """Each group costs a rank threads and descriptors, of which a long session with many plans would run out."""
-    plans = (ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2))
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        pool.start()
-        ranks = [Path(f"/proc/{pid}") for pid in pool.status()["pids"]]
-        before = [len(list((rank / "task").iterdir())) for rank in ranks]
-        for plan in plans:
-            assert pool.exchange_pattern(plan) == [0, 0]
-        after = [len(list((rank / "task").iterdir())) for rank in ranks]
-    # the world's own group serves a plan of one axis over all ranks; one thread a plan is torch's to add
-    assert all(now - then <= len(plans) for now, then in zip(after, before, strict=True)), (before, after)

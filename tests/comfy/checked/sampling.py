@@ -340,7 +340,9 @@ def cannot(why, given=latent, of=vae, over=TWO):
 
 
 cannot("one device (cpu:0) has no other", over=TWO[:1])
-cannot("a SimpleNamespace is not ComfyUI's own VAE", of=SimpleNamespace(first_stage_model=1))
+changed = decode.copy.copy(vae)
+changed.__class__ = type("AnotherVAE", (sd.VAE,), {})
+cannot("a AnotherVAE is not ComfyUI's own VAE", of=changed)
 cannot("the picture is one tile", {"samples": drawn(1, 16, 16, 16)})
 cannot("ComfyUI does not tile a latent of 3 dims", {"samples": drawn(1, 16, 80)})
 assert decode._refuse_unfit(vae, {"samples": drawn(1, 16, 1, 80, 72)}, TWO).shape == (1, 16, 80, 72)

@@ -82,7 +82,7 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "ltx, noise": lambda: lightricks.VideoVAE(config=LTX | {"timestep_conditioning": True}),
     "hunyuanvideo": hunyuan_video,
 }
-PATCHED = ("patched", "of another pack")  # what ranks cannot take
+PATCHED = "patched"  # what ranks cannot take
 H3, H3_LAYERS = "minimax h3", 36
 
 
@@ -127,14 +127,12 @@ def large_h3() -> VAE:
     return vae
 
 
-@node("SmallVAE", kind=[*MODULES, *PATCHED], gives=[io.Vae])
+@node("SmallVAE", kind=[*MODULES, PATCHED], gives=[io.Vae])
 def vae_of_a_kind(kind: str) -> io.NodeOutput:
     """A VAE that ComfyUI recognises by its weights, which are random."""
-    vae = small_vae("wan 2.1" if kind in PATCHED else kind)
-    if kind == "patched":
+    vae = small_vae("wan 2.1" if kind == PATCHED else kind)
+    if kind == PATCHED:
         vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
-    if kind == "of another pack":
-        vae.__class__ = type("AnotherVAE", (VAE,), {})
     return io.NodeOutput(vae)
 
 

@@ -86,17 +86,6 @@ def test_images_of_one_kind_in_a_list_are_made_at_once(
     assert (report["sampling"]["at_once"], report["plan"]["name"]) == (at_once, plan)
 
 
-def test_a_benchmark_of_no_plan_times_the_one_that_the_work_would_get(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    graph = parallel(stock_graph(tiny_models, seed=506, cfg=3.0, **SMALL), sampler="ParallelBenchmark")
-    graph["sampler"]["inputs"] |= {"warmup": 0, "runs": 1, "plans": "", "stock": False}
-    graph = {name: node for name, node in known(graph).items() if name not in ("decode", "save")}
-    graph["show"] = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 0]}}
-    report = report_of(client.queue(graph))
-    assert [each["name"] for each in report["contenders"]] == ["one rank", "cfg2-ring1-uly1"]
-
-
 def test_a_plan_of_the_users_is_told_of_a_quicker_one_that_the_planner_knows(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:

@@ -97,27 +97,3 @@ def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     assert error <= TOLERANCE
     assert set(report["timings"]["calls"]) == {1}
     assert comfy_server.log.count("one after the other") == told + 1
-
-
-def idle_lines(server: ComfyServer) -> list[str]:
-    return [line for line in server.log.splitlines() if "ranks idle" in line]
-
-
-@pytest.mark.parametrize(
-    ("plan", "better"),
-    [
-        pytest.param(CFG_2, "use ulysses=2 ", id="cfg"),
-        pytest.param({"devices": "cpu:2", "data": 2}, "use ulysses=2 ", id="data", marks=pytest.mark.full),
-    ],
-)
-def test_idle_ranks_are_told_once_a_prompt_with_a_better_plan(
-    plan: dict[str, Any], better: str, client: ComfyClient, comfy_server: ComfyServer
-) -> None:
-    before = len(idle_lines(comfy_server))
-    result = client.queue(parallelized(of("", f"idle {plan}", steps=3).workflow(), **plan)).require_success()
-    (line,) = idle_lines(comfy_server)[before:]
-    assert "1 of 2 ranks idle" in line
-    assert better in line
-    assert [text for node, text in result.texts if node == "sampler" and better in text]
-    client.queue(parallelized(of("", "busy", guided(3.0), batch=2).workflow(), **plan)).require_success()
-    assert len(idle_lines(comfy_server)) == before + 1

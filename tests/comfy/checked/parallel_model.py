@@ -357,6 +357,12 @@ assert cases.require_ours(plain) is plain and "a ModelPatcher without workers" i
     lambda: cases.require_ours(stock)
 )
 assert cases.plan_of_settings(plain, settings) == plain.plan
+weighing = plain.clone()
+weighing.decision, weighing.choose_again = (
+    weighed,
+    lambda work: decisions.Decision(plan=plans.ParallelPlan(ring=work.batch)),
+)
+assert cases.plan_of_settings(weighing, settings) == plans.ParallelPlan(ring=2), "the one that such a run gets"
 assert cases.under_plan(plain, plans.ParallelPlan(cfg=2)).plan == plans.ParallelPlan(cfg=2)
 refused(lambda: cases.under_plan(plain, plans.ParallelPlan(ulysses=3)), "ulysses=3 needs 3 ranks, this MODEL has 2")
 refused(

@@ -79,9 +79,15 @@ class _Forking:
 
     def fork(self, order: dict[str, Any], fds: Sequence[int]) -> int:
         """The process id of what was forked by that order, with these descriptors."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         with self._lock:
             there = self._ready()
-            there.sendmsg([json.dumps(order).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+            try:
+                there.sendmsg([json.dumps(order).encode()], passed)
+            except BrokenPipeError:  # a joined machine kills all its children when a generation of ranks ends
+                there.close()
+                self._socket = there = self._start()
+                there.sendmsg([json.dumps(order).encode()], passed)
             answer = there.recv(64)
         if not answer:
             raise OSError("the process that forks has ended")

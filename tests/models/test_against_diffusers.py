@@ -114,7 +114,7 @@ def test_two_ranks_compute_what_diffusers_computes_and_one_weight_left_out_is_se
     size = Workload(width=128, height=96, text_tokens=TEXT, frames=5 if name.startswith("tiny_wan") else None)
     given = {"steps": 1, "comfyui": str(comfyui_path()), "device": devices[0]}
     with closing(Trial(str(tmp_path / name), "float32", size, [PLAN], **given)) as trial, Pool(devices) as pool:
-        (ours,) = trial.results(PlanRunner(pool, trial.spec, PLAN, options={}).run, torch.float32)
+        (ours,) = trial.results(PlanRunner(pool, trial.spec, PLAN, options={}).run)
         call, weights = arguments_of(trial.calls[0]), load_file(tmp_path / name)
     with torch.inference_mode():
         theirs = MODELS[name](file.arguments, weights)(call)

@@ -17,8 +17,21 @@ from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, 
 from parallel_runtime.weight_delta import WeightDelta
 
 CPU = torch.device("cpu")
+
+
+class Smoothed(nn.Linear):
+    """As ComfyUI's layer of a file with scales of the channels of its input."""
+
+    pre_quant_scale = torch.linspace(0.5, 1.5, 5, dtype=torch.float64)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of x (..., I)."""
+        return super().forward(input * self.pre_quant_scale.to(input.dtype))
+
+
 KINDS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (nn.Linear(5, 6), (2, 3, 5)),
+    "linear, its input scaled": (Smoothed(5, 6), (2, 3, 5)),
     "conv1d": (nn.Conv1d(3, 6, 4, stride=2, padding=1), (2, 3, 9)),
     "conv2d": (nn.Conv2d(3, 6, (2, 3), dilation=(1, 2), padding=(0, 2)), (2, 3, 7, 8)),
     "conv3d": (nn.Conv3d(3, 6, (1, 2, 3)), (2, 3, 4, 5, 6)),
@@ -61,7 +74,7 @@ def test_loras_beside_a_layer_are_those_in_its_weight(kind: str) -> None:
     module, x = nn.Sequential(layer, nn.ReLU()), torch.randn(shape)
     plain, weight = layer(x), layer.weight.detach()
     some = [lora(weight, 2, swap=True), lora(weight, 1, alpha=None, strength=-1.5, seed=1)]
-    if kind == "linear":
+    if kind.startswith("linear"):
         some += [lora(weight, 3, offset=(0, 2, 3), seed=2), lora(weight, 2, offset=(0, 2, 3), strength=2.0, seed=3)]
     side = SideBranches()
     with torch.no_grad():

@@ -103,6 +103,9 @@ class LayerBranches:
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
         """The output of the layer for x (..., I), of a convolution for x (B, I, *size), with theirs, in place."""
+        smoothed = getattr(self.layer, "pre_quant_scale", None)
+        if smoothed is not None:  # ComfyUI's layer scales its input before any weight, one with a merged LoRA, too
+            x = x * smoothed.to(device=x.device, dtype=x.dtype)
         for run in self.runs:
             out.narrow(-1 if self._convolve is None else 1, run.first, run.up.shape[0]).add_(self._product(run, x))
         return out

@@ -211,15 +211,15 @@ def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
 ) -> None:
     pool, (_, unused) = three
     pool.close()
-    generation, made = pool.generation, WorkerGroup.mesh
+    generation, made = pool.generation, WorkerGroup.make_mesh
 
-    def mesh(workers: WorkerGroup, plan: ParallelPlan, check: Callable[[], None]) -> int:
+    def make_mesh(workers: WorkerGroup, plan: ParallelPlan, check: Callable[[], None]) -> None:
         monkeypatch.undo()
         unused.kill_ranks()
         workers.trim((), check)  # a request that does without it
-        return made(workers, plan, check)
+        made(workers, plan, check)
 
-    monkeypatch.setattr(WorkerGroup, "mesh", mesh)
+    monkeypatch.setattr(WorkerGroup, "make_mesh", make_mesh)
     assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation + 1)
 
 

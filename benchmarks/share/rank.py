@@ -130,7 +130,7 @@ class OneRank:
         one.
         """
         if self.model.shared is not None:
-            self.model.shared.active = False
+            self.model.shared.group = None
         with torch.inference_mode():
             ((recorded,),) = make_calls(self.model.weights.whole, size, [size.text_tokens], steps=1, device=self.device)
         return recorded.call

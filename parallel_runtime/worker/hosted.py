@@ -167,7 +167,7 @@ class HostedModel:
             self.shared = SharedModel(module, spec_of(module), sequence)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
-                shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
+                shared.group, shared.new_call = sequence if serves and cut else None, new_call
         return module
 
     def _block_done(self) -> None:
@@ -192,11 +192,6 @@ class HostedForward:
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
 
-    @property
-    def weights(self) -> HostedWeights:
-        """Those of the model."""
-        return self.model.weights
-
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""
         if not self._in_run or self.model.kept is None:
@@ -215,7 +210,7 @@ class HostedForward:
 
     def gathers_beyond(self, parts: int) -> bool:
         """Whether blocks are put together by more ranks than the `parts` that share the tokens of a call."""
-        return self.weights.shards is not None and self.model.group.size > parts
+        return self.model.weights.shards is not None and self.model.group.size > parts
 
     def groups_to_run(self, mesh: Mesh, busy: Sequence[int], *, alike: bool = True) -> Sequence[int]:
         """Of the replica's batch groups that have work, `busy`, those whose work this rank runs: its own group's.
@@ -238,7 +233,7 @@ class HostedForward:
         calls: Sequence[Mapping[str, Any]],
     ) -> None:
         """Run this rank's pieces of a request, and those of its replica that need its part of the weights."""
-        alike = self.weights.in_order or not self.gathers_beyond(mesh.plan.parts)
+        alike = self.model.weights.in_order or not self.gathers_beyond(mesh.plan.parts)
         for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
             busy = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
             for batch_group in self.groups_to_run(mesh, busy, alike=alike):
@@ -347,7 +342,7 @@ class HostedForward:
         sequence = self.sequence_of(options) if sequence is None else sequence
         self.model.install_hooks(sequence, self.beat, new_call=new_call)
         with self._around(sequence, options, residuals, over=over), self._scales(sequence, None):
-            out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
+            out: torch.Tensor = self.model.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out
 

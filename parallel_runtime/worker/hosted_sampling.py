@@ -74,7 +74,7 @@ class AppliedModel:
 
     def take_in(self) -> None:
         """Have on the device what every call needs; before the first."""
-        self._forward.weights.whole.model_sampling = self._sampling
+        self._forward.model.weights.whole.model_sampling = self._sampling
         with self._forward.timer.region("hand_over"):
             self._inputs = {cond: self._taken(cond) for cond in self._share.conds}
 

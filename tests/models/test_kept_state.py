@@ -176,7 +176,7 @@ def proof_of(model: Keeper, group: GlooGroup, *, keeps: bool) -> Proof:
     def ask(calls: list[ModelCall]) -> RunResult:
         (asked,) = calls
         told = asked.options
-        shared.active, shared.group = not told["whole"], OwnTokensOnly() if told["local_attention"] else group
+        shared.group = None if told["whole"] else OwnTokensOnly() if told["local_attention"] else group
         if asked.place:
             kept.begin(asked.place.run)
         else:

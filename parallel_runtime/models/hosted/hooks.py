@@ -3,8 +3,7 @@
     install()                                   # attention.py: in the worker, before any model's file is imported
     shared = SharedModel(model, spec_of(model), group)
     out = model(x, t, context=..., ...)         # every rank passes the same and gets the whole output
-    shared.active = False                       # the next calls run whole, without the group
-    shared.group = other                        # the next calls go over other ranks
+    shared.group = other                        # the next calls go over other ranks; None: they run whole
     shared.new_call = make                      # they are passes of a pipeline (pass_call.py)
     shared.remove()                             # takes every hook off again
 
@@ -35,11 +34,11 @@ from .sites import name_site
 
 
 class SharedModel:
-    """A model whose calls are shared by the ranks of `group`, while `active`."""
+    """A model whose calls are shared by the ranks of `group`; None: they are not shared."""
 
     def __init__(self, model: nn.Module, spec: ShardingSpec, group: SequenceParallelAttention) -> None:
-        self.model, self.spec, self.group = model, spec, group
-        self.active = True
+        self.model, self.spec = model, spec
+        self.group: SequenceParallelAttention | None = group
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
         self._switch = installed()
         self.call: TokenCall | None = None  # that is under way
@@ -74,7 +73,7 @@ class SharedModel:
         name = type(self.model).__name__
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if not self.active:
+            if self.group is None:
                 return inner(*args, **kwargs)
             call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
             args = self._with_control(call, args, kwargs)

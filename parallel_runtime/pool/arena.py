@@ -21,30 +21,35 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # b
 
 
 @dataclass(frozen=True)
-class DeviceInput:
-    """An input, what was sent last in its place if that is kept, and whether it is expected to be another one."""
+class _Content:
+    """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device.
 
-    source: torch.Tensor
+    `changed`: another content lay there before, so that the next one will be another, too.
+    """
+
+    number: int
     last_sent: torch.Tensor | None
-    changes: bool
+    changed: bool = False
 
 
-def arrived_of(side: SideStream, inputs: Sequence[DeviceInput]) -> list[torch.Tensor | None]:
-    """The inputs of one device in memory of the host, None for those whose bytes were sent last."""
-    others = [_differs(each) for each in inputs]
+def arrived_of(side: SideStream, inputs: Sequence[tuple[torch.Tensor, _Content | None]]) -> list[torch.Tensor | None]:
+    """Inputs of one device, each with what was sent last in its place, in memory of the host; None where it is that."""
+    others = [_differs(source, known) for source, known in inputs]
     asked = [other for other in others if other is not None]
     copies = _Copies(side)
     answers = copies.start(torch.stack(asked)) if asked else torch.empty(0, dtype=torch.bool)
     early = {
-        number: copies.start(each.source)
-        for number, each in enumerate(inputs)
-        if others[number] is None or each.changes
+        number: copies.start(source)
+        for number, (source, known) in enumerate(inputs)
+        if others[number] is None or known is None or known.changed
     }
     copies.wait()
     answered = iter(answers.tolist())
     sent = [other is None or next(answered) for other in others]
     late = {
-        number: copies.start(each.source) for number, each in enumerate(inputs) if sent[number] and number not in early
+        number: copies.start(source)
+        for number, (source, _) in enumerate(inputs)
+        if sent[number] and number not in early
     }
     copies.wait()
     found = early | late
@@ -74,12 +79,12 @@ class _Copies:
         self._under_way.clear()
 
 
-def _differs(given: DeviceInput) -> torch.Tensor | None:
+def _differs(source: torch.Tensor, known: _Content | None) -> torch.Tensor | None:
     """One bool on the device, whether a bit is another than was sent; None where what was sent is not kept."""
-    before, bits = given.last_sent, INTEGERS[given.source.element_size()]
-    if before is None or before.device != given.source.device:
+    before, bits = None if known is None else known.last_sent, INTEGERS[source.element_size()]
+    if before is None or before.device != source.device:
         return None
-    return (before.view(bits) != given.source.resolve_neg().view(bits)).any()
+    return (before.view(bits) != source.resolve_neg().view(bits)).any()
 
 
 # A further segment is a multiple of this, so that sizes that creep up do not each need a new one.
@@ -103,18 +108,6 @@ class Placed:
 
     specs: tuple[TensorSpec, ...]
     repeated: dict[str, int]
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device.
-
-    `changed`: another content lay there before, so that the next one will be another, too.
-    """
-
-    number: int
-    last_sent: torch.Tensor | None
-    changed: bool = False
 
 
 class Arena:
@@ -191,10 +184,9 @@ class Arena:
         self._pins = bool(devices)
         for device in devices:
             inputs = {
-                spec: DeviceInput(source, known.last_sent if known else None, changes=known is None or known.changed)
+                spec: (source, before.get(spec))
                 for spec, source in sources.items()
                 if source.device == device and on_device(source)
-                for known in [before.get(spec)]
             }
             found |= zip(inputs, arrived_of(self._sides(device), list(inputs.values())), strict=True)
         return found

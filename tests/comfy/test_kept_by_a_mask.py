@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -156,3 +157,83 @@ def test_blocks_of_an_unknown_order_that_ranks_share_keep_the_loop_in_comfyui(
         refuse("cfg=2,weights=sharded")
     monkeypatch.setattr(calls, "find_whole", lambda kind: "known")
     refuse("cfg=2,weights=sharded")
+
+
+class Guider:
+    """As ComfyUI's, whose methods a run calls."""
+
+    def __init__(self, cfg: float = 2.0, **conds: Any) -> None:
+        self.cfg, self.conds, self.model_options = cfg, {"positive": [{}], "negative": [{}], **conds}, {}
+        self.model_patcher = SimpleNamespace(object_patches=[], callbacks={})
+        self.inner_model = SimpleNamespace(pooled="ours", apply_model=None)
+
+    def predict_noise(self) -> None: ...
+
+
+class Another(Guider):
+    def predict_noise(self) -> None: ...
+
+
+class Read(Guider):
+    cfg_seen = property(lambda self: 1.0)
+
+
+@pytest.fixture
+def refusal(loop: ModuleType, module_of_pack: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Why a run of this guider stays in ComfyUI's loop, "" for none."""
+    for name, value in {"CFGGuider": Guider, "READ_OF_GUIDERS": ("cfg_seen",), "refuse_calls": print}.items():
+        monkeypatch.setattr(loop, name, value)
+    monkeypatch.setattr(loop, "run_of", lambda options: options.get("run"))
+
+    def why(guider: Guider, **options: Any) -> str:
+        try:
+            loop._refuse(guider, {"run": SimpleNamespace(model="ours"), **options})
+        except loop.HostLoopError as error:
+            return str(error)
+        return ""
+
+    return why
+
+
+def test_what_needs_the_host_at_each_step_keeps_the_loop_in_comfyui(loop: ModuleType, refusal: Any) -> None:
+    plain, hidden = Guider(), Guider()
+    assert refusal(plain) == "" and refusal(plain, run=None) == "the MODEL is a stock loader's"
+    assert refusal(plain, run=SimpleNamespace(model="another")) == "the MODEL is a stock loader's"
+    hidden.predict_noise = print  # type: ignore[method-assign]
+    kinds = (Another(), "Another"), (Read(), "Read"), (hidden, "Guider")
+    assert all(refusal(guider) == f"the guider is a {kind}" for guider, kind in kinds)
+    for name, reason in loop.OPTIONS.items():
+        assert (refusal(plain, **{name: [1]}), refusal(plain, **{name: []})) == (reason, "")
+    (outside, *_), here = loop.OUTSIDE, {"mine": [print], "unused": [], loop.TOGETHER_KEY: [print], 7: [print]}
+    for wrappers, said in (({outside: here}, ""), ({"calls": here, "more": here}, "(mine, 7)")):
+        found = refusal(plain, transformer_options={"wrappers": wrappers})
+        assert found == (f"a node wraps the model's calls {said}" if said else "")
+    for name, said in (
+        ("model_sampling.sigmas", ""),
+        ("diffusion_model.x", "a node replaces the model's diffusion_model.x"),
+    ):
+        plain.model_patcher.object_patches = [name]
+        assert refusal(plain) == said
+    assert refusal(Guider(negative=[{}, {}])) == "the negative conditioning has 2 parts"
+    assert refusal(Guider(positive=[])) == "the positive conditioning has 0 parts"
+    for key, reason in loop.BY_STEP.items():
+        assert refusal(Guider(negative=[{key: 0}])) == reason and refusal(Guider(1.0, negative=[{key: 0}])) == ""
+
+
+def test_conditionings_that_some_steps_leave_out_and_caches_in_a_pipeline_keep_the_loop_in_comfyui(
+    loop: ModuleType, module_of_pack: Callable[[str], ModuleType]
+) -> None:
+    recurrence = SimpleNamespace(states=[SimpleNamespace(sigma=sigma) for sigma in (0.5, 0.9, 0.1, None)])
+    plan = module_of_pack("parallel_runtime.plan").ParallelPlan
+    for entry, refused in (
+        ({}, False),
+        ({"timestep_start": 0.9, "timestep_end": 0.1}, False),
+        ({"timestep_start": 0.8}, True),
+        ({"timestep_end": 0.2}, True),
+    ):
+        with pytest.raises(loop.HostLoopError, match="for some steps only") if refused else nullcontext():
+            loop._refuse_ranges(Guider(negative=[entry]), {}, recurrence)
+    loop._refuse_cache(plan(pipefusion=2), None)
+    loop._refuse_cache(plan(ulysses=2), "a cache")
+    with pytest.raises(loop.HostLoopError, match="decides between the steps of a pipeline"):
+        loop._refuse_cache(plan(pipefusion=2), "a cache")

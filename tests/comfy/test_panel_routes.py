@@ -322,3 +322,140 @@ def test_the_server_has_words_for_every_input_of_every_node(language: str, clien
         inputs = [*info["input"].get("required", {}), *info["input"].get("optional", {})]
         missing += [f"{name}.{each}" for each in inputs if not texts.get(name, {}).get("inputs", {}).get(each)]
     assert missing == []
+
+
+def test_pages_of_this_server_may_ask_by_an_address_or_as_localhost(
+    module_of_pack: Callable[[str], ModuleType],
+) -> None:
+    routes = module_of_pack("nodes.host.panel.routes")
+    page = "the page of {} is not of localhost; open ComfyUI under the address it is asked by"
+    name = "{} is not this machine; open ComfyUI as localhost, or start it with --listen"
+    for headers, beyond, said in (
+        ({"Host": "127.0.0.1:8188"}, False, ""),
+        ({"Host": "LOCALHOST"}, False, ""),
+        ({"Host": "[::1]:8188", "Origin": "http://[::1]:8188"}, False, ""),
+        ({"Host": "localhost", "Origin": "http://localhost:8188"}, True, page.format("http://localhost:8188")),
+        ({"Host": "localhost", "Origin": "http://[1"}, True, page.format("http://[1")),
+        ({"Host": "8.8.8.8"}, False, name.format("8.8.8.8")),
+        ({"Host": "a.example"}, False, name.format("a.example")),
+        ({"Host": "a.example"}, True, ""),
+        ({"Host": "localhost:123456"}, False, name.format("no name")),
+        ({}, False, name.format("no name")),
+        ({"Host": "localhost", "Sec-Fetch-Site": "Cross-Site"}, True, "this request comes from a page of another site"),
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-origin"}, False, ""),
+    ):
+        assert routes.foreign(headers, listens_beyond_loopback=beyond) == said, headers
+    listens = ("127.0.0.1", "127.0.0.1, ::1", "127.0.0.1,0.0.0.0", "a name")
+    assert [routes._loopback_only(each) for each in listens] == [True, True, False, False]
+    numbers = {"width": 512, "height": 256, "frames": 9, "text_tokens": 64, "batch": 2, "seconds": 1.5}
+    query = {name: str(value) for name, value in numbers.items()} | {"guided": "true", "other": "x"}
+    assert routes.read_asked(query) == routes.Asked(**numbers, guided=True)
+    assert routes.read_asked({"guided": "yes"}) == routes.Asked()
+    with pytest.raises(ValueError, match="width='1.5' is no number; use a whole one"):
+        routes.read_asked({"width": "1.5"})
+
+
+def test_a_step_takes_what_the_steps_that_were_seen_took(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel, now_s = module_of_pack("nodes.host.panel.state"), [0.0]
+    monkeypatch.setattr(panel, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    eta = panel.StepEta()
+    for at_s, step, node, steps, found in (
+        (10, None, "2", 9, {}),
+        (11, 0, "2", 9, {}),
+        (12, 1, "2", 9, {}),
+        (13, 1, "2", 9, {}),
+        (15, 3, "2", 9, {"step_s": 1.5, "left_s": 9.0}),
+        (19, 3, "2", 9, {"step_s": 1.5, "left_s": 9.0}),
+        (20, 4, "2", 9, {"step_s": 2.6667, "left_s": 13.33}),
+        (21, 2, "2", 9, {}),
+        (22, 4, "2", 9, {"step_s": 0.5, "left_s": 2.5}),
+        (23, 5, "3", 9, {}),
+        (24, 6, "3", 8, {}),
+        (26, 8, "3", 8, {"step_s": 1.0, "left_s": 0.0}),
+    ):
+        now_s[0] = at_s
+        run = {"prompt": "p", "node": node, "steps": steps} | ({} if step is None else {"step": step})
+        assert eta.of(run) == found, run
+
+
+def test_a_pool_samples_while_it_works_for_the_node_that_runs_and_calibrations_are_counted(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel, runs = module_of_pack("nodes.host.panel.state"), [True]
+    known = iter((1, 1, 2, None))
+    replaced: dict[str, Any] = {"prompt_runs": lambda: runs[0], "calibration_identity": lambda: next(known)}
+    replaced["_described"] = lambda devices: [{"name": each, "cores": 2} for each in devices]
+    replaced["LIVE"] = SimpleNamespace(fractions=lambda devices, told: [told, None])
+    for name, value in replaced.items():
+        monkeypatch.setattr(panel, name, value)
+    status = {key: key for key in panel.SHOWN} | {"state": "busy", "memory": [5], "spent": "spent", "private": 1}
+    pool, state = SimpleNamespace(devices=("a", "b"), status=lambda: dict(status)), panel.PanelState()
+    ranks = [{"rank": 0, "device": "a", "cores": 2, "memory": 5}, {"rank": 1, "device": "b", "cores": 2}]
+    run, sampling = {"prompt": "p", "node": "2", "steps": 9}, [ranks[0] | {"shares": "spent"}, ranks[1]]
+    for told, of, runs[0], shown, samples in (
+        ("idle", run, True, "idle", False),
+        ("busy", None, True, "busy", False),
+        ("busy", run, True, "busy", True),
+        ("idle", run, True, "idle", True),
+        ("failed", run, True, "failed", False),
+        ("idle", run | {"node": "1"}, True, "idle", False),
+        ("compiling", run, True, "compiling", True),
+        ("compiling", None, False, "idle", False),
+    ):
+        status["state"] = told
+        found = {"state": shown, "sampling": samples, "ranks": sampling if samples else ranks}
+        assert state._pool(pool, of) == {key: key for key in panel.SHOWN} | found, (told, of)
+    assert [state._calibrated() for _ in range(4)] == [1, 1, 2, 3]
+
+
+def test_a_steps_line_has_its_place_time_ranks_and_what_was_told_of_the_run(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, said, now_s = module_of_pack("nodes.host.panel.progress"), list[str](), [50.0]
+    nodes = {"2": {"value": 0.0, "max": 3.0}}
+    replaced = {"NodeText": lambda: SimpleNamespace(say=said.append), "executing": lambda: SimpleNamespace(node_id="2")}
+    replaced |= {"get_progress_state": lambda: SimpleNamespace(nodes=nodes)}
+    replaced["time"] = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
+    for name, value in replaced.items():
+        monkeypatch.setattr(progress, name, value)
+    plan = SimpleNamespace(name="uly2")
+    text = progress.StepText(SimpleNamespace(plan=plan, chosen_for=""))
+    ran = [SimpleNamespace(ran=SimpleNamespace(began_s=1.0, step_s=step_s)) for step_s in (0.5, 0.46)]
+    idle = SimpleNamespace(ran=None)
+    text.request(0.4, [*ran, idle])
+    for now_s[0] in (50.1, 50.2):  # too soon, and as soon as the interval is over
+        text.request(0.5, [])
+    now_s[0] = 51.0
+    text.proved(SimpleNamespace(verdict="proven", text="proven"))
+    text.proved(SimpleNamespace(verdict=progress.NOT_PROVEN, text="not proven"))
+    text.loop_stays("a mask")
+    text.uncompiled("no compiler")
+    text.request(0.0999, [ran[0], idle])
+    nodes["2"] |= {"value": 2.0}
+    text.fell_back(SimpleNamespace(plan=plan), "fell back")
+    text.request(0.0, ran)  # the last, however soon
+    nodes["2"] |= {"value": 3.0}
+    text.worker_loop_began()
+    now_s[0] = 53.5
+    text.tried(SimpleNamespace(plan=plan, chosen_for="this run"), "tried two")
+    text.worker_loop_step(2)
+    for now_s[0] in (53.5, 53.7, 53.8):
+        text.compiling()
+    text.trying("trying")
+    text.drained("drained")
+    for nodes["2"] in ({"value": 0.0, "max": 1.0}, None):  # a bar of one step is none
+        text.request(1.0, ran)
+    below, stays = "\n".join(("", "fell back", "no compiler")), "The loop stays in ComfyUI: a mask"
+    chosen = "uly2, chosen for this run"
+    assert said == [
+        *("step 1/3 · 0.40 s · 2 ranks · skew 10 %", "step 1/3 · 0.50 s · 0 ranks"),
+        *("not proven", stays, "no compiler"),
+        f"step 1/3 · 100 ms · 1 rank\nnot proven\nno compiler\n{stays}",
+        "fell back",
+        f"step 3/3 · 0 ms · 2 ranks\nuly2{below}\n{stays}",
+        "tried two",
+        f"step 3/3 · 2.50 s · 2 ranks\n{chosen}\ntried two{below}\n{stays}",
+        *("compiling the blocks; the next steps do without", "trying", "drained"),
+    ]

@@ -16,7 +16,6 @@ receives before it sends.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -24,24 +23,18 @@ import torch.distributed as dist
 from .collectives import Traffic
 
 
-@dataclass(frozen=True, kw_only=True)
 class P2PChannel:
     """One direction between this rank and `peer`, a global rank, in a group of those two that nothing else uses.
 
-    `staged`: the tensors travel through host memory.
+    `staged`: the tensors travel through host memory. At most `depth` messages are in flight; those before are long
+    received.
     """
 
-    peer: int
-    group: dist.ProcessGroup
-    traffic: Traffic
-    staged: bool = False
-
-
-class Outbox:
-    """Sends over a link. At most `depth` messages are in flight; those before are long received."""
-
-    def __init__(self, link: P2PChannel, *, depth: int) -> None:
-        self._link, self._depth = link, depth
+    def __init__(
+        self, *, peer: int, group: dist.ProcessGroup, traffic: Traffic, depth: int, staged: bool = False
+    ) -> None:
+        self.peer, self.group = peer, group
+        self._traffic, self._depth, self._staged = traffic, depth, staged
         self._in_flight: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, tensor: torch.Tensor) -> None:
@@ -50,12 +43,23 @@ class Outbox:
             return
         if len(self._in_flight) >= self._depth:
             self._finish_oldest()
-        source = (tensor.cpu() if self._link.staged else tensor).contiguous()
-        work = dist.isend(source, self._link.peer, group=self._link.group)
+        source = (tensor.cpu() if self._staged else tensor).contiguous()
+        work = dist.isend(source, self.peer, group=self.group)
         if work is None:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link to rank {self._link.peer}")
+            raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link to rank {self.peer}")
         self._in_flight.append((work, source))
-        self._link.traffic.add(source.nbytes)
+        self._traffic.add(source.nbytes)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
+        """The next message, complete to whatever the current stream runs next; one without elements is not sent."""
+        tensor = torch.empty(shape, dtype=dtype, device="cpu" if self._staged else device)
+        if tensor.numel():
+            work = dist.irecv(tensor, self.peer, group=self.group)
+            if work is None:
+                raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link from rank {self.peer}")
+            with self._traffic.waiting():
+                work.wait()
+        return tensor.to(device)
 
     def drain(self) -> None:
         """Return when all is sent."""
@@ -64,18 +68,5 @@ class Outbox:
 
     def _finish_oldest(self) -> None:
         work, _ = self._in_flight.popleft()
-        with self._link.traffic.waiting():
+        with self._traffic.waiting():
             work.wait()
-
-
-def receive(link: P2PChannel, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
-    """The next message over a link, complete to whatever the current stream runs next; one without elements is not
-    sent."""
-    tensor = torch.empty(shape, dtype=dtype, device="cpu" if link.staged else device)
-    if tensor.numel():
-        work = dist.irecv(tensor, link.peer, group=link.group)
-        if work is None:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link from rank {link.peer}")
-        with link.traffic.waiting():
-            work.wait()
-    return tensor.to(device)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from .collectives import Axis
-from .links import Outbox, P2PChannel, receive
+from .links import P2PChannel
 
 RUN_BYTES = 1 << 20  # to each peer; a prime more a peer, so that runs differ in length and never align
 
@@ -29,16 +29,16 @@ def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
 def count_wrong_bytes_of_links(previous: P2PChannel, following: P2PChannel, device: torch.device) -> int:
     """Send the stage after a run that only the two ranks of that link have, and compare that of the stage before."""
     rank = dist.get_rank()
-    outbox, run = Outbox(following, depth=1), _run(rank, following.peer, RUN_BYTES, device)
+    run = _run(rank, following.peer, RUN_BYTES, device)
     # NCCL connects two ranks with their first message, and the hosts of both wait for it: if all stages of the circle
     # sent first, none would ever receive.
     if following.peer < rank:  # the last stage
-        arrived = receive(previous, (RUN_BYTES,), torch.uint8, device=device)
-        outbox.send(run)
+        arrived = previous.receive((RUN_BYTES,), torch.uint8, device=device)
+        following.send(run)
     else:
-        outbox.send(run)
-        arrived = receive(previous, (RUN_BYTES,), torch.uint8, device=device)
-    outbox.drain()
+        following.send(run)
+        arrived = previous.receive((RUN_BYTES,), torch.uint8, device=device)
+    following.drain()
     return int((arrived != _run(previous.peer, rank, RUN_BYTES, device)).sum())
 
 

@@ -40,11 +40,6 @@ class UnitFeed:
         staging = 0 if self._staging is None else self._staging.nbytes
         return staging + sum(buffer.nbytes for buffer in self._buffers)
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return self._arriving is None
-
     def fit(self, units: Iterable[str]) -> None:
         """Have buffers for the largest of these units, no larger and no smaller."""
         known = [self._lengths(unit) for unit in units]

@@ -21,7 +21,6 @@ import torch
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..parallel.links import Outbox, receive
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -44,7 +43,7 @@ class Passes:
         self.first, self.last = self.stage == 0, self.stage == mesh.plan.pipefusion - 1
         self.arrived_s = 0.0  # when all that the pass received last was there
         self._model, self._device, self._now = model, model.weights.device, now
-        self._previous, self._outbox = mesh.previous_stage, Outbox(mesh.next_stage, depth=4 * mesh.plan.num_patches)
+        self._previous, self._next = mesh.previous_stage, mesh.next_stage
         self._held, self._warm = HeldRows(), False
 
     def begin(self, group: SequenceParallelAttention, held: HeldRows, patch: int | None, *, only_last: bool) -> NewCall:
@@ -90,15 +89,15 @@ class Passes:
 
     def send_one(self, tensor: torch.Tensor) -> None:
         """To the next stage."""
-        self._outbox.send(tensor)
+        self._next.send(tensor)
 
     def receive_one(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
-        return receive(self._previous, shape, dtype, device=self._device)
+        return self._previous.receive(shape, dtype, device=self._device)
 
     def drain(self) -> None:
         """Return when all is sent."""
-        self._outbox.drain()
+        self._next.drain()
 
 
 class HostedPipeline(HostedForward):

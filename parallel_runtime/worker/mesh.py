@@ -131,12 +131,13 @@ class Mesh:
     def _join_stages(self, groups: Groups) -> tuple[P2PChannel | None, P2PChannel | None]:
         """This rank's links from the stage before and to the stage after. A group each: (sender, receiver)."""
         previous = following = None
+        made = partial(P2PChannel, traffic=self.traffic, depth=4 * self.plan.num_patches, staged=self._staged)
         for sender, receiver in links_of(self.plan):
             group = groups.join(LINK, [(sender, receiver)])
             if group is not None and dist.get_rank() == sender:
-                following = P2PChannel(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
+                following = made(peer=receiver, group=group)
             elif group is not None:
-                previous = P2PChannel(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
+                previous = made(peer=sender, group=group)
         return previous, following
 
     def _join_sequence(self, groups: Groups) -> Axis | None:

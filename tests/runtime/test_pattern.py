@@ -97,25 +97,22 @@ def test_each_stage_counts_the_bytes_that_arrived_otherwise_from_the_one_before(
     sent = {(index, (index + 1) % size): queue.SimpleQueue[torch.Tensor]() for index in range(size)}
     own = threading.local()
 
-    def outbox(link: Any, **_: int) -> Any:
-        return SimpleNamespace(send=sent[own.rank, link.peer].put, drain=lambda: None)
-
     def found(spoil: Spoil) -> list[int]:
-        def receive(link: Any, shape: tuple[int], *_: Any, **__: Any) -> torch.Tensor:
-            run = sent[link.peer, own.rank].get(timeout=10).clone()
-            assert run.shape == shape
-            return spoil(link.peer, own.rank, run)
-
         def counts(rank: int) -> int:
+            def receive(shape: tuple[int], *_: Any, **__: Any) -> torch.Tensor:
+                run = sent[before.peer, rank].get(timeout=10).clone()
+                assert run.shape == shape
+                return spoil(before.peer, rank, run)
+
             own.rank = rank
-            before, after = (SimpleNamespace(peer=(rank + step) % size) for step in (-1, 1))
+            before = SimpleNamespace(peer=(rank - 1) % size, receive=receive)
+            after = SimpleNamespace(peer=(rank + 1) % size, drain=lambda: None)
+            after.send = sent[rank, after.peer].put
             return pattern.count_wrong_bytes_of_links(before, after, CPU)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(pattern, "receive", receive)
         with ThreadPoolExecutor(size) as ranks:
             return list(ranks.map(counts, range(size)))
 
-    monkeypatch.setattr(pattern, "Outbox", outbox)
     monkeypatch.setattr(pattern, "dist", SimpleNamespace(get_rank=lambda: own.rank))
     assert found(lambda sender, receiver, run: run) == [0] * size
     assert found(flipped) == [int(index == 2 % size) for index in range(size)]

@@ -77,7 +77,7 @@ MISTAKES = (
     Mistake("a hop around the ring is not waited for", RING, "ring.py", "shift.wait()", LEFT_OUT),
     Mistake("keys of a ring are strided", RING, "ring.py", "both.contiguous()", STRIDED),
     Mistake("keys change while they travel", LONG_RING, "ring.py", HOP, f"{HOP[:-1]}; self.held.mul_(2)\n"),
-    Mistake("a stage does not wait for what comes", STAGES, "links.py", "work.wait()\n    return", "pass\n    return"),
+    Mistake("a stage does not wait for what comes", STAGES, "links.py", "work.wait()\n        r", "pass\n        r"),
     Mistake("what a stage sends is left in flight", STAGES, "links.py", "while self._in_flight:", "while False:"),
     Mistake("a stage receives on the first device", STAGES, "links.py", "staged else device", 'staged else "cuda:0"'),
     Mistake("padding is taken for a log-sum-exp", RING, "kernels.py", "lse[:, :, : q.shape[2]]", "lse"),

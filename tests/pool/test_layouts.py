@@ -122,3 +122,11 @@ def test_rows_are_shared_out_over_batch_groups(pool):
     assert [rank.ran.pieces for rank in ranks] == [((0, 0, 3),), ((0, 3, 5),)]
     ranks = pool.run(make_spec(), ParallelPlan(cfg=2), [call(1)]).ranks
     assert [rank.ran.pieces for rank in ranks] == [((0, 0, 1),), ()]
+
+
+def test_a_request_without_work_is_refused_before_anything_starts(pool_of):
+    """Which rows are no work, test_batch_groups.py says."""
+    pool = pool_of(1)
+    with pytest.raises(ValueError, match="no calls"):
+        pool.run(make_spec(), ONE, [])
+    assert pool.state == "stopped"

@@ -143,14 +143,14 @@ def feed() -> UnitFeed:
 
 
 def test_units_come_in_the_order_that_was_told_and_one_more_is_under_way(feed: UnitFeed) -> None:
-    assert (feed.buffer_bytes, feed.idle) == (4, True)
+    assert (feed.buffer_bytes, feed._arriving) == (4, None)
     feed.begin(("a", "b", "a"), SHARDS)
     for unit, last in (("a", False), ("a", False), ("b", False), ("a", True)):
         assert feed.take(unit).tolist() == SHARDS[unit].tolist()
-        assert feed.idle == last
+        assert (feed._arriving is None) == last
     feed.end()
     feed.begin((), SHARDS)
-    assert feed.idle
+    assert feed._arriving is None
     buffers = feed._buffers
     feed.fit(SHARDS)
     assert feed._buffers is buffers
@@ -158,7 +158,7 @@ def test_units_come_in_the_order_that_was_told_and_one_more_is_under_way(feed: U
     assert feed.buffer_bytes == 2
     feed.begin(["b"], SHARDS)
     feed.end()
-    assert feed.idle
+    assert feed._arriving is None
 
 
 def test_a_unit_that_is_not_due_is_refused_and_so_are_buffers_while_one_is_in_flight(feed: UnitFeed) -> None:

@@ -279,8 +279,6 @@ def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: 
         ({"mode": "auto", "devices": "cpu:1"}, {"plan": "single"}),
         ({"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}, {"plan": "ring2"}),
         ({"mode": "manual", "devices": "cpu:5", "ulysses": "5"}, {"plan": "uly5"}),
-        ({"mode": "manual", "devices": "cpu:2", "ulysses": "4"}, {"error": "ulysses=4 makes 4 rank(s)"}),
-        ({"mode": "auto", "devices": "cuda:63"}, {"error": "device cuda:63 does not exist"}),
         ({"mode": "manual", "devices": "cpu:2", "ulysses": "many"}, {"error": "ulysses='many' is not a whole number"}),
         ({"mode": "auto", "devices": "cpu:1", "step_cache": "0.0"}, {"plan": "single"}),
         ({"mode": "auto", "devices": "cpu:1", "unet_name": "nowhere.safetensors"}, {"plan": "single"}),

@@ -52,15 +52,6 @@ def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(plan, tmp
     assert kept["plan"] is not None
 
 
-def test_the_link_can_be_told_and_matters(plan) -> None:
-    slow = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "1", "--json")[1])
-    fast = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "30", "--json")[1])
-    times = [{row["name"]: row["seconds_per_step"] for row in report["table"]} for report in (slow, fast)]
-    assert times[0]["uly4"] > times[1]["uly4"]
-    assert times[0]["single"] == times[1]["single"]
-    assert slow["calibration"]["source"].endswith("link as given")
-
-
 def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_ignored_in_silence(
     plan, tmp_path
 ) -> None:

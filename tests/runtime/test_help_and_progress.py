@@ -92,6 +92,10 @@ def test_a_terminal_has_one_line_with_a_bar_and_a_file_a_line_a_phase(monkeypatc
         told[type(stream)] = stream.getvalue()
     assert told[Terminal].split(CLEAR) == ["", "timing ...", f"timing [{'#' * 18}{'-' * 6}] 75% uly2", ""]
     assert told[io.StringIO] == "timing ...\n"
+    progress = PhaseLine(stream := Terminal())
+    for done, of in ((0, 4), (5, 4), (0, 0)):
+        progress.count(done, of)
+    assert stream.getvalue().split(CLEAR) == ["", f" [{'-' * 24}] 0%", f" [{'#' * 24}] 100%"], "no more than all of it"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from parallel_runtime.cli.doctor_model import _plans
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
-from parallel_runtime.cli.terminal import CLEAR, PhaseLine
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.counting import usual_counted
@@ -276,22 +274,6 @@ def test_a_calibration_is_told_in_the_units_of_spec_sheets() -> None:
     assert describe_calibration(kept) == said.format("")
     constants["between"] = {"bandwidth": 1e9, "latency_s": 1e-4}
     assert describe_calibration(kept) == said.format("between machines 8 Gbit/s and 100 us, ")
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_count_is_drawn_up_to_its_end_and_left_out_where_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    progress = PhaseLine(stream)
-    for done, of in ((0, 4), (5, 4), (0, 0)):
-        progress.count(done, of)
-    assert stream.getvalue().split(CLEAR) == ["", f" [{'-' * 24}] 0%", f" [{'#' * 24}] 100%"]
 
 
 def check(name: str, *, ok: bool, needed: bool = True) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class PassCall(TokenCall):
         ends: bool,
     ) -> None:
         super().__init__(group, name)
-        self._ranks, self._patches, self._patch, self._held = group, patches, patch, held
+        self._patches, self._patch, self._held = patches, patch, held
         self._before, self._ends = before, ends
         self._staged = False  # whether the first stream of staged blocks was met
         self._parts = TokenCall(group, name)  # how tokens are dealt to all parts of all patches
@@ -87,7 +87,7 @@ class PassCall(TokenCall):
         """Of a number for each part those of this pass, one a rank."""
         if self._patch is None or not self._staged:
             return lengths
-        return lengths[self._patch * self._ranks.parts :][: self._ranks.parts]
+        return lengths[self._patch * self.group.parts :][: self.group.parts]
 
     def attend(
         self,
@@ -104,7 +104,7 @@ class PassCall(TokenCall):
         if self._staged:
             self._refuse_small()
             if mask is not None and self._patch is not None and mask.shape[2] == sum(query_lengths) > 1:
-                before = sum(query_lengths[: self._patch * self._ranks.parts])
+                before = sum(query_lengths[: self._patch * self.group.parts])
                 mask = mask.narrow(2, before, sum(self.of_chunk(query_lengths)))
             how["kept"] = self._kept(attention, qkv[1], key_lengths, mask)
         queries, keys = self.of_chunk(query_lengths), self.of_chunk(key_lengths)
@@ -122,11 +122,11 @@ class PassCall(TokenCall):
         lengths = self.streams[stream]
         if not self._staged:
             return self._gather_before(f"{BEFORE}{stream}", tensor, dim, lengths)
-        rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths)).contiguous()
+        rows = self.group.gather(tensor, dim=dim, lengths=self.of_chunk(lengths)).contiguous()
         if stream in self._parts.uncut:  # each patch has all of it
             return rows
         number, self._gathers = self._gathers, self._gathers + 1
-        before = 0 if self._patch is None else sum(lengths[: self._patch * self._ranks.parts])
+        before = 0 if self._patch is None else sum(lengths[: self._patch * self.group.parts])
         places = slice(before, before + rows.shape[dim])
         held = self._held.put(f"{GATHERED}{number}", rows, places, dim=dim, total=sum(lengths))
         if self._patch is None:
@@ -137,7 +137,7 @@ class PassCall(TokenCall):
 
     def gather_keys(self, attention: Attention, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """What has a row for each key, in the order of the keys that `attend` has."""
-        rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
+        rows = self.group.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
         if self._patch is None or not self._staged:
             return rows
         places = self._places(attention, lengths, tensor.device)
@@ -147,7 +147,7 @@ class PassCall(TokenCall):
         """All rows of what runs before the staged blocks: of this pass, or of the first patch's."""
         if self._patch:
             return self._held.get(name).clone()
-        rows = self._ranks.gather(tensor, dim=dim, lengths=lengths)
+        rows = self.group.gather(tensor, dim=dim, lengths=lengths)
         self._held.put(name, rows, slice(None), dim=dim, total=rows.shape[dim])
         return rows
 
@@ -168,7 +168,7 @@ class PassCall(TokenCall):
         On `device`: to copy an index from the host makes the host wait for a GPU, in every attention.
         """
         if self._patch is not None:
-            before = sum(key_lengths[: self._patch * self._ranks.parts])
+            before = sum(key_lengths[: self._patch * self.group.parts])
             return slice(before, before + sum(self.of_chunk(key_lengths)))
         known = self.changed.get((id(attention), -1))
         if known is None:
@@ -189,7 +189,7 @@ class PassCall(TokenCall):
         if self._parts.uncut.issuperset(staged):
             tokens = {stream: self._parts.total(stream) for stream in sorted(staged)}
             told = ", ".join(f"{total} of {stream}" for stream, total in tokens.items())
-            ranks = f" on {self._ranks.parts} ranks each" if self._ranks.parts > 1 else ""
+            ranks = f" on {self.group.parts} ranks each" if self.group.parts > 1 else ""
             raise ValueError(
                 f"patches={self._patches}{ranks} is more than the tokens of this call, {told}; use fewer patches, or a "
                 "bigger image"

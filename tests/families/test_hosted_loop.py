@@ -98,15 +98,7 @@ def partly(graph: Workflow) -> Workflow:
     return graph
 
 
-def weighted(graph: Workflow) -> Workflow:
-    """With a strength of the one prompt."""
-    graph["weighted"] = node("ConditioningSetAreaStrength", conditioning=["positive", 0], strength=0.5)
-    graph["sampler"]["inputs"]["positive"] = ["weighted", 0]
-    return graph
-
-
 STAYS = {
-    "a strength": (weighted, "a conditioning has a strength"),
     "two prompts on one side": (controlled, "the positive conditioning has 2 parts"),
     "another cfg function": (
         lambda graph: between(graph, "rescale", "RescaleCFG", multiplier=0.7),

@@ -181,6 +181,17 @@ def test_the_control_page_holds_no_tensor(segment):
     table = SegmentTable(segment)
     with pytest.raises(ProtocolError, match="control page"):
         table.tensor(TensorSpec("x", "uint8", (1,), 0, CONTROL_BYTES - 64))
+    with pytest.raises(ProtocolError, match="1 bytes at offset 0 lie on the control page"):
+        table.span(0, 0, 1)
+    other, fd = Segment.create(1 << 16)
+    os.close(fd)
+    table.add(1, other)
+    for index, start in ((0, CONTROL_BYTES), (1, 0)):
+        table.span(index, start, 4)[1:3] = 7
+        assert table[index].tensor(TensorSpec("x", "uint8", (4,), index, start)).tolist() == [0, 7, 7, 0]
+        assert table.span(index, 1 << 16, 0).shape == (0,)
+        with pytest.raises(ProtocolError, match="bytes 65536 to 65537 of a segment of 65536"):
+            table.span(index, 1 << 16, 1)
 
 
 def test_cancel_word_and_heartbeats_do_not_touch_each_other_or_the_tensors(segment):

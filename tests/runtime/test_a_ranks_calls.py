@@ -24,7 +24,7 @@ from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import RankError, TimeSpent
-from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, GroupWork, Step
+from parallel_runtime.wire.requests import ChangeWeights, CheckCopies, DecodeTiles, GroupWork, Step
 from parallel_runtime.worker import by_torchrun, entry, live_times, worker_loop
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.held_state import HeldState
@@ -259,6 +259,9 @@ def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypa
 
 def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
     engine: Any = Engine(rank=2, device=CPU, segments=table())
+    assert [engine.new_timer(on=on).on for on in (True, False)] == [True, False]
+    engine.meshes["plan"] = SimpleNamespace(wrong_bytes=lambda device: 3 if device == CPU else 0)
+    assert engine._of_ranks(CheckCopies(plan="plan")).wrong_bytes == 3  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rank 2 is on cpu, and graphs of blocks are CUDA's; set tries to off"):
         engine.new_recorder()
     with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):

@@ -42,7 +42,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         found, told = case(takes), []
         found.run.step_seconds.clear()
         model = found.run.model
-        model.devices, model.holds, model.started = (SimpleNamespace(kind="cuda"),), lambda _: holds, True
+        model.devices, model.holds, model.started = (MagicMock(kind="cuda"),), lambda _: holds, True
         model.give_back, model.deltas = lambda _: told.append("given back"), None
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)

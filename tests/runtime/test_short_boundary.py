@@ -49,6 +49,8 @@ before = gone() is None
 models._let_go()
 
 class Cancelled(Model):
+    needed_bytes = 0
+
     def load(self, **told):
         keep_from_collections()  # as another model that was loaded meanwhile
         raise RequestCancelledError
@@ -57,7 +59,7 @@ def opened(*given, **named):
     model = Cancelled()
     seen.append(weakref.ref(model))
     model.weights = model
-    return types.SimpleNamespace(model=model, needed_bytes=0)
+    return model
 
 seen, loading.open_model = [], opened
 request = types.SimpleNamespace(first_rank=0, layout=types.SimpleNamespace(ranks=1), spec=None)

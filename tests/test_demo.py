@@ -16,6 +16,7 @@ from PIL import Image
 from demo.graphs import find
 from demo.run import TOLERANCE, Run, wrong
 from host.client import ComfyClient, PromptResult, Workflow
+from host.forked_ranks import EndWithParent
 from host.server import PACK_ROOT
 
 
@@ -31,12 +32,12 @@ def picture() -> np.ndarray:
 
 
 def start_demo(output: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Starts the demo as `make demo` does."""
+    """Starts the demo as `make demo` does; it heeds Ctrl-C where tests run in the background, too."""
     command = [sys.executable, "-m", "demo.run", "--output", str(output), *arguments]
     environment = {**os.environ, "PYTHONPATH": "tests", "TMPDIR": str(output)}
     output.mkdir(exist_ok=True)
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=PACK_ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=PACK_ROOT, env=environment, preexec_fn=EndWithParent(), **piped)
 
 
 def said_until(demo: subprocess.Popen[str], text: str) -> list[str]:

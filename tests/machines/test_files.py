@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,28 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(beside: Path, monkey
     monkeypatch.setattr(files, "_digest_at", slow_copy)
     with pytest.raises(ValueError, match="changes while it is read; wait until it is complete"):
         content_sha256(beside)
+
+
+def test_a_file_that_cannot_be_read_is_closed_once_no_thread_reads_it(
+    beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, sizes = threading.Event(), list[int]()
+
+    def read(fd: int, start: int) -> bytes:
+        if not start:
+            assert began.wait(60)
+            raise OSError("worn out")
+        began.set()
+        time.sleep(0.1)
+        sizes.append(os.fstat(fd).st_size)
+        return b""
+
+    monkeypatch.setattr(files, "_digest_at", read)
+    monkeypatch.setattr(files, "MAX_THREADS", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(OSError, match="worn out"):
+        content_sha256(beside)
+    assert sizes and set(sizes) == {beside.stat().st_size}
 
 
 def test_a_process_that_is_interrupted_waits_neither_for_a_file_that_is_read_nor_for_a_machine(beside: Path) -> None:

@@ -78,6 +78,7 @@ def test_why_a_machine_ended_early_is_said_once_by_the_last_line_that_it_printed
     of_pool = RemoteRanks(there, SETTINGS)
     relay: Any = SimpleNamespace(output=None, pid=7, pidfd=os.open(os.devnull, os.O_RDONLY), end_text=lambda: "killed")
     ranks = [RemoteRank(1 + rank, there[rank // 2], "cpu:0", SimpleNamespace(close=int), relay) for rank in range(8)]
+    assert {rank.pid for rank in ranks} == {7}, "the relay's, which the panel shows"
     there[0].take(GenerationEnded(of_pool._number, 1, "first\nthe last line\n"))
     there[1].take(GenerationEnded(of_pool._number, 3, ""))
     there[1].take(GenerationEnded(of_pool._number + 1, 4, "of another pool"))

@@ -136,12 +136,17 @@ def test_the_links_of_a_block_have_one_order_whichever_is_put_first() -> None:
         assert "forward" not in vars(block), "without links a block is as its class has it"
 
 
-def hooked(said: ShardingSpec) -> dict[tuple[int, str], Sequence[str]]:
-    """Which arguments are cut at which method, by block."""
+def hooked(said: ShardingSpec, of: str = "name") -> dict[tuple[int, str], Sequence[object]]:
+    """Which arguments are cut at which method, by block; or something else of them."""
     model = Model()
     number = {id(block): at for at, block in enumerate(model.blocks)}
     points = find_hook_points(model, said)
-    return {(number[id(each.module)], each.method): [cut.name for cut in each.arguments] for each in points}
+    return {(number[id(each.module)], each.method): [getattr(cut, of) for cut in each.arguments] for each in points}
+
+
+@pytest.mark.parametrize(("cut", "keys"), [("0", [[None], []]), ("*", [[0], [0]])])
+def test_what_two_modules_are_given_alike_is_cut_once(cut: str, keys: list[list[int | None]]) -> None:
+    assert list(hooked(plan(cut={f"blocks.{cut}": {"x": "x"}}, gather={}), "key").values()) == keys
 
 
 def test_a_path_with_a_colon_names_a_method() -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallel_runtime.models.finder.arguments import find_words
-from parallel_runtime.models.finder.blocks import NotFoundError
+from parallel_runtime.models.finder.blocks import BlockList, NotFoundError
+from parallel_runtime.models.finder.lists import ListWords, merge_calls
 from parallel_runtime.models.finder.probe import ModuleProbe
 from parallel_runtime.models.finder.record import CallWatch
 from parallel_runtime.models.finder.streams import Attends, Flow, find_attention, find_flows
@@ -326,3 +327,16 @@ def test_calls_are_noted_in_their_order_until_the_watch_ends() -> None:
         ("inner", 0, ("",)),
         ("inner", 1, ("",)),
     ]
+
+
+def test_rows_that_one_block_shows_to_be_of_frames_and_another_of_tokens_are_of_frames() -> None:
+    def said(text: Any, *sites: str) -> dict[str, ListWords]:
+        return {"b": ListWords(BlockList("b"), [], {"s": list(sites)}, {"x": "{0}", "t": text})}
+
+    for one, other in (("{0}", "frames:{0}"), ("frames:{0}", "{0}"), ("frames:{0}", "frames:{0}")):
+        found = merge_calls(said(one, "{0}"), said(other, "{0}", "{1}"))["b"]
+        assert (found.words, found.attention) == ({"x": "{0}", "t": "frames:{0}"}, {"s": ["{0}", "{1}"]})
+    for one, other in (("{0}", "{1}"), ("{1}", "frames:{0}"), ("frames:{0}", ["{0}"])):
+        with pytest.raises(NotFoundError) as error:
+            merge_calls(said(one), said(other))
+        assert str(error.value) == f"b: its argument 't' is {other!r} here and {one!r} in other blocks"

@@ -1,6 +1,7 @@
 """What a pool says of its devices: measured by every rank, with the real engine."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,3 +88,23 @@ def test_a_probe_says_what_it_computed_and_sent_at_two_sizes(
         **{"all_to_all": [2 * (num_bytes // 2) for num_bytes in sent], "shift": list(sent)},
     }
     assert waits_for_none == [True] * 9 + [True] * 5 + [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("device", "alone", "threads", "taken_s"),
+    [(CPU, True, 1, 50), (CPU, True, 2, 5), (CPU, False, 1, 1), (GPU, True, 1, 5), (GPU, False, 1, 5)],
+)
+def test_a_run_counts_by_the_median_and_a_cpus_exchange_by_the_quickest_after_one_that_warms_up(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, alone: bool, threads: int, taken_s: float
+) -> None:
+    now_s, waits, runs = [0.0], list[torch.device](), iter([0, 1, 9, 3, 7, 5, 2, 8, 4, 6])
+    clocks = {"perf_counter": lambda: now_s[0], "thread_time": lambda: 10 * now_s[0]}
+    monkeypatch.setattr(probe, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+
+    def run() -> None:
+        now_s[0] += next(runs)
+
+    assert probe._seconds(run, device, alone=alone) == taken_s
+    assert waits == ([GPU] * 10 if device is GPU else []) and not list(runs)

@@ -26,12 +26,13 @@ from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import RankError, TimeSpent
 from parallel_runtime.wire.requests import ChangeWeights, CheckCopies, DecodeTiles, GroupWork, Step
 from parallel_runtime.worker import by_torchrun, entry, live_times, worker_loop
-from parallel_runtime.worker.engine import Engine
+from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward
 from parallel_runtime.worker.hosted_sampling import HostedCalls
 from parallel_runtime.worker.latent import LatentRows
+from parallel_runtime.worker.steady_pipeline import SteadyCalls
 from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 
 from .pretend_device import pretended_cuda
@@ -124,6 +125,36 @@ def test_what_a_module_keeps_is_told_of_calls_of_a_run_alone() -> None:
     assert (rank.take_kept(), said) == (None, [("run", 2), ("end",)])
 
 
+@pytest.mark.parametrize("rounded", [True, False])
+def test_what_is_counted_of_a_request_and_an_exchange_is_told_where_it_rounded(rounded: bool) -> None:
+    rank, mesh, model = forward(), *[SimpleNamespace(traffic=SimpleNamespace(calls=n, num_bytes=2 * n)) for n in (3, 5)]
+    mesh.batch_group, rank.sequence.exchange, rank.sequence.rounded = 1, "fp8", rounded
+    rank.cached, rank.by_graphs = "cached", SimpleNamespace(report=lambda: "graphs")  # type: ignore[assignment]
+    engine: Any = Engine(rank=1, device=CPU, segments=table())
+    assert engine._counts(SimpleNamespace(group=model), mesh, rank) == {
+        **{"batch_group": 1, "collectives": 3, "sent_bytes": 6, "weight_collectives": 5, "weight_bytes": 10},
+        **{"compiled": "graphs", "cached": "cached", "kept": None, "attention": tuple(sorted(ATTENDED))},
+        "exchange": "fp8" if rounded else "",
+    }
+
+
+@pytest.mark.parametrize(("calls", "taken"), [(0, 0), (1, 2), (2, 3), (3, 3)])
+def test_a_stage_that_stops_early_takes_the_latent_of_the_call_that_it_does_not_make(calls: int, taken: int) -> None:
+    """The first of two, whose latent has one part; all steps are of three calls."""
+    came = list[tuple[int, ...]]()
+    stage: Any = SteadyCalls.__new__(SteadyCalls)
+    stage._share, stage._recurrence = SimpleNamespace(conds=[0]), SimpleNamespace(num_calls=3, step_ends=[2])
+    stage._passes = SimpleNamespace(last=False, first=True, stage=0, drain=list, end=list)
+    stage._passes.receive_one = lambda shape, dtype: came.append(shape) or torch.ones(shape, dtype=dtype)
+    stage._mesh, stage._passed = SimpleNamespace(plan=SimpleNamespace(pipefusion=2)), lambda *given, **how: []
+    stage._patches, stage._warmup_steps, stage._ran = 2, 1, 0
+    stage._x, stage._places = torch.zeros(1, 1, 4), [torch.arange(4)]
+    for call in range(calls):
+        stage.run(call)
+    stage.close()
+    assert came == [(1, 1, 4)] * taken
+
+
 class Slept(Calls):
     """Calls of a tenth of a second on the device, the second of two tenths and so on."""
 
@@ -210,7 +241,7 @@ class Network(torch.nn.Module):
 
 
 def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
-    said = list[tuple[int, int]]()
+    said, beats = list[tuple[int, int]](), list[int]()
     vae: Any = Engine(rank=1, device=CPU, segments=table()).vae
     vae._held, vae._handle = (7, Network()), 7
 
@@ -221,10 +252,12 @@ def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
         specs = [SimpleNamespace(name=name) for name in (*tensors, *rooms)]
         request = DecodeTiles(vae=handle, method=method, tiles=((0,), tuple(range(1, len(latents)))), last=True)
         tell = {"progress": lambda told: said.append((told.done, told.total)), "cancelled": lambda: False}
-        return vae.answer(request, specs, **tell, beat=lambda: None), [room.tolist() for room in rooms.values()]
+        return vae.answer(request, specs, **tell, beat=lambda: beats.append(1)), [
+            room.tolist() for room in rooms.values()
+        ]
 
     reply, rooms = decode(5.0, 2.0, 3.0)
-    assert (reply.num_tiles, reply.refused, said) == (2, "", [(1, 2), (2, 2)])
+    assert (reply.num_tiles, reply.refused, said, beats) == (2, "", [(1, 2), (2, 2)], [1, 1])
     assert rooms == [[0.0, 0.0], [20.0, 10.0], [30.0, 10.0]], "the first tile is another rank's"
     drew, rooms = decode(5.0, -1.0, 3.0)
     assert (drew.refused, rooms[1:]) == (

@@ -65,7 +65,13 @@ def test_what_cannot_be_shared_out_is_refused(rows: list[int], batch_groups: int
 
 @pytest.mark.parametrize(
     ("rows", "shares", "expected"),
-    [([6], (2, 1), [4, 2]), ([3, 3], (2, 1), [4, 2]), ([1, 1], (2, 1), [1, 1]), ([5], (1, 3, 1), [1, 3, 1])],
+    [
+        ([6], (2, 1), [4, 2]),
+        ([3, 3], (2, 1), [4, 2]),
+        ([1, 1], (2, 1), [1, 1]),
+        ([5], (1, 3, 1), [1, 3, 1]),
+        ([2, 4], (1, 1, 2), [2, 1, 3]),
+    ],
 )
 def test_rows_follow_the_shares_of_batch_groups(rows: list[int], shares: tuple[int, ...], expected: list[int]) -> None:
     assert loads(cut_rows(rows, len(shares), shares)) == expected

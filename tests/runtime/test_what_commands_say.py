@@ -13,7 +13,7 @@ from made_replies import step_reply
 from safetensors.torch import load_file
 
 from parallel_runtime.checkpoint import read_header
-from parallel_runtime.cli import doctor, find_plan, plan, tune, verify
+from parallel_runtime.cli import doctor, doctor_model, find_plan, plan, tune, verify
 from parallel_runtime.cli.cached import Cached, describe_cached
 from parallel_runtime.cli.calibrate import (
     _between,
@@ -24,11 +24,12 @@ from parallel_runtime.cli.calibrate import (
     _spans,
     describe_calibration,
 )
-from parallel_runtime.cli.doctor_model import _plans
+from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
 from parallel_runtime.cli.workload import Workload
+from parallel_runtime.devices import Device
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import NARROW, WIDE
@@ -490,3 +491,41 @@ def test_plan_weighs_the_work_that_is_asked_for(given: str, changed: dict[str, A
 )
 def test_doctor_tries_each_way_to_use_all_devices(ranks: int, texts: str) -> None:
     assert list(_plans(ranks)) == [ParallelPlan.parse(text) for text in texts.split()]
+
+
+@pytest.mark.parametrize(
+    ("device", "plan", "free", "fits"),
+    [
+        ("cuda", "ulysses=2,weights=sharded", [9, 8], False),
+        ("cuda", "ulysses=2,weights=sharded", [12, 10], True),  # host memory is another
+        ("cuda", "ulysses=2,weights=sharded", [12, None], None),
+        ("cpu", "ulysses=2,weights=sharded", [25], False),
+        ("cpu", "ulysses=2,weights=sharded", [26], True),  # both ranks have it of one memory
+        ("cpu", "ulysses=2", [13], True),
+        ("cpu", "ulysses=2", [12], False),
+    ],
+)
+def test_doctor_says_whether_a_plan_fits(device: str, plan: str, free: list[int | None], fits: bool | None) -> None:
+    devices = [Device(device, 0)]
+    said = _memory(Needed(10, 3), ParallelPlan.parse(plan), devices, free)
+    assert said == {"bytes_per_rank": 10, "host_bytes_per_rank": 3, "fits": fits}
+    assert set(_memory(None, ParallelPlan(), devices, free).values()) == {None}
+
+
+def test_doctor_says_of_a_file_what_each_plan_takes() -> None:
+    row = {"plan": "uly2", "takes": True, "why": "", "bytes_per_rank": 2**29, "host_bytes_per_rank": 0, "fits": True}
+    rows = [
+        row,
+        row | {"host_bytes_per_rank": 2**31, "fits": False},
+        row | {"fits": None},
+        row | {"takes": False, "why": "odd"},
+    ]
+    file = {"file": "a.safetensors", "model": "A", "computed_by": "it", "file_bytes": 2**28, "tokens": "shared"}
+    assert doctor_model.describe(file | {"plans": rows}) == [
+        "model a.safetensors: A, computed by it, 0.25 GiB",
+        "  uly2: yes, 0.50 GiB a rank",
+        "  uly2: yes, 0.50 GiB a rank and 2.00 GiB of host memory, which does not fit",
+        "  uly2: yes, 0.50 GiB a rank",
+        "  uly2: no: odd",
+    ]
+    assert doctor_model.describe(file | {"tokens": "tokens mix", "plans": []})[0].endswith("0.25 GiB; tokens mix")

@@ -191,8 +191,7 @@ class CountedSequence(SequenceParallelAttention):
         counts["query_bytes"] += q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]  # the output goes back
         sent = 1 - more.get("common", 0) / k.shape[2]  # of the keys: the others are on every rank
         counts["key_bytes"] += sent * (k.nbytes + v.nbytes)
-        known = counts.get("key_heads") or k.shape[1]
-        counts["key_heads"] = min(known, k.shape[1])
+        counts["key_heads"] = min(counts.get("key_heads", math.inf), k.shape[1])
 
         def counted(*args: Any) -> Tensor:  # noqa: ANN401
             with self.counter.at(ATTENDED):

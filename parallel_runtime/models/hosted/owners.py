@@ -77,12 +77,13 @@ def find_owners(outputs: Outputs, staged: StagedBlocks, latent: Tensor, *, patch
             return looking, [out.clone() for out in outputs(x, alone, deal)]
 
     nan = torch.full_like(latent, math.nan)
-    owners = torch.full(latent.shape[-1:], -1, dtype=torch.int32, device=latent.device)
+    owners = torch.zeros(latent.shape[-1:], dtype=torch.int32, device=latent.device)
+    writers = torch.zeros_like(owners)  # parts that write each number
     mixed = beside = False
     for part in range(patches * parts):
         _, outs = run(latent, part, math.nan)
         mine = torch.stack([out.isnan().flatten(0, -2).any(0) for out in outs]).any(0)
-        mixed |= bool(((owners >= 0) & mine).any())
+        writers += mine
         owners[mine] = part // parts
         others, _ = run(torch.where(mine, latent, nan), part, 0.0)
         whole, outs = run(nan, part, 0.0)
@@ -90,7 +91,7 @@ def find_owners(outputs: Outputs, staged: StagedBlocks, latent: Tensor, *, patch
         beside |= whole.others_nan or any(bool(out.isnan().any()) for out in outs)
     if beside:
         raise MixedPatchesError(f"{staged.name} gives its blocks or its output more of the latent than its tokens")
-    if mixed or bool((owners < 0).any()):
+    if mixed or bool((writers != 1).any()):
         raise MixedPatchesError(mixes)
     return owners
 

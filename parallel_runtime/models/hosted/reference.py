@@ -205,7 +205,7 @@ class Reference:
             "shapes": [list(shape) for shape in self._steps[0][0].call.shapes],
         }
 
-    def outputs(self, dtype: str, file: str) -> dict[str, Any]:
+    def outputs(self, dtype: str, file: str) -> None:
         """The same calls computed in another dtype; outputs go to `file`."""
         self._build(getattr(torch, dtype))
         outs = {
@@ -215,9 +215,8 @@ class Reference:
         }
         _save(outs, file)
         self._build(self.dtype)
-        return {}
 
-    def run(self, threads: int) -> dict[str, Any]:
+    def run(self, threads: int) -> None:
         """Compute the calls of the first step once, with so many threads where a CPU computes; for the clock."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads or before)
@@ -226,7 +225,6 @@ class Reference:
                 self._compute(each)
         finally:
             torch.set_num_threads(before)
-        return {}
 
     @property
     def _opened(self) -> Built:
@@ -296,8 +294,7 @@ def answer(reference: Reference, line: str) -> dict[str, Any]:
     try:
         if question["do"] not in reference.questions:
             raise RuntimeError(f"there is no question {question['do']!r}")
-        found: dict[str, Any] = getattr(reference, question["do"])(**question["with"])
-        return {"answer": found}
+        return {"answer": getattr(reference, question["do"])(**question["with"])}
     except ModuleNotFoundError as error:
         return {"missing": error.name or str(error)}
     except ValueError as error:

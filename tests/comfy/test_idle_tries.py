@@ -35,6 +35,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         busy: Iterator[bool],
         *,
         free: int = 10**9,
+        kinds: tuple[str, ...] = ("cuda",),
         holds: bool = True,
         now: tuple[str, ...] = (),
         later: int = 3,
@@ -42,7 +43,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         found, told = case(takes), []
         found.run.step_seconds.clear()
         model = found.run.model
-        model.devices, model.holds, model.started = (MagicMock(kind="cuda"),), lambda _: holds, True
+        model.devices, model.holds, model.started = tuple(MagicMock(kind=kind) for kind in kinds), lambda _: holds, True
         model.give_back, model.deltas = lambda _: told.append("given back"), None
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
@@ -119,5 +120,12 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_no_later_tries(idle, capl
 
 
 def test_without_room_or_weights_nothing_is_tried(idle) -> None:
-    assert not idle(SECONDS, iter([]), free=10**8)[0].asked
+    room = 15 * 10**7  # 1.5 times what a plan computes with, for each rank that shares it
+    for kinds, free, tries in (
+        (("cuda",) * 2, room, True), (("cuda",) * 2, room - 1, False),
+        (("cpu",) * 2, 2 * room, True), (("cpu",) * 2, 2 * room - 1, False),
+    ):  # fmt: skip
+        found, _ = idle(SECONDS, iter([]), free=free, kinds=kinds)
+        assert bool(found.asked) is tries
+        found.store.path.unlink(missing_ok=True)
     assert not idle(SECONDS, iter([]), holds=False)[0].asked

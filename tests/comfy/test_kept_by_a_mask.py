@@ -237,3 +237,22 @@ def test_conditionings_that_some_steps_leave_out_and_caches_in_a_pipeline_keep_t
     loop._refuse_cache(plan(ulysses=2), "a cache")
     with pytest.raises(loop.HostLoopError, match="decides between the steps of a pipeline"):
         loop._refuse_cache(plan(pipefusion=2), "a cache")
+
+
+def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_of_pack: Any) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    options: dict[str, Any] = {}
+    model, run = traced._Model.__new__(traced._Model), traced.TracedCalls()
+    model._run, model._answer, model._options, model._max_calls = run, (lambda number, x: x + number), options, 3
+    x = torch.ones(2, 1)
+    for number, sigma in enumerate(([0.5], [0.25, 0.25], [0.0])):
+        assert model(x, torch.tensor(sigma), model_options=options).tolist() == [[1.0 + number]] * 2
+    assert run.sigmas == [0.5, 0.25, 0.0] and all(torch.equal(each, x) and each is not x for each in run.inputs)
+    for told, most, error in (
+        (options, 3, "it calls the model more than 3 times"),
+        (options, 4, "it gives the images of a batch different sigmas"),
+        ({}, 4, "it changes the model's options while it runs"),
+    ):
+        model._max_calls = most
+        with pytest.raises(traced.NotLinearError, match=error):
+            model(x, torch.tensor([0.5, 0.25]), model_options=told)

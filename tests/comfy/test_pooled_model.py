@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -302,3 +303,83 @@ def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(mod
         it._ensure_pooled()
     there = "a.safetensors is in the workers on cuda:0, cuda:1"
     assert told == ["Starting workers on cuda:0, cuda:1", f"{there}\n[3, 2]", "Loading a.safetensors", there]
+
+
+def test_comfyui_counts_the_shares_that_weights_are_loaded_by(patched) -> None:
+    sharded = "ulysses=2,weights=sharded"
+    for shares, numerator, denominator in ((None, 2, 3), ((3, 1), 3, 4), ((), 1, 2)):
+        it = patched(sharded, shares, 0.8, 0.4)
+        it.model_options, it.load_device = {"transformer_options": {}}, CUDA_0
+        assert it.model_size() == pytest.approx(TOTAL * numerator / denominator, abs=2)
+
+
+def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_known(
+    module_of_pack, pooled_model, made, plan_of, monkeypatch
+) -> None:
+    counting = module_of_pack("parallel_runtime.planner.counting")
+    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [4 * TOTAL] * len(devices))
+    counted, model = counting.usual_counted(), made("cpu", "ulysses=4")
+    work = counting.usual_work_of(counted)
+
+    def needed(plan: str, *known: Any) -> tuple[int, int, bool]:
+        it = pooled_model.needed_memory(plan_of(plan), model.devices, model.sizes, *known, held=plan_of(plan))
+        return it.device_bytes, it.host_bytes, it.weights_alone
+
+    for known in ((None, None), (counted.model, None), (None, work)):
+        assert needed("ulysses=4", *known) == (TOTAL, 0, True)
+        assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True)
+        assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True)
+        assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True)
+    assert needed("ulysses=4", counted.model, work)[0] > counted.model.weight_bytes
+    assert needed("ulysses=4", counted.model, work)[2] is False
+
+
+@pytest.mark.parametrize(("tries", "written"), [(False, None), (True, None), (True, (3, 1))])
+def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
+    tries: bool, written: object, module_of_pack, monkeypatch
+) -> None:
+    module, happened = module_of_pack("nodes.host.model.new_model"), list[Any]()
+    run = SimpleNamespace(call_late=lambda: happened.append("late"))
+    decision = SimpleNamespace(plan="a plan")
+    trier = SimpleNamespace(by_graphs=True, after=lambda it: happened.append(it)) if tries else None
+    corrected = SimpleNamespace(
+        told=lambda it: happened.append("told") or it, after=lambda *it: happened.append(("corrected", *it))
+    )
+    patcher = module.RemotePatcher.__new__(module.RemotePatcher)
+    patcher.shares, patcher.worker_loop, patcher.patches, patcher.decision = written, False, {}, decision
+    patcher.model = SimpleNamespace(
+        corrected=corrected, diffusion_model=3, pooled=SimpleNamespace(devices=()), last_run=None
+    )
+    of = SimpleNamespace(shares=(2, 1))
+    given = {
+        **{"check_controlnets": print, "_refuse_other_weights": print, "work_of_run": lambda *_: "work"},
+        **{"Tunable": SimpleNamespace(of=lambda *_: of), "with_tries": lambda *_: (decision, trier)},
+        **{"LastRun": SimpleNamespace, "_sizes_of_run": lambda *_: {}, "asks_both": lambda _: True},
+        **{"check_skipped_layers": lambda *it, guided: happened.append((it[-1], guided)), "whole_bytes": lambda _: [7]},
+        **{"LIVE": SimpleNamespace(begins=happened.append), "begun": lambda *_: nullcontext()},
+        "readable_weights": lambda *_: nullcontext(),
+    }
+    for name, value in given.items():
+        monkeypatch.setattr(module, name, value)
+    for name, value in {"shares_of_run": (), "decision_for": decision, "new_run": run, "written": ()}.items():
+        monkeypatch.setattr(module.RemotePatcher, name, lambda *_, value=value: value)
+
+    class Executor:
+        class_obj = SimpleNamespace(model_patcher=patcher, conds={}, model_options={}, cfg=1.0)
+
+        def __call__(self, *told: object, **named: object) -> tuple[object, ...]:
+            return (*told, named)
+
+    sigmas = torch.tensor([1.0, 0.5, 0.25, 0.0])
+    noise = torch.zeros(3, 4, 8, 9)
+    assert module.with_context(Executor(), noise, 1, "s", sigmas, 5, seed=6) == (noise, 1, "s", sigmas, 5, {"seed": 6})
+    assert (run.guided, run.images, run.steps, run.trier) == (True, 3, 3, trier)
+    assert vars(patcher.model.last_run) == {"of": of, "work": "work", "sizes": {}}
+    assert getattr(run, "graphs_under", None) == ("a plan" if tries else None)
+    assert happened == [
+        *([] if written else ["told"]), ([1.0, 0.5, 0.25], False), run, "late", *([run] if tries else []),
+        *([] if written else [("corrected", run, (2, 1), [7])]),
+    ]  # fmt: skip
+    for count, steps in ((2, 1), (1, 1), (0, 1)):
+        module.with_context(Executor(), noise, 1, "s", sigmas[:count])
+        assert run.steps == steps

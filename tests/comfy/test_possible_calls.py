@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -45,6 +46,46 @@ def test_a_class_that_keeps_something_compares_no_values_that_are_not_there(
         call = ModelCall(tensors=named, out_shape=shape, out_dtype=torch.float32, options={"call": tree})
         found.append(prover._possible(call))
     assert found == possible
+
+
+def test_only_plans_that_cut_tokens_are_proven_and_what_fails_is_refused_or_left(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving: ModuleType = module_of_pack("nodes.host.proof.proving")
+    plan_of = module_of_pack("parallel_runtime.plan").ParallelPlan.parse
+    model, pooled = torch.nn.Identity(), SimpleNamespace(found_by="")
+    prover, left = proving.Prover(model, None, pooled, lambda shape: 1.0), list[Any]()
+    call = SimpleNamespace(options={"method": None})
+    proof = proving.Proof(verdict="proven", error=0.0, control=1.0, tolerance=1.0)
+    verdicts = {each: replace(proof, verdict=each) for each in ("proven", "not proven", "refused")}
+    for name, value in {"_refusal": "refused", "_by_another_plan": proof}.items():
+        monkeypatch.setattr(proving.Prover, name, lambda *_, value=value: value)
+    monkeypatch.setattr(proving.Prover, "_go_on_without", lambda *given: left.append(given[-1]))
+
+    def noted(plan: str, verdict: str, *, automatic: bool = True, found_by: str = "", looks: bool = True) -> Any:
+        noted: list[Any] = []
+        pooled.found_by = found_by
+        monkeypatch.setattr(proving.Prover, "_proof", lambda *_: verdicts[verdict])
+        run = SimpleNamespace(plan=plan_of(plan), note=noted.append, decision=SimpleNamespace(automatic=automatic))
+        prover.check(run, call, lambda: None, looks=looks)
+        return noted
+
+    for plan in ("ulysses=1", "cfg=2", "data=2"):
+        assert noted(plan, "refused") == [proving.WHOLE] and not left
+    assert noted("pipefusion=2", "refused") == noted("pipefusion=2,ulysses=2", "refused") == [proving.STAGED]
+    for plan in ("ulysses=2", "ring=2"):
+        assert noted(plan, "proven", automatic=False, found_by="a look") == [proof]
+        assert noted(plan, "not proven", automatic=False) == [verdicts["not proven"]] and not left
+        assert noted(plan, "refused", found_by="a look") == [proof] and not left
+        assert noted(plan, "refused", found_by="a look", looks=False) == [proving.WHOLE]
+        assert noted(plan, "not proven", found_by="a look") == noted(plan, "refused") == [proving.WHOLE]
+        assert left == [verdicts["refused"], verdicts["not proven"], verdicts["refused"]]
+        left.clear()
+        for verdict, found_by in (("refused", ""), ("not proven", "a look")):
+            with pytest.raises(ValueError, match="refused"):
+                noted(plan, verdict, automatic=False, found_by=found_by)
+    call.options["method"] = "m"
+    assert noted("ring=2", "refused") == []
 
 
 FILES = {  # of a ComfyUI, and whether they compute the class `comfy.ldm.flux.model.Model`

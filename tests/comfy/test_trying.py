@@ -480,3 +480,12 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         assert said in (button.told.get("line"), button.told.get("message"))
         queue.currently_running.clear()
     assert of.pooled.give_back.call_count == 4
+
+
+def test_the_first_line_of_the_drivers_version_is_kept_with_tries(module_of_pack, monkeypatch, tmp_path) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    for content, said in ((b" NVRM 570.1 \nGCC 12\n", "NVRM 570.1"), (b"", ""), (b"\xff", ""), (None, "")):
+        monkeypatch.setattr(begin, "DRIVER", file := tmp_path / f"version {said} {content is None}")
+        if content is not None:
+            file.write_bytes(content)
+        assert begin._driver.__wrapped__() == said

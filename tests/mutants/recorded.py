@@ -17,6 +17,7 @@ from .places import Place, functions
 
 MOST_S = 60.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
+SCRIPTS = "tests/comfy/test_checked_in_comfyui.py::"
 FIRST_OF_A_WAY = 3  # tests that leave a line in one way, of different functions, which come before all others
 
 
@@ -46,12 +47,14 @@ class Recording:
         """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed.
 
         Some of each way in which the line is left are among them: of a thousand that find a condition true, the one
-        that does not may be slow.
+        that does not may be slow. So are the scripts in one loaded ComfyUI: they assert what functions give, and
+        loading it makes each look as slow as graphs through a server.
         """
         ways = self._that_run(place)
         found = set[str]().union(*ways)
         cost = {test: self._own[test] + sum(map(self._shared_s.__getitem__, self._shares[test])) for test in found}
         first = {test for way in ways for test in self._quickest(way, cost)}
+        first |= {test for test in found if test.startswith(SCRIPTS)}
         seen: Counter[str] = Counter()
         turns = {}
         for test in sorted(cost, key=lambda test: (cost[test], test)):

@@ -217,3 +217,11 @@ async def pressed():
 
 
 asyncio.run(pressed())
+
+# A device that no rank has is told in the log too.
+noted, logged = [], []
+config.NodeText = lambda: SimpleNamespace(say=noted.append)
+config.log = SimpleNamespace(info=lambda *told: logged.append(told), warning=print)
+lines = config.SPConfig.execute("manual", "cpu:3", 2, 1).ui["parallel_dit"][0]["text"]
+assert noted == ["\n".join(lines)] and logged == [("SP Config: %s", "cpu:2 sleeps")]
+assert "cpu:1: 1/2 of the attention heads" in lines and "cpu:2 sleeps" in lines

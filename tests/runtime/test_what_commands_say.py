@@ -529,3 +529,45 @@ def test_doctor_says_of_a_file_what_each_plan_takes() -> None:
         "  uly2: no: odd",
     ]
     assert doctor_model.describe(file | {"tokens": "tokens mix", "plans": []})[0].endswith("0.25 GiB; tokens mix")
+
+
+@pytest.mark.parametrize(("kind", "computes"), [("cpu", "cpu"), ("cuda", "cuda:1")])
+@pytest.mark.parametrize("unshared", ["", "it mixes tokens"])
+def test_doctor_adds_up_what_comfyui_says_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, computes: str, unshared: str
+) -> None:
+    said = {"model": "A", "class": "a.B", "dtype": "bf16", "latent": [1, 2], "block_bytes": [30, 30, 42]}
+    said |= {"weight_bytes": 150, "activation_bytes": 7, "unshared": unshared}
+    asked = list[object]()
+
+    class Answering(SimpleNamespace):
+        def __enter__(self) -> Answering:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            asked.append("ended")
+
+    def started(*given: object) -> Answering:
+        asked.extend(given)
+        return Answering(ask=lambda what, **how: asked.extend([what, how]) or said)
+
+    monkeypatch.setattr(doctor_model, "ComfyUIProcess", started)
+    monkeypatch.setattr(doctor_model, "find_comfyui", lambda told: f"found {told}")
+    write_sample(path := tmp_path / "a.safetensors")
+    report = doctor_model.describe_file(str(path), "/c", [Device(kind, 1), Device(kind, 0)], [186, 400])
+    assert asked == ["found /c", computes, "describe", {"path": str(path)}, "ended"]
+    rows = {row.pop("plan"): tuple(row.values()) for row in report.pop("plans")}
+    assert report == {
+        **{"file": "a.safetensors", "file_bytes": path.stat().st_size, "model": "A", "latent": [1, 2]},
+        **{"computed_by": "ComfyUI's a.B in bf16", "tokens": unshared or "shared"},
+    }
+    refused, on_cpu = (False, unshared, None, None, None), kind == "cpu"
+    at_hand, others = 2 * 42, 150 - 102
+    whole, half = (True, "", 157, 0, True), (True, "", 154, 0, True)
+    assert rows == {
+        **dict.fromkeys(("ulysses=2", "ring=2"), refused if unshared else half),
+        **dict.fromkeys(("cfg=2", "data=2"), whole),
+        "ulysses=2,weights=sharded": refused if unshared else (True, "", others + at_hand + 4 + 51, 0, False),
+        "cfg=2,weights=sharded": (True, "", others + at_hand + 7 + 51, 0, False),
+        "ulysses=2,weights=offloaded": refused if unshared else (True, "", others + at_hand + 4, 51, not on_cpu),
+    }

@@ -14,18 +14,21 @@ import pytest
 import torch
 
 from host.hosted_runs import heun
+from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
+from parallel_runtime.stock_caches import StockCache
 from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
 from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import RankError, TimeSpent
-from parallel_runtime.wire.requests import ChangeWeights, CheckCopies, DecodeTiles, GroupWork, Step
+from parallel_runtime.wire.requests import ChangeWeights, CheckCopies, DecodeTiles, GroupWork, HoldVae, Step
 from parallel_runtime.worker import by_torchrun, entry, live_times, worker_loop
+from parallel_runtime.worker import vae as rank_vae
 from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
@@ -275,6 +278,63 @@ def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
     assert vae._held is None
 
 
+def test_a_vae_is_built_once_all_of_it_came_and_each_of_its_layers_is_a_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built, flags, said, freed = list[object](), list[object](), list[str](), list[int]()
+    network = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Identity()), torch.nn.Identity())
+    network.decode = network.forward  # type: ignore[assignment]
+
+    def build(comfyui: str, parts: dict[str, torch.Tensor], **how: Any) -> torch.nn.Module:
+        built.append((comfyui, {name: part.tolist() for name, part in parts.items()}, how))
+        return network
+
+    monkeypatch.setattr(rank_vae, "build_vae", build)
+    monkeypatch.setattr(rank_vae, "set_flags", flags.append)
+    vae: Any = Engine(rank=0, device=CPU, segments=table()).vae
+    vae.leave_device = lambda: freed.append(len(said))
+    rooms = {name: torch.full((2,), float(number)) for number, name in enumerate(("w0", "w1", "in0", "out0"))}
+    vae._segments = SimpleNamespace(tensor=lambda spec: rooms[spec.name])
+    tell: dict[str, Any] = {"progress": lambda _: said.append("tile"), "beat": lambda: said.append("beat")}
+
+    def ask(request: object, *, after: int = 99) -> Any:
+        specs = [SimpleNamespace(name=name) for name in rooms]
+        return vae.answer(request, specs, **tell, cancelled=lambda: len(said) > after)
+
+    of: Any = {"vae": 7, "comfyui": "/c", "dtype": "float16", "metadata": {"a": "b"}, "flags": {"c": True}}
+    for old in ("none", "old"):
+        assert ask(HoldVae(**of, names=(old, "mine"), first=old == "none", last=False)).memory.resident_bytes > 0
+    assert (built, vae._held) == ([], None)
+    ask(HoldVae(**of, names=("x", "y"), first=True, last=False))
+    ask(HoldVae(**of, names=("z",), first=False, last=True))
+    how = {"dtype": torch.float16, "metadata": {"a": "b"}, "device": CPU}
+    assert built == [("/c", {"x": [0.0, 0.0], "y": [1.0, 1.0], "z": [0.0, 0.0]}, how)] and flags == [{"c": True}]
+    decode = {"vae": 7, "method": "decode", "tiles": ((0,),)}
+    assert ask(DecodeTiles(**decode, last=False)).decode_s < 60 and not freed
+    assert (rooms["out0"].tolist(), said) == ([2.0, 2.0], ["beat"] * 3 + ["tile"]), "before the tile, in two layers"
+    ask(DecodeTiles(**decode, last=True))
+    assert freed == [8]
+    said.clear()
+    with pytest.raises(RequestCancelledError):
+        ask(DecodeTiles(**decode, last=False), after=1)
+    assert (said, freed) == (["beat"] * 2, [8, 2])
+
+
+@pytest.mark.parametrize(("device", "there"), [(CPU, False), (torch.device("meta"), True)])
+def test_a_vae_is_on_its_device_while_tiles_are_decoded(device: torch.device, there: bool) -> None:
+    moved, seen = list[torch.device](), list[bool]()
+    vae: Any = Engine(rank=0, device=CPU, segments=table()).vae
+    vae._device, vae._random_state = device, lambda: b""
+    network = SimpleNamespace(decode=lambda x: (seen.append(vae.on_device), x[:0])[1], to=moved.append)
+    vae._segments = SimpleNamespace(tensor=lambda spec: torch.zeros(2))
+    vae._held = (7, network)
+    specs = [SimpleNamespace(name=name) for name in ("in0", "out0")]
+    tell: dict[str, Any] = {"progress": None, "cancelled": lambda: False, "beat": lambda: None}
+    for tiles in ((), (0,)):
+        vae.answer(DecodeTiles(vae=7, method="decode", tiles=(tiles,), last=False), specs, **tell)
+        assert (moved, seen) == (([device, *[CPU] * there], [there]) if tiles else ([], []))
+
+
 def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     moved, emptied = list[torch.device](), list[int]()
     engine: Any = Engine(rank=0, device=CUDA, segments=table())
@@ -492,3 +552,44 @@ def test_a_latents_rows_go_through_mask_model_cfg_and_mask_and_to_their_images(
     assert shown == ([[nothing[0], [[3.5, 8.0]]], nothing, [nothing[0], [[2.25, 5.0]]]] if writes else [nothing] * 3)
     with pytest.raises(RuntimeError, match="a run without a cache skips no call"):
         rows.skip(0)
+
+
+def test_both_sides_of_cfg_are_exchanged_and_ranks_beyond_them_take_part_with_nothing() -> None:
+    """Three batch groups; images 2, rows 3, channels 2."""
+    sent, lengths = list[object](), (6, 6, 0)
+
+    def exchange(rows: torch.Tensor, **told: tuple[int, ...]) -> torch.Tensor:
+        sent.append((rows.tolist(), told))
+        return torch.cat([rows[:6], rows[6:] + 100.0])
+
+    rows: Any = LatentRows.__new__(LatentRows)
+    rows._x, rows._cfg_axis = torch.zeros(2, 3, 2), SimpleNamespace(size=3, all_to_all=exchange)
+    mine = torch.arange(12.0).reshape(2, 3, 2)
+    both = rows._exchanged([mine])
+    assert [each.tolist() for each in both] == [mine.tolist(), (mine + 100.0).tolist()]
+    assert rows._exchanged([]) == []
+    assert sent == [
+        (mine.reshape(6, 2).tolist() * 2, {"send_lengths": lengths, "receive_lengths": lengths}),
+        ([], {"send_lengths": (0, 0, 0), "receive_lengths": (0, 0, 0)}),
+    ]
+
+
+@pytest.mark.parametrize("easy", [True, False])
+def test_a_cache_of_outputs_or_of_the_latent_notes_what_it_compares_and_stands_for_a_call(easy: bool) -> None:
+    noted, ended = list[object](), list[object]()
+    rows: Any = LatentRows.__new__(LatentRows)
+    rows._x, rows._seen, rows.cached = "latent", "scaled", None
+    rows._guided = lambda call, outputs, overwritten=False: ("guided", outputs, overwritten)
+    rows._end = lambda *given: ended.append(given)
+    assert rows.seen == "latent"
+    rows.finish_call(3, ["out"])
+    compared = "scaled" if easy else "latent"
+    cache = StockCache(easy=easy, threshold=0.1, calls="", overwrites=True)
+    rows.cached = SimpleNamespace(
+        cache=cache, note=lambda *given: noted.append(given), again=lambda seen: [f"again {seen}"]
+    )
+    rows.finish_call(4, ["out"])
+    rows.skip(5)
+    assert noted == [(4, compared, ["out"] if easy else [("guided", ["out"], False)])]
+    assert ended[:2] == [(3, ("guided", ["out"], False)), (4, ("guided", ["out"], False))]
+    assert ended[2:] == [(5, ("guided", ["again scaled"], True) if easy else "again latent")]

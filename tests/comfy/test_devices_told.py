@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from parallel_runtime.devices import Device
@@ -38,6 +40,50 @@ def test_a_device_with_much_less_memory_free_is_named(unequal) -> None:
 def test_devices_of_different_kinds_are_named(unequal) -> None:
     (line,) = unequal(measured(), measured(), measured(name="RTX 3090"))
     assert line.startswith("cuda:0 (RTX 4090) and cuda:2 (RTX 3090) are of different kinds: each takes the layers and")
+
+
+def test_devices_of_two_kinds_compute_by_their_measured_speed(module_of_pack, monkeypatch) -> None:
+    module = module_of_pack("nodes.host.model.measures")
+    slow, quick, other = measured(name="RTX 3090", gflops=30.0), measured(), measured(name="A6000", gflops=95.0)
+    for kinds, found, shares in (
+        (("cuda", "cuda"), (slow, quick), (3, 10)),
+        (("cuda",) * 3, (quick, slow, quick), (10, 3, 10)),
+        (("cuda", "cuda"), (quick, quick), ()),
+        (("cuda", "cuda"), (quick, other), ()),
+        (("cuda",), (quick,), ()),
+        (("cpu", "cpu"), (slow, quick), ()),
+        (("cuda", "cpu"), (slow, quick), ()),
+    ):
+        monkeypatch.setattr(module, "POOLS", SimpleNamespace(measured=lambda *_, found=found: list(found)))
+        devices = tuple(Device(kind, index) for index, kind in enumerate(kinds))
+        assert module.measured_shares(devices, lambda: None) == shares
+
+
+def test_shares_by_which_a_device_would_hold_too_much_are_refused_with_the_fullest(module_of_pack, monkeypatch) -> None:
+    module, plan = (module_of_pack(name) for name in ("nodes.host.model.measures", "parallel_runtime.plan"))
+    devices = tuple(Device("cuda", index) for index in range(3))
+    sharded, whole = (plan.ParallelPlan(ulysses=3, weights=weights) for weights in ("sharded", "replicated"))
+    monkeypatch.setattr(module, "whole_bytes", lambda _: [2 * 10**9, 10**9, 4 * 10**9])
+    size = 4 * 10**9
+    for of, shares in ((sharded, None), (sharded, ()), (sharded, (3, 1, 6)), (whole, (1, 1, 2))):
+        if of is whole:
+            with pytest.raises(ValueError, match="give cuda:1 4.0 GB of weights, and it has 1.0 GB"):
+                module.refuse_beyond_room(of, devices, shares, size)
+        else:
+            module.refuse_beyond_room(of, devices, shares, size)
+    with pytest.raises(ValueError) as refused:
+        module.refuse_beyond_room(sharded, devices, (2, 2, 1), size)
+    assert str(refused.value) == (
+        "shares=2, 2, 1 give cuda:1 1.6 GB of weights, and it has 1.0 GB; give it a smaller number in SP Config's "
+        "shares, or set shares to equal"
+    )
+    assert module.held_beyond_room(sharded.with_shares((2, 2, 1)), devices, size) == [(devices[1], 1.6e9, 10**9)]
+    for num_bytes, beyond in ((950_000_000, []), (950_000_001, [(devices[1], 950_000_001.0, 10**9)])):
+        assert module.held_beyond_room(whole, devices, num_bytes) == beyond
+    assert module.held_by_memory(sharded, devices, 3 * 10**9).shares == (5, 2, 10)
+    for of, kind, num_bytes in ((sharded, "cuda", 8 * 10**9), (sharded, "cpu", 1), (whole, "cuda", 1)):
+        there = (*devices[:2], Device(kind, 2))
+        assert module.held_by_memory(of, there, num_bytes) == of
 
 
 def test_ranks_on_one_processor_are_not_compared(unequal) -> None:

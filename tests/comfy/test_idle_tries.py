@@ -47,7 +47,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         model.give_back, model.deltas = lambda _: told.append("given back"), None
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
-        memory = planner_memory(weights=10**9, activations=10**8, buffers=0, runtime=0)
+        memory = planner_memory(weights=10**9, activations=6 * 10**7, buffers=4 * 10**7, runtime=0)
         trier = found.trier
         if now:
             monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.2 * len(found.asked)))

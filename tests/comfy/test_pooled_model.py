@@ -329,6 +329,8 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
         assert needed("ulysses=4", *known) == (TOTAL, 0, True)
         assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True)
         assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True)
+        uneven = "ulysses=2,weights=offloaded,shares=9:1"
+        assert needed(uneven, *known) == (2 * BIGGEST, round(0.9 * (TOTAL + 1)), True)
         assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True)
     assert needed("ulysses=4", counted.model, work)[0] > counted.model.weight_bytes
     assert needed("ulysses=4", counted.model, work)[2] is False

@@ -457,6 +457,7 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
     of = SimpleNamespace(pooled=MagicMock(), why_not="")
     monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={}))
     button, happens = panel.TuneButton(), [lambda: None]
+    assert button.state() == {"state": "never", "of": {}}
 
     def tune(of: object, asked: object, *, say: Callable, check: Callable) -> dict[str, Any]:
         say("trying ring 2")
@@ -477,9 +478,30 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
     ):
         happens[0] = each
         button.work(panel.Asked())()
-        assert said in (button.told.get("line"), button.told.get("message"))
+        done = {"line": said, "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
+        assert button.told == (
+            {"state": "done", **done} if said == "kept ring 2" else {"state": "failed", "message": said}
+        )
         queue.currently_running.clear()
-    assert of.pooled.give_back.call_count == 4
+    happens[0] = lambda: {}["no such"]
+    with pytest.raises(KeyError):
+        button.work(panel.Asked())()
+    assert button.told == {"state": "failed", "message": "it failed; ComfyUI's log says why"}
+    assert of.pooled.give_back.call_count == 5
+    monkeypatch.setattr(panel, "last_run", lambda: None)
+    button.work(panel.Asked())()
+    assert button.state() == {"state": "failed", "message": panel.NOTHING_LOADED, "of": None}
+
+
+def test_the_button_tunes_what_was_loaded_last_while_the_workers_have_it(module_of_pack, monkeypatch) -> None:
+    panel = module_of_pack("nodes.host.panel.tuning")
+    of = SimpleNamespace(pooled=SimpleNamespace(holds=lambda plan: plan == "held"), decision=SimpleNamespace(plan=""))
+    run = SimpleNamespace(of=of)
+    for loaded, plan, found in ((None, "held", None), (None, "", None), (run, "held", run), (run, "gone", None)):
+        of.decision.plan = plan
+        root = SimpleNamespace(model=SimpleNamespace(last_run=loaded)) if plan else None
+        monkeypatch.setattr(panel, "POOLS", SimpleNamespace(last_loaded=root))
+        assert panel.last_run() is found
 
 
 def test_the_first_line_of_the_drivers_version_is_kept_with_tries(module_of_pack, monkeypatch, tmp_path) -> None:

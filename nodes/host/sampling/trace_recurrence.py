@@ -72,7 +72,7 @@ class _Model(comfy.samplers.KSamplerX0Inpaint):
         number = len(self._run.inputs)
         if number == self._max_calls:
             raise NotLinearError(f"it calls the model more than {self._max_calls} times")
-        if sigma.numel() > 1 and not bool((sigma == sigma.flatten()[0]).all()):
+        if not bool((sigma == sigma.flatten()[0]).all()):
             raise NotLinearError("it gives the images of a batch different sigmas")
         self._run.inputs.append(x.to("cpu", copy=True))
         self._run.sigmas.append(float(sigma.flatten()[0]))

@@ -321,19 +321,21 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
     counted, model = counting.usual_counted(), made("cpu", "ulysses=4")
     work = counting.usual_work_of(counted)
 
-    def needed(plan: str, *known: Any) -> tuple[int, int, bool]:
+    def needed(plan: str, *known: Any) -> tuple[int, int, bool, str]:
         it = pooled_model.needed_memory(plan_of(plan), model.devices, model.sizes, *known, held=plan_of(plan))
-        return it.device_bytes, it.host_bytes, it.weights_alone
+        return it.device_bytes, it.host_bytes, it.weights_alone, it.fullest
 
     for known in ((None, None), (counted.model, None), (None, work)):
-        assert needed("ulysses=4", *known) == (TOTAL, 0, True)
-        assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True)
-        assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True)
+        assert needed("ulysses=4", *known) == (TOTAL, 0, True, "")
+        assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True, "")
+        assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True, "")
         uneven = "ulysses=2,weights=offloaded,shares=9:1"
-        assert needed(uneven, *known) == (2 * BIGGEST, round(0.9 * (TOTAL + 1)), True)
-        assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True)
+        assert needed(uneven, *known) == (2 * BIGGEST, round(0.9 * (TOTAL + 1)), True, "")
+        uneven = "ulysses=2,weights=sharded,shares=1:3"
+        assert needed(uneven, *known) == (round(0.75 * (TOTAL + 1)) + 2 * BIGGEST, 0, True, "cpu:1")
+        assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True, "")
     assert needed("ulysses=4", counted.model, work)[0] > counted.model.weight_bytes
-    assert needed("ulysses=4", counted.model, work)[2] is False
+    assert needed("ulysses=4", counted.model, work)[2:] == (False, "")
 
 
 @pytest.mark.parametrize(("tries", "written"), [(False, None), (True, None), (True, (3, 1))])

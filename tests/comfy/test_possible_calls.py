@@ -88,6 +88,36 @@ def test_only_plans_that_cut_tokens_are_proven_and_what_fails_is_refused_or_left
     assert noted("ring=2", "refused") == []
 
 
+def test_a_refused_plan_makes_way_for_the_one_that_is_found_with_this_file(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving: ModuleType = module_of_pack("nodes.host.proof.proving")
+    proof = proving.Proof(verdict="proven", error=0.0, control=1.0, tolerance=1.0)
+    refused, again = (replace(proof, verdict="refused", reason=reason) for reason in ("an error", "another error"))
+    plan, taken, model = module_of_pack("parallel_runtime.plan").ParallelPlan(ring=2), list[Any](), torch.nn.Identity()
+    pooled = SimpleNamespace(
+        spec=SimpleNamespace(path="/m/a.safetensors"), take_plan=lambda *given, **_: taken.append(given)
+    )
+    prover = proving.Prover(model, SimpleNamespace(kind="5b"), pooled, lambda shape: 1.0)
+    run = SimpleNamespace(plan=plan, deltas="d")
+    for spec, why, proven, wanted in (
+        (None, "", proof, refused),
+        (None, "none fits", proof, replace(refused, reason="an error; with this file none fits")),
+        ("a spec", "", proof, proof),
+        ("a spec", "", again,
+         replace(again, reason="an error; by the plan that was found with this file: another error")),
+    ):  # fmt: skip
+        found, asked = SimpleNamespace(spec=spec, why=why), list[Any]()
+        looking = SimpleNamespace(instead_of=lambda *given, found=found, asked=asked: asked.append(given) or found)
+        monkeypatch.setattr(proving, "LOOKING", looking)
+        monkeypatch.setattr(proving.Prover, "_proof", lambda *_, proven=proven: proven)
+        prover._known["a kind"] = refused
+        assert prover._by_another_plan(run, None, print, refused) == wanted
+        assert asked == [(model, "5b", pooled.spec, print)] and bool(prover._known) is (spec is None)
+        assert taken == ([] if spec is None else [(found, plan, "d")])
+        taken.clear()
+
+
 FILES = {  # of a ComfyUI, and whether they compute the class `comfy.ldm.flux.model.Model`
     "comfy/ops.py": True,
     "comfy/ldm/modules/attention.py": True,

@@ -326,7 +326,7 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
         return it.device_bytes, it.host_bytes, it.weights_alone, it.fullest
 
     for known in ((None, None), (counted.model, None), (None, work)):
-        assert needed("ulysses=4", *known) == (TOTAL, 0, True, "")
+        assert needed("ulysses=1", *known) == needed("ulysses=4", *known) == (TOTAL, 0, True, "")
         assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True, "")
         assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True, "")
         uneven = "ulysses=2,weights=offloaded,shares=9:1"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from parallel_runtime.checkpoint import read_header
 from parallel_runtime.machines import files
 from parallel_runtime.machines.connection import MachineChallenge, ServerChallenge
 from parallel_runtime.machines.files import CHUNK_BYTES, content_sha256, find, identify
@@ -93,6 +94,40 @@ def test_a_copy_that_differs_in_one_byte_anywhere_is_another_file(beside: Path) 
         ):
             machine.find_file(identity, lambda: content)
         assert "with other weights" in machine.files[beside.name]
+
+
+def test_a_files_identity_is_of_the_middle_of_each_tensor_and_of_some_where_there_are_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"a": 4096, "b": 4096, "c": 10, "d": 4096, "e": 1025}
+    path = tmp_path / "a.safetensors"
+    save_file({name: torch.zeros(size, dtype=torch.int8) for name, size in sizes.items()}, path)
+    tensors, before = read_header(path).tensors, identify(path, "n")
+    assert (before.name, before.size_bytes) == ("n", path.stat().st_size)
+
+    def seen(name: str, byte: int) -> bool:
+        with open(path, "r+b") as file:
+            for value in (b"\1", b"\0"):
+                file.seek(tensors[name].start + byte)
+                file.write(value)
+                file.flush()
+                found = identify(path, "n")
+                if value == b"\1":
+                    changed = found.sample_sha256 != before.sample_sha256
+        assert found == before and found.header_sha256 == before.header_sha256
+        return changed
+
+    for name, inside, outside in (
+        ("a", (1536, 2559), (1535, 2560)),
+        ("d", (1536, 2559), (1535, 2560)),
+        ("c", (0, 9), ()),
+        ("e", (0, 1023), (1024,)),
+    ):
+        assert all(seen(name, byte) for byte in inside) and not any(seen(name, byte) for byte in outside)
+    for most, looked_at in ((5, "abcde"), (4, "ace"), (2, "ad"), (1, "a")):
+        monkeypatch.setattr(files, "SAMPLES", most)
+        before = identify(path, "n")
+        assert "".join(name for name in sizes if seen(name, min(sizes[name], 4096) // 2)) == looked_at
 
 
 def test_a_file_is_read_once_and_again_when_it_was_written(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

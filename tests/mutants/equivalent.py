@@ -38,4 +38,34 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "os.eventfd_write(self._answered, 1)",
         "os.eventfd_write(self._answered, 2)",
     ): "any number wakes the thread that answers, which reads all that was added",
+    (
+        "constant off by one",
+        "self._handle = 0 # of what is held or coming",
+        "self._handle = 1 # of what is held or coming",
+    ): "there is nothing to drop yet, whichever VAE is named",
+    (
+        "constant off by one",
+        "self._x = self._seen = self._denoised = torch.empty(0)",
+        "self._x = self._seen = self._denoised = torch.empty(1)",
+    ): "each is replaced before it is read",
+    (
+        "constant off by one",
+        "cuts = _best_cuts(call_of, tuple(shares) or (1,) * batch_groups)",
+        "cuts = _best_cuts(call_of, tuple(shares) or (2,) * batch_groups)",
+    ): "equal shares are equal shares",
+    (
+        "constant off by one",
+        "best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [0])}",
+        "best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((1, 0), [0])}",
+    ): "every cost is as much higher",
+    (
+        "constant off by one",
+        "best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [0])}",
+        "best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 1), [0])}",
+    ): "every cost is as much higher",
+    (
+        "constant off by one",
+        "times = sorted(Fraction(rows, share) for rows in range(1, total + 1) for share in set(shares))",
+        "times = sorted(Fraction(rows, share) for rows in range(1, total + 2) for share in set(shares))",
+    ): "one batch group alone ends with all rows, so later times are not looked at",
 }

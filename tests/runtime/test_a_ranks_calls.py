@@ -20,7 +20,7 @@ from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
-from parallel_runtime.stock_caches import StockCache
+from parallel_runtime.stock_caches import LOOKED_AT, StockCache
 from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
 from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
@@ -295,6 +295,7 @@ def test_a_vae_is_built_once_all_of_it_came_and_each_of_its_layers_is_a_sign_of_
     vae.leave_device = lambda: freed.append(len(said))
     rooms = {name: torch.full((2,), float(number)) for number, name in enumerate(("w0", "w1", "in0", "out0"))}
     vae._segments = SimpleNamespace(tensor=lambda spec: rooms[spec.name])
+    vae.drop(7)  # of which nothing has come
     tell: dict[str, Any] = {"progress": lambda _: said.append("tile"), "beat": lambda: said.append("beat")}
 
     def ask(request: object, *, after: int = 99) -> Any:
@@ -510,6 +511,7 @@ def row(*numbers: float) -> torch.Tensor:
         (False, 0, False, (0, 1), False),
         (True, 1, True, (0, 1), False),
         (True, 1, False, (0, 1), True),
+        (True, 0, False, (0,), True),
         (True, 0, False, (), False),
     ],
 )
@@ -543,13 +545,16 @@ def test_a_latents_rows_go_through_mask_model_cfg_and_mask_and_to_their_images(
     if shares_cfg:  # whose exchange needs the other
         assert rows._writes == writes
         return
-    rows.finish_call(0, [row(1, 1), row(3, 5)] if conds else [])
-    assert rows.denoised.tolist() == ([[[3.5, 8.0]]] if conds else [[[1.0, 7.0]]])
+    rows.finish_call(0, [row(1, 1), row(3, 5)][: len(conds)])
+    denoised, last = [(1.0, None), (-0.5, 0.25), (3.5, 2.25)][len(conds)]
+    assert rows.denoised.tolist() == [[[denoised, 8.0 if conds else 7.0]]]
     rows.preview(0)
     rows.finish()
     shown = [tensors[name].tolist() for name in ("preview.0", "preview.1", "out")]
     nothing = [[[0.0, 0.0]]] * 2
-    assert shown == ([[nothing[0], [[3.5, 8.0]]], nothing, [nothing[0], [[2.25, 5.0]]]] if writes else [nothing] * 3)
+    assert shown == (
+        [[nothing[0], [[denoised, 8.0]]], nothing, [nothing[0], [[last, 5.0]]]] if writes else [nothing] * 3
+    )
     with pytest.raises(RuntimeError, match="a run without a cache skips no call"):
         rows.skip(0)
 
@@ -593,3 +598,27 @@ def test_a_cache_of_outputs_or_of_the_latent_notes_what_it_compares_and_stands_f
     assert noted == [(4, compared, ["out"] if easy else [("guided", ["out"], False)])]
     assert ended[:2] == [(3, ("guided", ["out"], False)), (4, ("guided", ["out"], False))]
     assert ended[2:] == [(5, ("guided", ["again scaled"], True) if easy else "again latent")]
+
+
+@pytest.mark.parametrize(
+    ("first", "conds", "shares_cfg", "index", "counts"),
+    [
+        (True, (0,), False, 0, (True, True)),
+        (True, (0,), False, 1, (True, True)),
+        (True, (0,), True, 0, (True, True)),
+        (True, (0,), True, 1, (True, False)),
+        (True, (), False, 0, (True, False)),
+        (False, (0,), False, 0, (False, False)),
+    ],
+)
+def test_of_ranks_that_have_the_same_rows_one_counts_what_a_cache_compares(
+    first: bool, conds: tuple[int, ...], shares_cfg: bool, index: int, counts: tuple[bool, bool]
+) -> None:
+    """Of EasyCache, which has rows of its own for each side, and of LazyCache."""
+    rows: Any = LatentRows.__new__(LatentRows)
+    rows._take, rows._timer, rows._first = (lambda tensor: tensor), RegionTimer(CPU, on=False), first
+    rows._tensors = {LOOKED_AT: torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]]])}
+    rows._share, rows._cfg_axis = SimpleNamespace(conds=conds, shares_cfg=shares_cfg), SimpleNamespace(index=index)
+    easy, lazy = (rows._cached(StockCache(easy=kind, threshold=0.1, calls=""), (1, 2)) for kind in (True, False))
+    assert (easy._norm_counts, lazy._norm_counts) == counts and (easy._sides, lazy._sides) == ((1, 2), (0,))
+    assert easy._index.tolist() == lazy._index.tolist() == [1, 2]

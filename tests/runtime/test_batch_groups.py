@@ -71,6 +71,9 @@ def test_what_cannot_be_shared_out_is_refused(rows: list[int], batch_groups: int
         ([1, 1], (2, 1), [1, 1]),
         ([5], (1, 3, 1), [1, 3, 1]),
         ([2, 4], (1, 1, 2), [2, 1, 3]),
+        ([1], (1, 2), [0, 1]),
+        ([1, 1], (1, 3), [0, 2]),
+        ([3], (1, 3, 1), [1, 2, 0]),
     ],
 )
 def test_rows_follow_the_shares_of_batch_groups(rows: list[int], shares: tuple[int, ...], expected: list[int]) -> None:

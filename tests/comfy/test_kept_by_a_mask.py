@@ -256,3 +256,34 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
         model._max_calls = most
         with pytest.raises(traced.NotLinearError, match=error):
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
+
+
+def test_a_samplers_states_are_written_by_the_fewest_calls_back(module_of_pack: Any) -> None:
+    """Rows: X_0, which is given, X_1 = 0.5 X_0 + 0.25 D_0, X_2 = 0.5 X_1 + 2 D_1, and the result, D_2."""
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    rows = [[1.0, 0, 0, 0], [0.5, 0.25, 0, 0], [0.25, 0.125, 2, 0], [0, 0, 0, 1]]
+    found = [torch.tensor(row, dtype=torch.float64) for row in rows]
+
+    def states(*still: float, found: list[Tensor] = found) -> list[tuple[object, ...]]:
+        zeros = [torch.full((4,), each, dtype=torch.float64) for each in still]
+        told = traced._states([x + zero for x, zero in zip(found, zeros, strict=True)], zeros, 1e-9)
+        return [
+            tuple([(call, round(factor, 6)) for call, factor in state[name]] for name in ("inputs", "denoised"))
+            + (state["given"],)
+            for state in told
+        ]
+
+    made = [([], []), ([(0, 0.5)], [(0, 0.25)]), ([(1, 0.5)], [(1, 2.0)]), ([], [(2, 1.0)])]
+    for noise, given in (
+        ((0, 0, 0, 0), (True, False, False, False)),
+        ((0, 3, 0, 0), (True, True, True, False)),
+        ((0, 0, 0, 3), (True, False, False, True)),
+    ):
+        assert states(*noise) == [(*state, each) for state, each in zip(made, given, strict=True)]
+    with pytest.raises(traced.NotLinearError, match="not finite"):
+        states(0, 0, 0, 0, found=[*found[:3], found[3] / 0])
+    with pytest.raises(traced.NotLinearError, match="no sum of earlier ones"):
+        states(0, 0, 0, 0, found=[found[0], found[3], *found[2:]])
+    x = torch.zeros(SHAPE)
+    for given, latents in (((0,), 1), ((0, 2), 5)):
+        assert traced.noise_bytes(SimpleNamespace(given=given, states=range(5)), x) == latents * x.nbytes

@@ -82,7 +82,13 @@ def test_shares_by_which_a_device_would_hold_too_much_are_refused_with_the_fulle
     for num_bytes, beyond in ((950_000_000, []), (950_000_001, [(devices[1], 950_000_001.0, 10**9)])):
         assert module.held_beyond_room(whole, devices, num_bytes) == beyond
     assert module.held_by_memory(sharded, devices, 3 * 10**9).shares == (5, 2, 10)
-    for of, kind, num_bytes in ((sharded, "cuda", 8 * 10**9), (sharded, "cpu", 1), (whole, "cuda", 1)):
+    staged = plan.ParallelPlan.parse("pipefusion=2,ulysses=2,weights=sharded")
+    for of, kind, num_bytes in (
+        (staged, "cuda", 1),
+        (sharded, "cuda", 8 * 10**9),
+        (sharded, "cpu", 1),
+        (whole, "cuda", 1),
+    ):
         there = (*devices[:2], Device(kind, 2))
         assert module.held_by_memory(of, there, num_bytes) == of
 

@@ -334,6 +334,9 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
         uneven = "ulysses=2,weights=sharded,shares=1:3"
         assert needed(uneven, *known) == (round(0.75 * (TOTAL + 1)) + 2 * BIGGEST, 0, True, "cpu:1")
         assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True, "")
+    on_cpu = needed("ulysses=1", counted.model, work)[0]
+    model = made("cuda", "ulysses=4")
+    assert needed("ulysses=1", counted.model, work)[0] > on_cpu, "a driver keeps some of a device for itself"
     assert needed("ulysses=4", counted.model, work)[0] > counted.model.weight_bytes
     assert needed("ulysses=4", counted.model, work)[2:] == (False, "")
 

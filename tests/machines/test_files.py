@@ -119,7 +119,7 @@ def test_a_files_identity_is_of_the_middle_of_each_tensor_and_of_some_where_ther
 
     for name, inside, outside in (
         ("a", (1536, 2559), (1535, 2560)),
-        ("d", (1536, 2559), (1535, 2560)),
+        ("d", (1536, 2559), (0, 1535, 2560)),  # it follows the small one
         ("c", (0, 9), ()),
         ("e", (0, 1023), (1024,)),
     ):

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.parallel.collectives import Axis
@@ -108,3 +110,36 @@ def test_a_run_counts_by_the_median_and_a_cpus_exchange_by_the_quickest_after_on
 
     assert probe._seconds(run, device, alone=alone) == taken_s
     assert waits == ([GPU] * 10 if device is GPU else []) and not list(runs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_probe_computes_and_sends_what_it_says(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    made, flops, sent = list[object](), list[int](), list[object]()
+
+    def seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:
+        with FlopCounterMode(display=False) as counter:
+            made.append(run())
+        flops.append(counter.get_total_flops())
+        return 1.0
+
+    def all_to_all(send: torch.Tensor, **lengths: tuple[int, ...]) -> str:
+        sent.append((send.numel(), lengths))
+        return "exchanged"
+
+    def shift(send: torch.Tensor, receive: torch.Tensor) -> SimpleNamespace:
+        sent.append((send.numel(), receive.numel()))
+        return SimpleNamespace(wait=lambda: "shifted")
+
+    monkeypatch.setattr(probe, "_seconds", seconds)
+    monkeypatch.setitem(probe.SIZES, "cpu", probe._Sizes(64, 4, (8, 16), (32, 48), (12, 24), 40))
+    axis: Any = SimpleNamespace(size=size, all_to_all=all_to_all, start_shift=shift)
+    said = probe.probe(axis, CPU)
+    assert flops[:2] == [work for work, _ in said.matmul] == [2 * rows * 64 * 256 for rows in (8, 16)]
+    shapes = [tuple(each.shape) for each in made if isinstance(each, torch.Tensor)]
+    narrow = [(1, tokens, 4, probe.NARROW) for tokens in (32, 48)]
+    assert shapes == [(8, 256), (16, 256), (1, 32, 4, 16), (1, 48, 4, 16), (40,), *narrow, (16, 64), (64, 64)]
+    exchanges, parts = ["exchanged"] * 2 + ["shifted"] * 2, [num_bytes // max(1, size - 1) for num_bytes in (12, 24)]
+    assert [each for each in made if isinstance(each, str)] == (exchanges if size > 1 else [])
+    lengths = [dict.fromkeys(("send_lengths", "receive_lengths"), (part,) * size) for part in parts]
+    each = [(part * size, told) for part, told in zip(parts, lengths, strict=True)]
+    assert sent == ([*each, (12, 12), (24, 24)] if size > 1 else [])

@@ -32,7 +32,7 @@ from parallel_runtime.worker import vae as rank_vae
 from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
-from parallel_runtime.worker.hosted import HostedForward
+from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_sampling import HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.steady_pipeline import SteadyCalls
@@ -622,3 +622,54 @@ def test_of_ranks_that_have_the_same_rows_one_counts_what_a_cache_compares(
     easy, lazy = (rows._cached(StockCache(easy=kind, threshold=0.1, calls=""), (1, 2)) for kind in (True, False))
     assert (easy._norm_counts, lazy._norm_counts) == counts and (easy._sides, lazy._sides) == ((1, 2), (0,))
     assert easy._index.tolist() == lazy._index.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed", "why"),
+    [
+        ("cfg=2", {}, ""),
+        ("cfg=2", {"quantised": True}, "graphs hold exchanges of one group, and cfg2-ring1-uly1 has several"),
+        ("ulysses=2", {"quantised": True}, ""),
+        ("ring=2", {}, "graphs hold exchanges of one group, and ring2 has several"),
+        ("ulysses=2", {"shards": "shards"}, "the weights are sharded or offloaded"),
+        ("ulysses=2", {"changed": True}, "the weights are changed, as by LoRAs"),
+        ("ulysses=2", {"kept": "kept"}, "the model keeps something between calls"),
+        ("ulysses=2", {"step_cache": 0.1}, "a step cache skips blocks"),
+    ],
+)
+def test_a_model_runs_by_graphs_unless_something_of_the_request_is_not_in_them(
+    plan: str, changed: dict[str, Any], why: str
+) -> None:
+    model: Any = HostedModel.__new__(HostedModel)
+    model.graphs, model.kept = SimpleNamespace(blocks=SimpleNamespace(reason="")), changed.get("kept")
+    model.weights = SimpleNamespace(quantised=changed.get("quantised", False), shards=changed.get("shards"))
+    model.changes = SimpleNamespace(changed=changed.get("changed", False), version=3)
+    run = model.by_graphs(ParallelPlan.parse(plan), changed, "watch", None)
+    assert (run._graphs, run._version, run._watch) == (model.graphs, 3, "watch")
+    assert run._why_not == (why and f"no graphs of blocks: {why}")
+
+
+def test_shards_are_gathered_in_calls_whose_blocks_run() -> None:
+    said = list[str]()
+    model: Any = HostedModel.__new__(HostedModel)
+    shards = SimpleNamespace(idle=False, begin=lambda: said.append("begin"), end=lambda: said.append("end"))
+    for each in (shards, None):
+        model.weights = SimpleNamespace(shards=each)
+        with model.without_blocks(), model.calling():
+            said.append("idle")
+        with model.calling():
+            said.append("call")
+    assert said == ["idle", "begin", "call", "end", "idle", "call"]
+    model.end_run()  # which has kept nothing
+    model.graphs = None
+    model.drop_graphs()
+    model.graphs, model.kept = SimpleNamespace(drop=lambda: said.append("drop")), shards
+    model.drop_graphs()
+    model.end_run()
+    assert said[6:] == ["drop", "end"]
+    mesh: Any = SimpleNamespace(batch_group=1, plan=SimpleNamespace(parts=1))
+    sharing = forward(shards="shards", size=2)
+    assert (sharing.groups_to_run(mesh, [2, 3]), sharing.groups_to_run(mesh, [1, 2])) == ([2], [1])
+    assert sharing.groups_to_run(mesh, [2, 3], alike=False) == [2, 3]
+    mesh.plan.parts = 2
+    assert sharing.groups_to_run(mesh, [2, 3]) == []

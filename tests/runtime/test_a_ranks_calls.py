@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 import torch
 
 from host.hosted_runs import heun
-from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
@@ -22,13 +18,11 @@ from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 from parallel_runtime.stock_caches import LOOKED_AT, StockCache
 from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
-from parallel_runtime.wire.channel import Attach, Channel, Segment, SegmentTable
-from parallel_runtime.wire.protocol import Message, Op, ProtocolError
-from parallel_runtime.wire.records import to_body
-from parallel_runtime.wire.replies import RankError, TimeSpent
-from parallel_runtime.wire.requests import ChangeWeights, CheckCopies, DecodeTiles, GroupWork, HoldVae, Step
-from parallel_runtime.worker import by_torchrun, entry, live_times, worker_loop
-from parallel_runtime.worker import vae as rank_vae
+from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import TimeSpent
+from parallel_runtime.wire.requests import CheckCopies, GroupWork, Step
+from parallel_runtime.worker import live_times, worker_loop
 from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
@@ -234,123 +228,6 @@ def test_time_is_shared_out_as_in_the_last_step_whose_regions_were_timed(monkeyp
     assert after(206.5, permit_s=206.0, waited_s=0.0) == spent(3.0, 1.25, 2.25)
 
 
-class Network(torch.nn.Module):
-    """Decodes a latent to ten times of it, or as its numbers say to something that no tile may be."""
-
-    def decode(self, x: torch.Tensor) -> torch.Tensor:
-        if float(x[0]) == -1.0:
-            torch.rand(1)
-        return x[:1] if float(x[0]) == -2.0 else x * 10
-
-
-def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
-    said, beats = list[tuple[int, int]](), list[int]()
-    vae: Any = Engine(rank=1, device=CPU, segments=table()).vae
-    vae._held, vae._handle = (7, Network()), 7
-
-    def decode(*latents: float, handle: int = 7, method: str = "decode") -> tuple[Any, list[list[float]]]:
-        tensors = {f"in{number}": torch.tensor([value, 1.0]) for number, value in enumerate(latents)}
-        rooms = {f"out{number}": torch.zeros(2) for number in range(len(latents))}
-        vae._segments = SimpleNamespace(tensor=lambda spec: {**tensors, **rooms}[spec.name])
-        specs = [SimpleNamespace(name=name) for name in (*tensors, *rooms)]
-        request = DecodeTiles(vae=handle, method=method, tiles=((0,), tuple(range(1, len(latents)))), last=True)
-        tell = {"progress": lambda told: said.append((told.done, told.total)), "cancelled": lambda: False}
-        return vae.answer(request, specs, **tell, beat=lambda: beats.append(1)), [
-            room.tolist() for room in rooms.values()
-        ]
-
-    reply, rooms = decode(5.0, 2.0, 3.0)
-    assert (reply.num_tiles, reply.refused, said, beats) == (2, "", [(1, 2), (2, 2)], [1, 1])
-    assert rooms == [[0.0, 0.0], [20.0, 10.0], [30.0, 10.0]], "the first tile is another rank's"
-    drew, rooms = decode(5.0, -1.0, 3.0)
-    assert (drew.refused, rooms[1:]) == (
-        "it draws random numbers as it decodes, others for each tile",
-        [[0.0, 0.0]] * 2,
-    )
-    shape, rooms = decode(5.0, -2.0, 3.0)
-    assert shape.refused == "of (2,) it makes (1,), where ComfyUI's tiles have (2,)" and not any(map(any, rooms))
-    for wrong in ({"handle": 8}, {"method": "encode"}):
-        with pytest.raises(ValueError, match=r"rank 1 was asked for \w+ of VAE \d, which it lacks"):
-            decode(5.0, 2.0, **wrong)
-    vae.drop(8)
-    assert vae._held is not None
-    vae.drop(7)
-    assert vae._held is None
-
-
-def test_a_vae_is_built_once_all_of_it_came_and_each_of_its_layers_is_a_sign_of_life(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built, flags, said, freed = list[object](), list[object](), list[str](), list[int]()
-    network = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Identity()), torch.nn.Identity())
-    network.decode = network.forward  # type: ignore[assignment]
-
-    def build(comfyui: str, parts: dict[str, torch.Tensor], **how: Any) -> torch.nn.Module:
-        built.append((comfyui, {name: part.tolist() for name, part in parts.items()}, how))
-        return network
-
-    monkeypatch.setattr(rank_vae, "build_vae", build)
-    monkeypatch.setattr(rank_vae, "set_flags", flags.append)
-    vae: Any = Engine(rank=0, device=CPU, segments=table()).vae
-    vae.leave_device = lambda: freed.append(len(said))
-    rooms = {name: torch.full((2,), float(number)) for number, name in enumerate(("w0", "w1", "in0", "out0"))}
-    vae._segments = SimpleNamespace(tensor=lambda spec: rooms[spec.name])
-    vae.drop(7)  # of which nothing has come
-    tell: dict[str, Any] = {"progress": lambda _: said.append("tile"), "beat": lambda: said.append("beat")}
-
-    def ask(request: object, *, after: int = 99) -> Any:
-        specs = [SimpleNamespace(name=name) for name in rooms]
-        return vae.answer(request, specs, **tell, cancelled=lambda: len(said) > after)
-
-    of: Any = {"vae": 7, "comfyui": "/c", "dtype": "float16", "metadata": {"a": "b"}, "flags": {"c": True}}
-    for old in ("none", "old"):
-        assert ask(HoldVae(**of, names=(old, "mine"), first=old == "none", last=False)).memory.resident_bytes > 0
-    assert (built, vae._held) == ([], None)
-    ask(HoldVae(**of, names=("x", "y"), first=True, last=False))
-    ask(HoldVae(**of, names=("z",), first=False, last=True))
-    how = {"dtype": torch.float16, "metadata": {"a": "b"}, "device": CPU}
-    assert built == [("/c", {"x": [0.0, 0.0], "y": [1.0, 1.0], "z": [0.0, 0.0]}, how)] and flags == [{"c": True}]
-    decode = {"vae": 7, "method": "decode", "tiles": ((0,),)}
-    assert ask(DecodeTiles(**decode, last=False)).decode_s < 60 and not freed
-    assert (rooms["out0"].tolist(), said) == ([2.0, 2.0], ["beat"] * 3 + ["tile"]), "before the tile, in two layers"
-    ask(DecodeTiles(**decode, last=True))
-    assert freed == [8]
-    said.clear()
-    with pytest.raises(RequestCancelledError):
-        ask(DecodeTiles(**decode, last=False), after=1)
-    assert (said, freed) == (["beat"] * 2, [8, 2])
-
-
-@pytest.mark.parametrize(("device", "there"), [(CPU, False), (torch.device("meta"), True)])
-def test_a_vae_is_on_its_device_while_tiles_are_decoded(device: torch.device, there: bool) -> None:
-    moved, seen = list[torch.device](), list[bool]()
-    vae: Any = Engine(rank=0, device=CPU, segments=table()).vae
-    vae._device, vae._random_state = device, lambda: b""
-    network = SimpleNamespace(decode=lambda x: (seen.append(vae.on_device), x[:0])[1], to=moved.append)
-    vae._segments = SimpleNamespace(tensor=lambda spec: torch.zeros(2))
-    vae._held = (7, network)
-    specs = [SimpleNamespace(name=name) for name in ("in0", "out0")]
-    tell: dict[str, Any] = {"progress": None, "cancelled": lambda: False, "beat": lambda: None}
-    for tiles in ((), (0,)):
-        vae.answer(DecodeTiles(vae=7, method="decode", tiles=(tiles,), last=False), specs, **tell)
-        assert (moved, seen) == (([device, *[CPU] * there], [there]) if tiles else ([], []))
-
-
-def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved, emptied = list[torch.device](), list[int]()
-    engine: Any = Engine(rank=0, device=CUDA, segments=table())
-    engine.vae._held = (7, SimpleNamespace(to=moved.append))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    engine.vae.leave_device()
-    assert (moved, emptied) == ([], [])
-    engine.vae.on_device = True
-    tell = {"progress": lambda _: None, "cancelled": lambda: False, "beat": lambda: None}
-    change = ChangeWeights(model=1, records=(), side_branch=False, first=True, last=True)
-    for number in (1, 2):
-        engine.handle(Message(Op.CHANGE, 0, 1, number, change), **tell)
-    assert (moved, emptied, engine.vae.on_device) == ([CPU], [1], False)
-
-
 def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
     engine: Any = Engine(rank=2, device=CPU, segments=table())
     assert [engine.new_timer(on=on).on for on in (True, False)] == [True, False]
@@ -404,100 +281,6 @@ def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and
     )
     ran._compute(4, torch.ones(1, 3, 2))
     assert given == [(0, 4, [[[0.0] * 2] * 3] * 2), (4, [])]
-
-
-@pytest.mark.parametrize(
-    ("number", "printed"), [("3", b"--rank=3 2 True b''"), ("2", b"torchrun's agent numbers this process 2, its comm")]
-)
-def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(number: str, printed: bytes) -> None:
-    """The second of two ranks here, number 3 of all; in a process of its own."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pipes = [os.pipe() for _ in range(6)]
-    lines = [["--rank=2"], ["--rank=3"]]
-    socket.send_fds(ours, [json.dumps(lines).encode()], [write for _, write in pipes])
-
-    def main() -> None:
-        said = dict(each.split("=") for each in sys.argv[1:])
-        more = len(os.listdir("/proc/self/fd")) - before
-        os.write(int(said["--socket"]), b"channel")
-        os.write(int(said["--lifeline"]), b"lifeline")
-        os.write(1, f"--rank={said['--rank']} {more} {os.getpgid(0) == os.getpid()} {os.read(0, 1)!r}".encode())
-
-    if (child := os.fork()) == 0:
-        try:
-            os.dup2(theirs.fileno(), 0)
-            before = len(os.listdir("/proc/self/fd"))
-            entry.main = main  # type: ignore[assignment]
-            os.environ |= {"LOCAL_RANK": "1", "RANK": number}
-            by_torchrun.main()
-        except ValueError as error:
-            os.write(2, str(error).encode())
-        finally:
-            os._exit(0)
-    for each in (theirs.fileno(), *(write for _, write in pipes)):
-        os.close(each)
-    theirs.detach()
-    os.waitpid(child, 0)
-    *others, channel, lifeline, output = [os.read(read, 99) for read, _ in pipes]
-    for read, _ in pipes:
-        os.close(read)
-    ours.close()
-    assert others == [b""] * 3 and output.startswith(printed)
-    assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "3" else (b"", b""))
-
-
-@pytest.fixture
-def worker() -> Any:
-    """Rank 1 of generation 4, and its parent's end of the channel."""
-    made: Any = entry.Worker.__new__(entry.Worker)
-    made.rank, made.generation = 1, 4
-    made.parent, made.channel = Channel.pair()
-    yield made
-    made.parent.close()
-    made.channel.close()
-
-
-def test_a_rank_hears_what_is_for_it_until_it_is_told_to_stop_or_its_parent_has_gone(worker: Any) -> None:
-    for rank, generation in ((1, 4), (2, 4), (1, 5)):
-        worker.parent.send(Message(Op.TRIM, rank, generation, 9, {}))
-    assert worker.hear()[0].request == 9
-    for rank, generation in ((2, 4), (1, 5)):
-        with pytest.raises(ProtocolError, match=f"a message for rank {rank} of generation {generation} came here"):
-            worker.hear()
-    worker.parent.send(Message(Op.STOP, 1, 4, 0, {}))
-    assert worker.hear() is None
-    worker.parent.close()
-    assert worker.hear() is None
-
-
-def test_a_rank_tells_its_parent_what_went_wrong_and_prints_it_once_that_has_gone(worker: Any, capsys: Any) -> None:
-    worker.report(ValueError("x" * 9000))
-    message, _ = worker.parent.recv()
-    assert (message.op, message.rank, message.generation, message.request) == (Op.ERROR, 1, 4, 0)
-    said = RankError(**message.body)
-    assert (said.kind, said.text, said.bases[:2]) == ("ValueError", "x" * entry.TEXT_CHARS, ["ValueError", "Exception"])
-    assert said.traceback == f"ValueError: {'x' * 9000}\n"[-entry.TRACEBACK_CHARS :]
-    worker.parent.close()
-    worker.report(ValueError("nobody hears"))
-    assert "ValueError: nobody hears" in capsys.readouterr().err
-
-
-def test_a_segment_comes_with_one_descriptor_and_takes_the_place_of_those_that_served() -> None:
-    segments = table()
-
-    def attach(number: int, *, drop: tuple[int, ...] = (), descriptors: int = 1, op: Op = Op.ATTACH) -> None:
-        made = [Segment.create(8192)[1] for _ in range(descriptors)]
-        body = {**to_body(Attach(segment=number, num_bytes=8192, drop=())), "drop": list(drop)}
-        entry.attach(segments, Message(op, 0, 1, 0, body), tuple(made))
-
-    attach(1)
-    attach(2, drop=(1,))
-    assert segments.indices == [0, 2]
-    with pytest.raises(ProtocolError, match="TRIM came before the first segment"):
-        attach(3, op=Op.TRIM)
-    for descriptors in (0, 2):
-        with pytest.raises(ProtocolError, match=f"ATTACH came with {descriptors} descriptors, not 1"):
-            attach(3, descriptors=descriptors)
 
 
 def row(*numbers: float) -> torch.Tensor:

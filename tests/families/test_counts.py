@@ -13,6 +13,7 @@ import torch
 
 from host import layouts
 from host.fetch import comfyui_path
+from host.outcomes import StockFailsError
 from host.tiny_hosted import call
 from host.tiny_models import write_layout
 from parallel_runtime.checkpoint import ModelSpec
@@ -51,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def counted(folder: Path, file: str, **size: int) -> Counted:
     if not (folder / file).is_file():
         write_model_files(folder, [FILES[file]])
+    if not (folder / file).is_file():
+        raise StockFailsError(f"this ComfyUI does not have the class of {file}")
     return COUNTS.of(str(folder / file), "float32", find_comfyui(str(comfyui_path())), **size)
 
 

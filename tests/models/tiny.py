@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from host.fetch import comfyui_says
+from host.outcomes import StockFailsError
 
 Case = tuple[nn.Module, dict[str, Any]]
 CASES: dict[str, Callable[[], Case]] = {}
@@ -37,13 +38,15 @@ def case(name: str, *, of: tuple[str, str] | None = None) -> Callable[[Callable[
 
 
 def build(path: str, **config: Any) -> nn.Module:
-    """A class of ComfyUI by its dotted path, with random weights."""
+    """A class of ComfyUI by its dotted path, with random weights. Raises StockFailsError where it has none."""
     import comfy.ops
 
     module, name = path.rsplit(".", 1)
-    model = getattr(importlib.import_module(module), name)(
-        **config, dtype=torch.float32, device="cpu", operations=comfy.ops.manual_cast
-    )
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise StockFailsError(f"this ComfyUI has no {module}") from error
+    model = getattr(found, name)(**config, dtype=torch.float32, device="cpu", operations=comfy.ops.manual_cast)
     numbers = torch.Generator().manual_seed(7)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         fill(name, tensor.data, numbers, parameter=isinstance(tensor, nn.Parameter))

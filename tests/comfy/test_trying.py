@@ -391,6 +391,19 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(
     assert found.store.load(found.key) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("width", 16, 16384), ("frames", 1, 4096), ("text_tokens", 1, 8192), ("batch", 1, 64), ("seconds", 1, 3600)],
+)
+def test_what_is_tuned_has_sizes_in_their_ranges(name: str, low: int, high: int, module_of_pack) -> None:
+    asked = module_of_pack("nodes.host.proof.tuning").Asked
+    for size in (low, high):
+        assert getattr(asked(**{name: size}), name) == size
+    for size in (low - 1, high + 1):
+        with pytest.raises(ValueError, match=f"{name}={size} is outside {low} to {high}; use a number"):
+            asked(**{name: size})
+
+
 def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack, new_run) -> None:
     begin = module_of_pack("nodes.host.proof.begin_tries")
     plan_of, run = module_of_pack("parallel_runtime.plan").ParallelPlan, new_run("/a.safetensors")

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines import server
 from parallel_runtime.machines.connection import (
+    ANSWER,
     GREETING,
     MAX_TOKEN_BYTES,
     REFUSAL,
@@ -266,6 +267,9 @@ def test_who_is_no_parallel_dit_or_of_another_version_is_refused_by_name_and_a_r
     with pytest.raises(ProtocolError, match="speaks version 2 of the control connection, we 1"):
         joining.answer(GREETING.pack(b"PDiTjoin", 2, bytes(32)))
     joining.answer(GREETING.pack(b"PDiTjoin", 1, bytes(32)))
+    for magic, version, said in ((b"PDiTjoiN", 1, "is no Parallel DiT"), (b"PDiTjoin", 2, "speaks version 2")):
+        with pytest.raises(ProtocolError, match=said):
+            ServerChallenge(TOKEN).session(ANSWER.pack(magic, version, bytes(32), bytes(32)))
     for verdict in (REFUSAL, VERDICT.pack(2, bytes(32))):
         with pytest.raises(TokenRefusedError, match="it refuses our token"):
             joining.session(verdict)

@@ -169,6 +169,16 @@ def test_while_a_graph_is_made_there_are_signs_of_life_and_none_afterwards(monke
     assert told[-2:] == [Compiling(begins=True), Compiling(begins=False)]
 
 
+def test_a_graph_that_is_made_while_another_is_made_is_told_with_it() -> None:
+    watch, told = watched()
+    made = graphs.Graphs()
+    for _ in range(2):
+        told.clear()
+        with made._told(watch), made._told(watch):
+            pass
+        assert told == [Compiling(begins=True), Compiling(begins=False)]
+
+
 class Cuda:
     """torch.cuda as far as graphs need it: notes what is asked of the device, in its order."""
 

@@ -35,11 +35,19 @@ def test_what_failed_is_in_the_table_and_alone_is_run_again(
 
 
 def test_every_step_is_a_target_of_make() -> None:
-    chosen = steps(("oldest", "/a/comfyui"))
-    assert [step.environment["COMFYUI_PATH"] for step in chosen if step.environment] == ["oldest", "/a/comfyui"]
+    chosen = steps(("oldest", "/a/comfyui"), Path("/marked"))
+    hosts = [step.environment["COMFYUI_PATH"] for step in chosen if "COMFYUI_PATH" in step.environment]
+    assert hosts == ["oldest", "/a/comfyui"]
     named = {step.command[-1] for step in chosen}
     said = subprocess.run(["make", "-qp", "no-target"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
     assert named <= {line.partition(":")[0] for line in said.stdout.splitlines() if ":" in line}
+
+
+def test_what_goes_on_keeps_what_it_found_beside_what_passed_on_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
+    told = {step.name: step.environment for step in steps((), Path("/marked"))}
+    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --kept /marked/templates"}
+    assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /marked/parity-models-cells.jsonl"
 
 
 def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes a night.
+"""Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes hours.
 
 What passed on this code is not run again, so it may be stopped and begun anew. Each has its log in build/weekly. The
 exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or `oldest` (the
@@ -29,6 +29,10 @@ BEFORE_HOSTS, AFTER_HOSTS = (
     # `coverage` records which tests run which line, which `mutants` reads.
     ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
 )
+GO_ON = {  # by what they found of this code before they were ended, in a file or folder of their own
+    "parity-models": ("PARITY_MODELS_FLAGS", "--keep {}/parity-models-cells.jsonl"),
+    "templates": ("TEMPLATES_FLAGS", "--kept {}/templates"),
+}
 WRONG = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:wrong|failed|errors?)\b")
 LAST_LINE_CHARS = 100
 
@@ -42,9 +46,12 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def steps(hosts: Sequence[str]) -> list[Step]:
-    """All of them, in order."""
-    found = [(name, {}) for name in BEFORE_HOSTS]
+def steps(hosts: Sequence[str], folder: Path) -> list[Step]:
+    """All of them, in order; what they keep of this code is in `folder`."""
+    kept = {
+        name: {flags: f"{os.environ.get(flags, '')} {said.format(folder)}"} for name, (flags, said) in GO_ON.items()
+    }
+    found = [(name, kept.get(name, {})) for name in BEFORE_HOSTS]
     found += [(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
     found += [(name, {}) for name in AFTER_HOSTS]
     return [Step(name, ("make", "--no-print-directory", name.split()[0]), more) for name, more in found]
@@ -102,12 +109,13 @@ def say(text: str) -> None:
 
 def main() -> int:
     """Run all, or what the command line names."""
-    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split())
+    folder = ROOT / "build" / "weekly" / state_of(ROOT)
+    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), folder)
     parser = argparse.ArgumentParser(prog="tools.weekly", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[step.name.split()[0] for step in everything], metavar="NAME")
     options = parser.parse_args()
     chosen = [step for step in everything if options.only is None or step.name.split()[0] in options.only]
-    return run(chosen, ROOT / "build" / "weekly" / state_of(ROOT))
+    return run(chosen, folder)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,9 @@ def test_a_silent_axis_counts_what_all_others_are_sent() -> None:
     arrived = axis.start_all_to_all(torch.ones(5, 2), send_lengths=(2, 1, 2), receive_lengths=(2, 2, 2)).wait()
     assert arrived.shape == (6, 2) and axis.traffic.num_bytes == 16 + 3 * 8
     assert axis.all_to_all(torch.ones(0, 2), send_lengths=(0, 0, 0), receive_lengths=(0, 1, 0)).shape == (1, 2)
+    axis = SilentAxis("ulysses", size=3, index=1)
+    axis.all_to_all(torch.ones(5, 2), send_lengths=(2, 1, 2), receive_lengths=(1, 1, 1))
+    assert axis.traffic.num_bytes == 4 * 8, "what stays here is this rank's part"
 
 
 TOKENS = [(point.width * point.height / 256, float(point.text_tokens)) for point in POINTS]

@@ -6,7 +6,9 @@ Owns the bounds. How a pipeline and its simulation run is pipelines.py's.
 from __future__ import annotations
 
 import pytest
+import torch
 
+from parallel_runtime.models.hosted.stage import HandedOn
 from parallel_runtime.models.specs import SPECS
 from tools.known import cases
 
@@ -43,3 +45,17 @@ def test_a_pipeline_is_exact_in_warm_up_and_as_stale_as_one_process_after_it(
     if group.index == group.parts - 1:
         assert max(found["warm"], found["simulated"]) <= ERROR, found
         assert found["stale"] > STALE, found
+
+
+class Block(torch.nn.Module):
+    """Takes what it has no name for."""
+
+    def forward(self, x: object, *more: object, mask: object = None) -> None:
+        """Never called."""
+
+
+def test_what_a_block_hands_on_has_a_name_or_a_place_in_its_arguments() -> None:
+    by_place, both = HandedOn("#2", Block()), HandedOn(("x", "mask", "#1"), Block())
+    assert by_place.read((1, 2, 3), {}) == 3 and by_place.write((1, 2, 3), {}, 9) == ((1, 2, 9), {})
+    assert both.read((1, 2, 3), {"mask": 4}) == (1, 4, 2)
+    assert both.write((1, 2, 3), {"mask": 4}, (7, 8, 9)) == ((7, 9, 3), {"mask": 8})

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from families.unet import KOALA, SDXL
 from host.quantised import FORMATS, Tensors, mark, quantised
+from parallel_runtime.models.hosted import scales
 from parallel_runtime.models.hosted.build import META, build, recognise
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.hosted.scales import watch
@@ -62,6 +64,18 @@ def test_a_scale_taken_from_the_activations_is_one_number_and_everybodys_rows_ar
         assert said.params.scale == 0.5, "a scale that the file says was exchanged"
         own = QuantizedTensor.from_float(part, "TensorCoreNVFP4Layout")
         assert axis.index == axis.size - 1 or own.params.scale != whole.params.scale, "the control says nothing"
+
+
+def test_the_switch_for_scales_is_put_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = SimpleNamespace(from_float=print)
+    monkeypatch.setattr(scales, "_quantised", lambda: stock)
+    scales.install()
+    switch = stock.from_float
+    assert isinstance(switch, scales.SharedScales)
+    scales.install()
+    assert stock.from_float is switch
+    monkeypatch.setattr(scales, "_quantised", lambda: None)
+    scales.install()  # a ComfyUI without quantised formats
 
 
 @in_ranks(2)

@@ -1,5 +1,7 @@
 """Attention kernels: parts merged through the log-sum-exp equal the whole; empty input is safe."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -210,3 +212,16 @@ def test_a_kernel_of_no_choice_that_raises_raises(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="broken"):
         attention_with_lse(q, q, q)
     assert device.called == [Kernel.CUDNN, Kernel.FLASH, Kernel.EFFICIENT, Kernel.FORMULA]
+
+
+def test_the_efficient_kernel_has_a_mask_for_each_row_and_head_and_its_padding_is_cut(monkeypatch) -> None:
+    masks = []
+
+    def kernel(q: torch.Tensor, _k: object, _v: object, bias: torch.Tensor, _lse: bool) -> tuple[torch.Tensor, ...]:
+        masks.append(tuple(bias.shape))
+        return q, torch.zeros(*q.shape[:2], 32)
+
+    monkeypatch.setattr(kernels, "aten", SimpleNamespace(_scaled_dot_product_efficient_attention=kernel))
+    q, keys = torch.ones(2, 3, 5, 8), torch.ones(2, 3, 7, 8)
+    assert kernels._efficient(q, keys, keys, torch.zeros(1, 5, 7))[1].shape == (2, 3, 5)
+    assert masks == [(2, 3, 5, 7)]

@@ -14,11 +14,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "is_whole = run.held or run.stream in call.uncut or not (lengths[0] * len(lengths))",
     ): "a stream of fewer tokens than parts is uncut, so each part has a token or none has",
     (
-        "lengths taken as equal",
-        "self.traffic.add((send.shape[0] - send_lengths[self.index]) * row_bytes)",
-        "self.traffic.add((send.shape[0] - send_lengths[0]) * row_bytes)",
-    ): "an axis to nobody has the place 0",
-    (
         "arithmetic",
         "apart_s = [before.elapsed_time(after) / 1000 for before, after in pairwise([*self._events, now])]",
         "apart_s = [(before.elapsed_time(after) * 1000) for before, after in pairwise([*self._events, now])]",

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -194,19 +195,28 @@ def looking() -> list[int]:
     ]
 
 
+def one_looks() -> list[int]:
+    """`looking`, once there is one: a process that was forked has its command line a moment later."""
+    for _ in range(10_000):
+        if found := looking():
+            return found
+        time.sleep(0.0005)
+    return []
+
+
 def end(_: float) -> None:
-    for pid in looking():
+    for pid in one_looks():
         os.kill(pid, signal.SIGKILL)
 
 
 def freeze(_: float) -> None:
-    for pid in looking():
+    for pid in one_looks():
         os.kill(pid, signal.SIGSTOP)
 
 
 def cancel(_: float) -> None:
-    if looking():
-        raise KeyboardInterrupt("cancelled")
+    assert one_looks()
+    raise KeyboardInterrupt("cancelled")
 
 
 @pytest.mark.slow

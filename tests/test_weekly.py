@@ -43,10 +43,10 @@ def test_every_step_is_a_target_of_make() -> None:
     assert named <= {line.partition(":")[0] for line in said.stdout.splitlines() if ":" in line}
 
 
-def test_what_goes_on_keeps_what_it_found_beside_what_passed_on_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
     told = {step.name: step.environment for step in steps((), Path("/marked"))}
-    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --kept /marked/templates"}
+    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --keep /marked/templates"}
     assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /marked/parity-models-cells.jsonl"
 
 

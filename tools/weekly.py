@@ -29,9 +29,10 @@ BEFORE_HOSTS, AFTER_HOSTS = (
     # `coverage` records which tests run which line, which `mutants` reads.
     ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
 )
-GO_ON = {  # by what they found of this code before they were ended, in a file or folder of their own
+# The flags of those that keep what they have found, and go on with it after they were ended.
+KEEP = {
     "parity-models": ("PARITY_MODELS_FLAGS", "--keep {}/parity-models-cells.jsonl"),
-    "templates": ("TEMPLATES_FLAGS", "--kept {}/templates"),
+    "templates": ("TEMPLATES_FLAGS", "--keep {}/templates"),
 }
 WRONG = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:wrong|failed|errors?)\b")
 LAST_LINE_CHARS = 100
@@ -47,11 +48,9 @@ class Step:
 
 
 def steps(hosts: Sequence[str], folder: Path) -> list[Step]:
-    """All of them, in order; what they keep of this code is in `folder`."""
-    kept = {
-        name: {flags: f"{os.environ.get(flags, '')} {said.format(folder)}"} for name, (flags, said) in GO_ON.items()
-    }
-    found = [(name, kept.get(name, {})) for name in BEFORE_HOSTS]
+    """All of them, in order. What they keep goes to `folder`, which is of one state of the code."""
+    keep = {name: {flags: f"{os.environ.get(flags, '')} {said.format(folder)}"} for name, (flags, said) in KEEP.items()}
+    found = [(name, keep.get(name, {})) for name in BEFORE_HOSTS]
     found += [(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
     found += [(name, {}) for name in AFTER_HOSTS]
     return [Step(name, ("make", "--no-print-directory", name.split()[0]), more) for name, more in found]

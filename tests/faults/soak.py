@@ -34,8 +34,8 @@ PROMPTS_WITHOUT = 20  # a plan of one rank needs no other; so many of them in a 
 CANCELS = 4  # one after the other: they are quick
 LOOKS = 10  # at what is held, for one figure
 WARM_UP_ROUNDS = 2
-# Else malloc(3) raises both by what is freed, and a rank's heap keeps up to 45 MB of its 110 MB, or none, by what came
-# last: 500 prompts that leak nothing then grew by 9 %, and by 0.1 to 0.7 % so.
+# Of the ranks. By itself malloc(3) raises the first two by what is freed, so that a rank keeps up to 45 MB of its
+# 110 MB, or none, by what came last: 500 prompts that leak nothing grew by 9 %. With these they grow by 0.1 to 0.7 %.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
 FAILURES_BEFORE_RELEASE = 2  # a third within a minute is a storm, and needs the user
 
@@ -256,7 +256,7 @@ class Soak:
     def steady(self, prompts: int) -> None:
         """Prompts of all kinds without a fault: after a warm-up, nothing may grow by more than 2 %.
 
-        So the warm-up is every case under every plan, twice: what is kept per model, size or plan is then there.
+        The warm-up is every case under every plan, twice: what is kept for a model, size or plan is there after it.
         """
         for _ in range(WARM_UP_ROUNDS):
             for case, plan in self.cases.all(self.chance):
@@ -270,7 +270,7 @@ class Soak:
                 self.wrong(f"{name} grew from {before[name]:,.0f} to {value:,.0f} in {prompts} prompts")
 
     def least_held(self) -> dict[str, float]:
-        """The least of what is held after each of some prompts: one look says what came last as well."""
+        """The least of what is held after each of some prompts: one look depends on what came last."""
         looks: list[dict[str, float]] = []
         for _ in range(LOOKS):
             self.prompt()
@@ -298,7 +298,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.ranks} ranks, {options.minutes:g} minutes", flush=True)  # noqa: T201
     torch.set_num_threads(1)  # two are slower where others want the cores too
-    os.environ.update(MALLOC)  # the ranks'; this process's own is steady
+    os.environ.update(MALLOC)  # this process has begun without, and is steady
     fork_ranks()  # or most of the time goes to ComfyUI's imports in fresh ranks
     with tempfile.TemporaryDirectory() as folder:
         cases = Cases(Path(folder), num_ranks=options.ranks)

@@ -1,6 +1,7 @@
 """The short mix of what `make soak` does for longer: some of its faults, at random moments, every result checked."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -46,3 +47,14 @@ def test_a_wrong_result_and_another_error_are_seen(cases: Cases, monkeypatch: py
     found = "\n".join(soak.ledger.wrong)
     assert "relative error" in found
     assert "raises: rank 0: RuntimeError: asked to raise" in found
+
+
+def test_memory_that_ranks_keep_of_each_prompt_is_seen(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of growth."""
+    monkeypatch.setattr(cases, "cases", cases.cases[:1])
+    monkeypatch.setattr(cases, "plans", cases.plans[:1])
+    soak = Soak(cases, num_ranks=1, seed=1)
+    monkeypatch.setattr(soak, "prompt", partial(soak.prompt, options={"fault": "leak"}))
+    with soak.pool:
+        soak.steady(50)
+    assert any("private bytes grew" in each for each in soak.ledger.wrong), soak.ledger.table()

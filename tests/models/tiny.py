@@ -38,7 +38,10 @@ def case(name: str, *, of: tuple[str, str] | None = None) -> Callable[[Callable[
 
 
 def build(path: str, **config: Any) -> nn.Module:
-    """A class of ComfyUI by its dotted path, with random weights. Raises StockFailsError where it has none."""
+    """A class of ComfyUI by its dotted path, with random weights.
+
+    Raises StockFailsError where this ComfyUI does not have the module.
+    """
     import comfy.ops
 
     module, name = path.rsplit(".", 1)

@@ -1,10 +1,10 @@
 """ComfyUI's own templates with the stock loader and with ours: `make templates`, which writes docs/templates.md.
 
-    python -m tools.official_templates [--only NAME ...] [--again] [--write] [--kept FOLDER]
+    python -m tools.official_templates [--only NAME ...] [--again] [--write] [--keep FOLDER]
 
 The templates are those that COMFYUI_PATH's requirements.txt names, in an environment of their own (build/hosts). A row
-a template is kept under build/templates: a run that was ended goes on, and what was wrong is tried again. The last line
-is `N templates, 0 wrong`; the exit status is 0 only then.
+a template is kept in FOLDER (build/templates): a run that was ended goes on, and what was wrong is tried again. The
+last line is `N templates, 0 wrong`; the exit status is 0 only then.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="templates whose name holds one of these")
     parser.add_argument("--again", action="store_true", help="try what is known once more")
     parser.add_argument("--write", action="store_true", help="write docs/templates.md with what is known so far")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="a folder of what is known (build/templates)")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="the folder of what is known")
     return parser.parse_args(arguments)
 
 
@@ -158,7 +158,7 @@ def inside(asked: str) -> int:
     given = options()
     everything = list(package.templates())
     title = f"ComfyUI {comfyui_version()}, {asked.replace('==', ' ')}"
-    folder = given.kept / title.replace(" ", "-").replace(",", "")
+    folder = given.keep / title.replace(" ", "-").replace(",", "")
     rows = Rows(folder / "rows.jsonl")
     wanted = chosen(everything, given.only)
     with Session(KEPT / "models", folder / "graphs") as session:

@@ -1,0 +1,76 @@
+"""Which plans a run begins to try, and why it tries none. Does not own what happens in a try (test_trying.py)."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+from comfy.test_run_context import new_run as new_run
+from comfy.test_run_context import run_context as run_context
+
+
+def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack, new_run) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    plan_of, run = module_of_pack("parallel_runtime.plan").ParallelPlan, new_run("/a.safetensors")
+    two = replace(run.decision, plan=plan_of(ulysses=2), automatic=True)
+    same = {each.name: None for each in fields(begin.Tunable)} | {"tries": True, "decision": two}
+    for changes, said in (
+        ({"tries": False}, "tries is off in SP Config"),
+        ({"decision": replace(two, automatic=False)}, "SP Config's mode is manual"),
+        ({"decision": replace(two, plan=plan_of())}, "auto takes one device for this model; name more devices"),
+        ({}, "how fast these devices are is unknown; run `python -m parallel_runtime doctor --calibrate` once"),
+        ({"decision": replace(two, reasons=("it reads values",))}, "plans are not predicted: it reads values"),
+    ):
+        assert begin.Tunable(**same | changes).why_not.startswith(said)
+    assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
+
+
+def test_plans_that_were_tried_are_tried_again_where_runs_came_to_be_slower_if_they_can_run_now(
+    module_of_pack, new_run, monkeypatch
+) -> None:
+    begin, tries = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.planner.tries")
+    plan_of, sampled = module_of_pack("parallel_runtime.plan").ParallelPlan, SimpleNamespace(steps=20, rows=1)
+    plans = uly2, ring2, cfg2 = [plan_of(**{axis: 2}) for axis in ("ulysses", "ring", "cfg")]
+    for name, value in {"key_of": "key", "under_graphs": frozenset(), "is_asynchronous": True}.items():
+        monkeypatch.setattr(begin, name, lambda *_, value=value: value)
+    usable = [SimpleNamespace(plan=each, memory=each.name) for each in plans[:2]]
+    monkeypatch.setattr(begin.Tunable, "table", lambda *_: usable)
+    given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
+    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
+    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
+    for again, tried in ((True, (ring2, uly2)), (False, ())):
+        kept = tries.KeptPlan(plan=ring2, seconds={uly2: 2.0, ring2: 1.0, cfg2: 3.0}, expected_s=1.0, again=again)
+        monkeypatch.setattr(begin, "store", lambda kept=kept: SimpleNamespace(load=lambda key: kept))
+        decision, trier = begin.with_tries(of, sampled, two)
+        assert decision.plan == ring2 and decision.reasons[-1] == f"measured on these devices: {kept.text}"
+        assert (trier.trier.plans if again else trier.plans) == tried
+        assert not again or (trier.now.plans, trier.memory) == (tried, {each: each.name for each in (uly2, ring2)})
+    for changes in ({"tries": False}, {"choose_again": None}):
+        assert begin.with_tries(replace(of, **changes), sampled, two) == (two, None)
+    assert begin.with_tries(of, None, two) == (two, None)
+
+
+def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:
+    begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
+    choose, cost, memory, work, devices = (
+        module_of_pack(f"parallel_runtime.{name}")
+        for name in ("planner.choose", "planner.cost", "planner.memory", "planner.work", "devices")
+    )
+    monkeypatch.setattr(begin, "whole_bytes", lambda _: [1000, 1000])
+    given = {each.name: None for each in fields(begin.Tunable)} | {"deltas": begin.PRISTINE, "shares": ()}
+    of = begin.Tunable(**given | {"pooled": SimpleNamespace(devices=(devices.Device("cuda", 0),) * 2)})
+    parts = cost.Cost(step_s=1.0, compute_s=0.5, communication_s=0.0, launch_s=0.5, warmup_step_s=1.0)
+    sampled = work.Work(image_tokens=20, text_tokens=4, steps=20)
+    for graphs, shares, left in ((50, (), True), (51, (), False), (50, (3, 1), False)):
+        planned = memory.PlannedMemory(weights=800, activations=100, buffers=0, runtime=0, graphs=graphs)
+        row = choose.Prediction(plan=plan(ulysses=2), cost=parts, memory=planned, run_s=20.0, fits=True)
+        assert begin.under_graphs(replace(of, shares=shares), [row], sampled) == ({row.plan} if left else set())
+
+
+def test_the_first_line_of_the_drivers_version_is_kept_with_tries(module_of_pack, monkeypatch, tmp_path) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    for content, said in ((b" NVRM 570.1 \nGCC 12\n", "NVRM 570.1"), (b"", ""), (b"\xff", ""), (None, "")):
+        monkeypatch.setattr(begin, "DRIVER", file := tmp_path / f"version {said} {content is None}")
+        if content is not None:
+            file.write_bytes(content)
+        assert begin._driver.__wrapped__() == said

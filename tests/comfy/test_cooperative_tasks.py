@@ -199,6 +199,37 @@ def test_the_first_error_is_raised_and_the_others_unwind_in_turn(turns, requests
     assert requests.seen == [[0, 1, 2]], "a task began after the error"
 
 
+def test_a_task_that_is_ended_unwinds_in_one_turn_with_what_is_kept_of_it(turns, requests) -> None:
+    class Place:
+        """Whose version is in place, and how often one was put there."""
+
+        version, puts = "of the caller", 0
+
+        def get(self) -> str:
+            return self.version
+
+        def put(self, version: str) -> None:
+            self.version, self.puts = version, self.puts + 1
+
+    place, seen = Place(), list[str]()
+
+    def waiting() -> None:
+        place.version = "of the one that waits"
+        try:
+            requests.call(1)
+        finally:
+            place.puts = 0
+            time.sleep(0.05)
+            seen.append(place.version)
+
+    def failing() -> None:
+        raise ValueError("it is wrong")
+
+    with pytest.raises(ValueError, match="it is wrong"):
+        turns.run_in_turns([waiting, failing], at_once=2, kept=(place,))
+    assert (seen, place.version, place.puts) == (["of the one that waits"], "of the caller", 1)
+
+
 class Model:
     """What tasks have of ComfyUI's."""
 

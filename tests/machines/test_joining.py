@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ from parallel_runtime.machines.messages import (
     MAX_NAME_CHARS,
     FileIdentity,
     GenerationEnded,
+    Launch,
     Versions,
 )
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
@@ -142,6 +144,24 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file
             said = "x" * MAX_LINES_CHARS if what == "flood" else "the launcher's words"
             assert ended(machine, 5).last_lines == said
         assert (len(marked(4)), len(marked(5))) == (2, 0)
+
+
+def test_what_was_printed_and_not_yet_read_is_said_of_a_launcher_that_is_killed(monkeypatch):
+    monkeypatch.setattr(joined, "LAUNCHER", ("-c", "print('its last words'); import signal; signal.pause()"))
+    process = joined._Process(Launch(started(1, "sleep"), "shelf", "127.0.0.1"))
+    try:
+        assert select.select([process.output], [], [], 30)[0]
+        assert process.end(others=set()) == []
+        assert (process.last_lines(), process.code) == ("its last words", -signal.SIGKILL)
+    finally:
+        process.close()
+
+
+def test_who_waits_for_machines_looks_now_and_then(server):
+    checks = []
+    with pytest.raises(PoolError, match=r"0 of 1 machines joined at .* within 0.3 s"):
+        server.wait_for(1, 0.3, lambda: checks.append(time.monotonic()))
+    assert 2 <= len(checks) <= 4, "one at once, one a tick, and one as the time is over"
 
 
 def test_a_search_that_goes_wrong_is_answered(server, token_file, tmp_path):

@@ -280,3 +280,12 @@ def test_files_of_comfyuis_that_took_its_attention_early_are_given_the_switch(mo
     assert switch is install() is attention.optimized_attention is attention.optimized_attention_masked
     assert early.optimized_attention is switch and switch.kernel.stock is stock
     assert early.optimized_attention_for_device is attention.optimized_attention_for_device is not chooser
+    choose = attention.optimized_attention_for_device
+    assert choose("a device") == "a device", "no call is shared"
+    switch.handed_on = True
+    assert choose("a device") is switch
+    switch.handed_on = False
+    switch.call = SimpleNamespace(attention=None)
+    assert choose("a device") == "a device"
+    switch.call.attention = "shared"
+    assert choose("a device") is switch

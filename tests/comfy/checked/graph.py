@@ -5,6 +5,7 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 
 import functools
 import importlib
+import os
 import sys
 import types
 from types import SimpleNamespace
@@ -256,6 +257,18 @@ with at("10"):
         assert "(node 6): its ControlNet (ControlLora) computes with the model's own weights, which" in error
         error = ""
 
+skips = inner(1)
+skips.__code__ = skips.__code__.replace(co_filename=os.path.join("x", "comfy_extras", "nodes_slg.py"))
+skips.__qualname__ = "a_node.<locals>.skip"
+skipping = {"patches_replace": {"dit": {("double_block", 1): skips, ("double_block", 2): skips}}}
+linear = importlib.import_module("torch").nn.Linear
+try:
+    refusals.check_skipping(linear, skipping, None)
+except ValueError as raised:
+    error = str(raised)
+assert ": it skips blocks of Linear (double_block 1, double_block 2; there is no plan for it), which" in error
+refusals.check_skipping(linear, {"patches_replace": {"dit": {("double_block", 1): leaf}}}, None)
+
 # The prompt that is validated, and the one that runs.
 server = queued.PromptServer.instance
 assert queued.validated_inputs() == {}
@@ -269,6 +282,18 @@ with at("4"):
 for node_id in ("5", "6", "7"):
     with at(node_id):
         assert queued.validated_inputs() == {}
+settings = {"mode": "manual", "devices": "cpu:1", "ulysses": 4, "ring": 1, "weights": "sharded", "shares": "3, 1"}
+for more, said in (
+    ({}, "names 2 device(s), 1 are there"),
+    ({"machines": "127.0.0.1:7861, 3"}, ""),  # which devices will be there is not known
+    ({"machines": "127.0.0.1:7861", "devices": "cpu:x"}, "cpu:x"),
+    ({"machines": ["4", 0], "devices": "cpu:x"}, "cpu:x"),
+    ({"machines": ["4", 0]}, ""),
+):
+    server.on_prompt_handlers[-1]({"prompt": {"7": node("SPConfig", **settings | more)}})
+    with at("7"):
+        why = config.why_refused(str((settings | more)["devices"]))
+    assert said in why and bool(said) == bool(why), (more, why)
 server.on_prompt_handlers[-1]({"prompt": "no graph"})
 with at("4"):
     assert queued.validated_inputs() == {}

@@ -104,6 +104,10 @@ source, three = importlib.import_module(f"{model_nodes}.model.source"), torch.ze
 weights = {"b.0.w": three, "b.1.w": three, "b.1.v": three, "out": three}
 sizes = source._sizes(weights, torch.nn.Module(), {"out": torch.half})
 assert (sizes.total, sizes.biggest_block) == (3 * 12 + 6, 2 * 12)
+one_cpu, one_cuda = (importlib.import_module(f"{runtime}.devices").Device(kind, 0) for kind in ("cpu", "cuda"))
+for dtype, device, factor in (("bfloat16", one_cpu, 1), ("float32", one_cuda, 1), ("bfloat16", one_cuda, 0.5)):
+    read = source.read_hosted(file, dtype, (device,))
+    assert round(read.sizes.total / SIZE, 2) == factor, (dtype, device)
 whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model
 stock_bytes = type(model.model).memory_required

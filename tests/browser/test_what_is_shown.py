@@ -116,8 +116,8 @@ def test_every_state_is_shown_plainly(made_up: MadeUp) -> None:
 
 
 def test_the_work_to_tune_for_is_that_of_the_last_run_until_a_user_writes_another(made_up: MadeUp) -> None:
-    page, asked = made_up.comfy.page, []
-    page.route(re.compile("/parallel_dit/tune"), lambda route: (asked.append(route.request.url), route.abort()))
+    page, tune = made_up.comfy.page, re.compile("/parallel_dit/tune")
+    page.route(tune, lambda route: route.abort())
     of = {"model": "wan.safetensors", "why_not": "", "width": 832, "height": 480, "frames": 21, "text_tokens": 512}
     of |= {"guided": True, "batch": 1}
     section = made_up.comfy.open_sidebar().get_by_test_id("pdit-tune")
@@ -125,11 +125,11 @@ def test_the_work_to_tune_for_is_that_of_the_last_run_until_a_user_writes_anothe
     section.locator("summary").click()
     section.get_by_label("Frames").fill("33")
     made_up.tell(tune={"state": "never", "of": of}, revised=1)
-    section.get_by_role("button", name="Tune").click()
+    with page.expect_request(tune) as asked:
+        section.get_by_role("button", name="Tune").click()
     expect(section.get_by_label("Frames")).to_have_value("33")
-    (url,) = asked
     values = "width=832&height=480&frames=33&text_tokens=512&batch=1&seconds=60&guided=true"
-    assert url.endswith(f"/parallel_dit/tune?{values}")
+    assert asked.value.url.endswith(f"/parallel_dit/tune?{values}")
     made_up.tell(tune={"state": "never", "of": of | {"why_not": "SP Config's mode is manual"}})
     expect(section.get_by_role("button", name="Tune")).to_be_disabled()
 

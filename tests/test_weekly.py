@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.weekly import ROOT, Step, run, state_of, steps
+from tools.weekly import ROOT, TESTS, Step, run, state_of, steps
 
 SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); print(sys.argv[2]); sys.exit({code})"
 
@@ -20,22 +20,26 @@ SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); p
 def test_what_failed_is_in_the_table_and_alone_is_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str, code: int, result: str
 ) -> None:
-    good = Step("machines", (sys.executable, "-c", SCRIPT.format(code=0), str(tmp_path / "good"), "4 cases, 0 wrong"))
-    bad = Step("test-host oldest", (sys.executable, "-c", SCRIPT.format(code=code), str(tmp_path / "bad"), last))
+    logs, python = tmp_path / "logs", (sys.executable, "-c")
+    good = Step("machines", (*python, SCRIPT.format(code=0), str(tmp_path / "good"), "4 cases, 0 wrong"), logs)
+    bad = Step("test-host oldest", (*python, SCRIPT.format(code=code), str(tmp_path / "bad"), last), logs)
     for times in (1, 2):
-        assert run((bad, good), tmp_path / "logs") == 1
+        assert run((bad, good)) == 1
         table = capsys.readouterr().out.splitlines()[-3:]
         assert table[0].split() == ["name", "result", "minutes", "last", "line"]
         assert table[1].startswith("test-host oldest") and result in table[1] and table[1].endswith(last)
         assert table[2].split()[:2] == ["machines", "passed"] and table[2].endswith("4 cases, 0 wrong")
         assert (tmp_path / "bad").read_text() == "." * times
         assert (tmp_path / "good").read_text() == "."
-    assert (tmp_path / "logs" / "test-host-oldest.log").read_text() == f"{last}\n"
-    assert run((good,), tmp_path / "logs") == 0
+    assert (logs / "test-host-oldest.log").read_text() == f"{last}\n"
+    assert run((good,)) == 0
 
 
 def test_every_step_is_a_target_of_make() -> None:
-    chosen = steps(("oldest", "/a/comfyui"), Path("/marked"))
+    chosen = steps(("oldest", "/a/comfyui"), Path("/whole"), Path("/marked"))
+    assert {step.name for step in chosen if step.folder == Path("/whole")} == {
+        *("test-host oldest", "test-host /a/comfyui", "test-full", "coverage", "mutants")
+    }
     hosts = [step.environment["COMFYUI_PATH"] for step in chosen if "COMFYUI_PATH" in step.environment]
     assert hosts == ["oldest", "/a/comfyui"]
     named = {step.command[-1] for step in chosen}
@@ -45,7 +49,7 @@ def test_every_step_is_a_target_of_make() -> None:
 
 def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
-    told = {step.name: step.environment for step in steps((), Path("/marked"))}
+    told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"))}
     assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --keep /marked/templates"}
     assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /marked/parity-models-cells.jsonl"
 
@@ -63,3 +67,14 @@ def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -
     assert state_of(tmp_path) == marks[0]
     code.rename(code.with_name("b.py"))
     assert state_of(tmp_path) != marks[0]
+
+
+def test_a_test_that_changes_leaves_what_matrices_found(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)  # noqa: S607
+    (tmp_path / "tests" / "comfy" / "checked").mkdir(parents=True)
+    unread = ("test_weekly.py", "comfy/test_tries.py", "comfy/checked/graph.py")
+    for name, changes in (*((name, False) for name in unread), ("conftest.py", True), ("comfy/graphs.py", True)):
+        before = state_of(tmp_path), state_of(tmp_path, TESTS)
+        (tmp_path / "tests" / name).write_text("1")
+        assert state_of(tmp_path) != before[0]
+        assert (state_of(tmp_path, TESTS) != before[1]) == changes, name

@@ -1,8 +1,8 @@
 """Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes hours.
 
-What passed on this code is not run again, so it may be stopped and begun anew. Each has its log in build/weekly. The
-exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or `oldest` (the
-default). What each takes from the environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`.
+What passed on the code that it reads is not run again, so it may be stopped and begun anew. Each has its log in
+build/weekly. The exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or
+`oldest` (the default). What each takes from the environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ CODE = (  # the matrices themselves write pages and tables
     *("parallel_runtime", "nodes", "tests", "tools", "benchmarks", "web", "__init__.py", "constraints.txt"),
     *(":(exclude)*.md", ":(exclude)*.csv"),
 )
+# What a matrix never reads, so that a test added leaves what it found as it is.
+TESTS = (":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants")
+RUN_TESTS = frozenset(("test-host", "test-full", "coverage", "mutants"))
 BEFORE_HOSTS, AFTER_HOSTS = (
     ("parity-models", "formats", "parity", "templates"),
     # `coverage` records which tests run which line, which `mutants` reads.
@@ -40,25 +43,32 @@ LAST_LINE_CHARS = 100
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and the variables that it has beside this process's."""
+    """A command, the folder for its log and for what it keeps, and the variables that it has beside this process's."""
 
     name: str
     command: Sequence[str]
+    folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def steps(hosts: Sequence[str], folder: Path) -> list[Step]:
-    """All of them, in order. What they keep goes to `folder`, which is of one state of the code."""
-    keep = {name: {flags: f"{os.environ.get(flags, '')} {said.format(folder)}"} for name, (flags, said) in KEEP.items()}
+def steps(hosts: Sequence[str], tests: Path, matrices: Path) -> list[Step]:
+    """All of them, in order. The folders are of one state of the code: of all, and of what matrices read of it."""
+    keep = {
+        name: {flags: f"{os.environ.get(flags, '')} {said.format(matrices)}"} for name, (flags, said) in KEEP.items()
+    }
     found = [(name, keep.get(name, {})) for name in BEFORE_HOSTS]
     found += [(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
     found += [(name, {}) for name in AFTER_HOSTS]
-    return [Step(name, ("make", "--no-print-directory", name.split()[0]), more) for name, more in found]
+    return [
+        Step(name, ("make", "--no-print-directory", target), tests if target in RUN_TESTS else matrices, more)
+        for name, more in found
+        for target in name.split()[:1]
+    ]
 
 
-def state_of(root: Path) -> str:
+def state_of(root: Path, without: Sequence[str] = ()) -> str:
     """A mark of the code by its content, committed or not, to name the folder of what passed on it."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CODE]
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CODE, *without]
     names = subprocess.run(listed, cwd=root, check=True, capture_output=True).stdout.split(b"\0")
     mark = hashlib.sha256()
     for name in sorted(set(names)):
@@ -68,12 +78,12 @@ def state_of(root: Path) -> str:
     return mark.hexdigest()[:12]
 
 
-def run(chosen: Sequence[Step], folder: Path) -> int:
-    """Run what has not passed yet, each with its log in `folder`, and print the table; returns the exit status."""
-    folder.mkdir(parents=True, exist_ok=True)
+def run(chosen: Sequence[Step]) -> int:
+    """Run what has not passed yet and print the table; returns the exit status."""
     rows = []
     for step in chosen:
-        noted = folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.json"
+        step.folder.mkdir(parents=True, exist_ok=True)
+        noted = step.folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.json"
         row = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
         if row.get("result") != "passed":
             say(f"{step.name}: log in {noted.with_suffix('.log')}")
@@ -108,13 +118,13 @@ def say(text: str) -> None:
 
 def main() -> int:
     """Run all, or what the command line names."""
-    folder = ROOT / "build" / "weekly" / state_of(ROOT)
-    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), folder)
+    tests, matrices = (ROOT / "build" / "weekly" / state_of(ROOT, without) for without in ((), TESTS))
+    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), tests, matrices)
     parser = argparse.ArgumentParser(prog="tools.weekly", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[step.name.split()[0] for step in everything], metavar="NAME")
     options = parser.parse_args()
     chosen = [step for step in everything if options.only is None or step.name.split()[0] in options.only]
-    return run(chosen, folder)
+    return run(chosen)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,24 @@ def test_a_reference_is_smaller_and_of_one_frame_and_a_mask_leaves_the_first_hal
     assert torch.equal(random_calls._half(rows[:, :, 0]), rows[:, :, 0])
 
 
+@pytest.mark.parametrize(("device", "made_on"), [(META, CPU), (CPU, CPU), (torch.device("cuda", 1), None)])
+def test_what_reads_values_is_made_where_there_are_values(
+    device: torch.device, made_on: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def side(*given: Any) -> Any:
+        asked.append(given[-1])
+        return SimpleNamespace(arguments=lambda: ((), {"context": 3}))
+
+    monkeypatch.setattr(random_calls, "_SampledSide", side)
+    called = model("Flux")
+    called.diffusion_model = lambda **given: given
+    call = random_calls.call_of(called, size(), [(1, 2)], {}, device)
+    assert call(sample_sigmas=5) == {"context": 3, "transformer_options": {"sample_sigmas": 5}}
+    assert asked == [made_on or device]
+
+
 def test_widths_are_what_the_layer_called_last_wants_less_what_goes_beside() -> None:
     probes = {"cross_attn": 4099, "pooled_output": 7919}
     for last, found in (

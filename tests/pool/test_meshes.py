@@ -102,6 +102,22 @@ def test_groups_of_weights_that_are_held_outlive_every_plan() -> None:
     assert sharded not in ranks.book
 
 
+def test_the_plan_that_was_used_last_needs_nothing_whatever_is_held() -> None:
+    chance, every = random.Random(0), plans(8)  # noqa: S311  which plans
+    layouts = [plan.layout for plan in every if plan.weights == "sharded"]
+    dropped = 0
+    for _ in range(100):
+        ranks = Ranks(8)
+        one, last = chance.sample(every, 2)
+        held = chance.sample(layouts, 6)
+        ranks.use(one)
+        ranks.use(last)
+        assert ranks.book.change_for(last, held) is None
+        change = ranks.book.change_for(one, held)
+        dropped += change is not None and last in change.dropped
+    assert dropped, "the weights leave room for the other plan each time"
+
+
 def test_a_plan_without_groups_of_its_own_changes_nothing_for_others() -> None:
     ranks = Ranks(4)
     piped, whole = ParallelPlan(pipefusion=4), ParallelPlan(ulysses=4)

@@ -157,6 +157,13 @@ def test_what_a_card_lacks_is_told_by_its_capability(capability, slow, untried):
     assert (check.ok, "below 8.0" in check.remedy, "below 7.5" in check.remedy) == (not slow, slow, untried)
 
 
+def test_a_card_is_described_by_what_answers_under_its_number():
+    of_any = {"capability": (8, 0), "total_bytes": GIB}
+    facts = gpu_facts.GpuFacts(gpus=tuple(gpu_facts.Gpu(index=n, name=f"the card {n}", **of_any) for n in (2, 3)))
+    said = [doctor._describe_device(Device("cuda", number), facts)["name"] for number in (3, 2, 0)]
+    assert said == ["the card 3", "the card 2", "it does not answer"]
+
+
 def told(name, *, capability=(8, 0), count=1, **facts):
     """A check of so many cards where torch and the driver say these."""
     gpus = [gpu_facts.Gpu(index=index, name="A", capability=capability, total_bytes=GIB) for index in range(count)]

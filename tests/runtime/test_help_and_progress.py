@@ -8,9 +8,11 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from parallel_runtime import __main__ as command_line
 from parallel_runtime.__main__ import main
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import CLEAR, PhaseLine
@@ -96,6 +98,24 @@ def test_a_terminal_has_one_line_with_a_bar_and_a_file_a_line_a_phase(monkeypatc
     for done, of in ((0, 4), (5, 4), (0, 0)):
         progress.count(done, of)
     assert stream.getvalue().split(CLEAR) == ["", f" [{'-' * 24}] 0%", f" [{'#' * 24}] 100%"], "no more than all of it"
+
+
+def test_a_report_stands_where_the_moving_line_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(command_line, "_print", lambda text: stream.write(f"{text}\n"))
+
+    def run(_: object, progress: PhaseLine) -> dict:
+        progress.phase("timing")
+        print("a library's words")  # noqa: T201
+        return {"a": 1}
+
+    asked = SimpleNamespace(json=False)
+    report = command_line._tell(run, lambda report, _: f"a is {report['a']}", asked, PhaseLine(stream))
+    assert (report, stream.getvalue()) == ({"a": 1}, f"{CLEAR}timing ...{CLEAR}a is 1\n")
+    assert capsys.readouterr() == ("", "a library's words\n")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ def test_the_kernel_with_a_log_sum_exp_is_one_that_the_device_has(
     assert chosen() is kernel
     assert chosen(masked=True) is (Kernel.EFFICIENT if kernel in FUSED else kernel), "flash takes no mask"
     assert chosen(head_dim=264) is (Kernel.EFFICIENT if kernel in FUSED else kernel), "nor so wide a head"
+    assert chosen(head_dim=256) is (Kernel.FLASH if kernel in FUSED else kernel), (
+        "the widest that flash attention takes"
+    )
     assert chosen(head_dim=192) is (Kernel.FLASH if kernel in FUSED else kernel), "cuDNN's takes 128 everywhere"
     assert chosen(head_dim=100) is (Kernel.CPU if capability is None else Kernel.FORMULA), "kernels do not pad heads"
 

@@ -408,6 +408,34 @@ def test_a_pool_samples_while_it_works_for_the_node_that_runs_and_calibrations_a
     assert [state._calibrated() for _ in range(4)] == [1, 1, 2, 3]
 
 
+def test_tabs_are_told_of_each_change_once_and_a_look_that_fails_is_not_the_last(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    panel, sent, ends = module_of_pack("nodes.host.panel.state"), list[tuple[str, dict]](), RuntimeError("no more")
+    gone, other = KeyError("a pool"), KeyError("a machine")
+    looks = [1, 1, 2, gone, gone, other, 2, 3]
+
+    def look() -> dict:
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return {"revision": found}
+
+    async def sleep(_: float) -> None:
+        if not looks:
+            raise ends
+
+    state = panel.PanelState()
+    monkeypatch.setattr(state, "state", look)
+    monkeypatch.setattr(panel, "asyncio", SimpleNamespace(sleep=sleep))
+    tabs = SimpleNamespace(send_sync=lambda event, told: sent.append((event, told)))
+    monkeypatch.setattr(panel, "PromptServer", SimpleNamespace(instance=tabs))
+    with pytest.raises(RuntimeError, match="no more"), caplog.at_level("WARNING"):
+        asyncio.run(state.watch())
+    assert sent == [("parallel_dit.state", {"revision": number}) for number in (1, 2, 3)]
+    assert [entry.getMessage().rpartition(": ")[2] for entry in caplog.records] == [repr(gone), repr(other)]
+
+
 def test_a_steps_line_has_its_place_time_ranks_and_what_was_told_of_the_run(
     module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

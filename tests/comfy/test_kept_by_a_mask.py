@@ -258,6 +258,21 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
 
 
+def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(module_of_pack: Any) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    generator = torch.Generator().manual_seed(3)
+    said, given, other = (torch.randn(64, generator=generator, dtype=torch.float64) for _ in range(3))
+    for part, sigma in ((0.0, 1.0), (0.2, 0.2), (-0.2, 0.2), (0.04, 1.0), (0.04, 14.0), (9.0, 0.005)):
+        traced._check_shown(said + part * (given - said), given, said, sigma)
+    traced._check_shown(said, said, said, 1.0)
+    for part, sigma, off in ((0.2, 0.5, "1.0e-01"), (-0.2, 0.5, "1.0e-01"), (1.0, 14.0, "1.0e.00")):
+        error = f"something else than the denoised latent .off by {off}"
+        with pytest.raises(traced.NotLinearError, match=error):
+            traced._check_shown(said + part * (given - said), given, said, sigma)
+    with pytest.raises(traced.NotLinearError, match="it is not linear"):
+        traced._check_shown(other, given, said, 0.01)
+
+
 def test_a_samplers_states_are_written_by_the_fewest_calls_back(module_of_pack: Any) -> None:
     """Rows: X_0, which is given, X_1 = 0.5 X_0 + 0.25 D_0, X_2 = 0.5 X_1 + 2 D_1, and the result, D_2."""
     traced = module_of_pack("nodes.host.sampling.trace_recurrence")

@@ -118,6 +118,18 @@ def test_a_header_as_big_as_the_biggest_models_is_read(tmp_path: Path) -> None:
     assert len(read_header(path).tensors) == 30_000
 
 
+def test_lists_and_objects_of_a_header_are_limited_those_in_texts_of_its_metadata_included(tmp_path: Path) -> None:
+    others, path = 5, tmp_path / "a.safetensors"  # two objects around the text; an object and two lists of the tensor
+    for parts, is_read in ((524_288, True), (524_289, False)):
+        text = "[" * ((parts - others) // 2) + "{" * ((parts - others + 1) // 2)
+        write(path, {"__metadata__": {"workflow": text}, "x": entry([1], 0, 4)}, b"\0" * 4)
+        if is_read:
+            assert read_header(path).metadata == {"workflow": text}
+        else:
+            with pytest.raises(ValueError, match="524289 parts, at most 65536 and 524288 are read"):
+                read_header(path)
+
+
 def test_lengths_beyond_the_file_are_refused_without_reading_them(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", 2**62) + b"{}")

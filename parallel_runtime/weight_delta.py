@@ -135,11 +135,13 @@ def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Ten
 
 
 def _same_but_strength(a: WeightDelta, b: WeightDelta) -> bool:
-    if (a.key, a.kind, a.strength_model, a.offset, a.swap) != (b.key, b.kind, b.strength_model, b.offset, b.swap):
-        return False
-    return len(a.values) == len(b.values) and all(
-        x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else x == y
-        for x, y in zip(a.values, b.values, strict=True)
+    return (
+        (a.key, a.kind, a.strength_model, a.offset, a.swap) == (b.key, b.kind, b.strength_model, b.offset, b.swap)
+        and len(a.values) == len(b.values)
+        and all(
+            x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else x == y
+            for x, y in zip(a.values, b.values, strict=True)
+        )
     )
 
 

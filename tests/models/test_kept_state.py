@@ -154,12 +154,16 @@ def test_a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) 
         model = Keeper().to("meta")
         inputs = {name: torch.empty(each.shape, device="meta") for name, each in step(0).items()}
 
+        told = list[object]()
+
         def asked(**options: Any) -> Any:
+            told.append(options.get("keeper"))
             return model(**inputs, transformer_options=options)
 
         others = OtherChoice().to("meta")
         (alone,) = count._calls_of_a_run(others, PLAN, PLAN.keeps, 1, lambda **_: others(**inputs))
         finds, fills = count._calls_of_a_run(model, PLAN, PLAN.keeps, 1, asked)
+        assert told == [{"device": "gpu", "dtype": "default"}] * 2, "kept as it is computed, where it is"
         assert count_kept.kept_bytes(model, PLAN.keeps, asked)["default"] == KEPT
     of_text = 2 * TEXT * WIDTH**2 * 4 * BLOCKS  # q, k, v and what is behind them
     assert alone["module.matmul_flops"] == fills["module.matmul_flops"], "of a class that keeps otherwise"

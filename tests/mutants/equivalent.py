@@ -63,4 +63,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "times = sorted(Fraction(rows, share) for rows in range(1, total + 1) for share in set(shares))",
         "times = sorted(Fraction(rows, share) for rows in range(1, total + 2) for share in set(shares))",
     ): "one batch group alone ends with all rows, so later times are not looked at",
+    (
+        "arithmetic",
+        "values = 1 + 0.1 * values",
+        "values = (1 - (0.1 * values))",
+    ): "as many random numbers lie above naught as below, and nothing knows those of the sample",
 }

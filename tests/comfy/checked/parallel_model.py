@@ -562,3 +562,8 @@ it.unpatch_model(unpatch_weights=False)
 assert held and it.model.current_weight_patches_uuid == it.patches_uuid
 assert it.partially_unload(here, 1) == 2 * SIZE and held == [] and it.loaded_size() == 0
 assert (it.model.model_loaded_weight_memory, it.model.current_weight_patches_uuid) == (0, None)
+held.append(1)
+it.unpatch_model(torch.device("meta"))
+assert held == [] and it.model.device == torch.device("meta")
+it.unpatch_model()
+assert it.model.device == it.offload_device

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     comfyui = replace(find_comfyui(arguments.comfyui), options=tuple(shlex.split(arguments.comfyui_options)))
     asked = {name: getattr(arguments, name) for name in ("width", "height", "frames", "text_tokens", "batch")}
     asked |= {"guided": arguments.cfg > 1, "seconds": arguments.seconds}
-    config = {"mode": "auto", "devices": arguments.devices, "ulysses": 1, "ring": 1, "weights": arguments.weights}
+    config = {"mode": "auto", "devices": arguments.devices, "weights": arguments.weights}
     progress.phase("starting ComfyUI without a server")
     with closing(ComfyUIProcess(comfyui, str(devices[0]).split(":")[0], program=PROGRAM)) as process:
         given = {"path": os.path.abspath(arguments.file), "config": config, "dtype": arguments.dtype, "asked": asked}

@@ -68,4 +68,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "values = 1 + 0.1 * values",
         "values = (1 - (0.1 * values))",
     ): "as many random numbers lie above naught as below, and nothing knows those of the sample",
+    (
+        "axis swapped",
+        "skips = decision.skips(call, rows, x.flatten(2))",
+        "skips = decision.skips(call, rows, x.flatten(1))",
+    ): "what is compared is flat either way",
 }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from host.hosted_runs import heun
+from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
@@ -194,6 +195,17 @@ def test_a_run_reports_the_time_of_each_step_on_the_device_and_tells_of_each_in_
     )
     assert (report.skipped_calls, report.drained, report.timeline, calls.ended) == (None, None, None, ["closed"])
     assert waits == [True, False] * 3
+
+
+def test_a_run_that_is_cancelled_leaves_nothing_in_flight_and_makes_no_result() -> None:
+    segments, calls = table(), Slept(lambda _: None)
+    segments.credit = 1
+    pace, copies = LaunchThrottle(CPU, lambda: None), HostCopies(CPU)
+    loop = WorkerLoop(heun(), calls, RegionTimer(CPU, on=False), pace=pace, copies=copies)
+    gate, done = Gate(segments, cancelled=lambda: True, show_waiting=lambda _: None), list[int]()
+    with pytest.raises(RequestCancelledError, match="before step 1"):
+        loop.run(gate, step_done=lambda step, _: done.append(step))
+    assert (done, calls.ended) == ([0], ["closed"])
 
 
 def test_the_calls_with_which_steps_start_and_the_seconds_of_each_by_region() -> None:

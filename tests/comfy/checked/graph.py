@@ -269,6 +269,42 @@ except ValueError as raised:
 assert ": it skips blocks of Linear (double_block 1, double_block 2; there is no plan for it), which" in error
 refusals.check_skipping(linear, {"patches_replace": {"dit": {("double_block", 1): leaf}}}, None)
 
+
+class SkipLayerGuidanceDiT:
+    """As stock's node of that name: what it decides by is around its function."""
+
+    def execute(self, double_layers, scale, sigma_start, sigma_end):
+        def post(args):
+            return double_layers, scale, sigma_start, sigma_end
+
+        return post
+
+
+class SkipLayerGuidanceDiTSimple(SkipLayerGuidanceDiT):
+    """It skips them in the negative conditioning alone."""
+
+    def execute(self, double_layers):
+        def post(args):
+            return double_layers
+
+        return post
+
+
+def why_not_in(*functions, kind=linear, sigmas=(1.0, 0.5), guided=True):
+    try:
+        refusals.check_skipped_layers(kind, writers.Written().after(functions, None), sigmas, guided=guided)
+    except ValueError as raised:
+        return str(raised).partition(";")[0]
+    return ""
+
+
+layers, simple = SkipLayerGuidanceDiT().execute, SkipLayerGuidanceDiTSimple().execute([3])
+skips = "some node: it skips blocks of Linear (double_block {}"
+assert why_not_in(rescale, layers([1, 2], 3.0, 0.7, 0.2)) == skips.format("1, double_block 2")
+assert why_not_in(simple) == skips.format("3")
+nothing = (rescale, layers([], 3.0, 0.7, 0.2), layers([1], 0.0, 0.7, 0.2), layers([1], 3.0, 0.4, 0.2))
+assert [why_not_in(each) for each in nothing] == [""] * 4 and why_not_in(simple, guided=False) == ""
+
 # The prompt that is validated, and the one that runs.
 server = queued.PromptServer.instance
 assert queued.validated_inputs() == {}

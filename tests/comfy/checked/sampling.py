@@ -370,6 +370,16 @@ with decode._no_progress():
     assert utils.PROGRESS_BAR_HOOK is None
 assert utils.PROGRESS_BAR_HOOK is hook is not None
 
+# A stock MODEL's loop is ComfyUI's; it is said where the ranks' own was asked for.
+plain = SimpleNamespace(load_device=torch.device("cpu"), add_wrapper_with_key=lambda *_: None)
+plain.clone, plain.model = lambda: plain, SimpleNamespace(latent_format=SimpleNamespace(spacial_downscale_ratio=8))
+stock.comfy_nodes = SimpleNamespace(common_ksampler=lambda model, **_: ({"samples": torch.zeros(2, 4, 3, 5)},))
+for asked in (False, True):
+    record = stock.SamplingRecord()
+    stock.timed_run(plain, {}, record, worker_loop=asked)
+    assert record.loop_reason == ("the MODEL is a stock loader's" if asked else stock.SamplingRecord().loop_reason)
+    assert record.sizes == {"batch": 2, "width": 40, "height": 24}
+
 # Which wrappers of a run are a known cache's alone, and what each call is to it.
 easycache = importlib.import_module("comfy_extras.nodes_easycache")
 caches = importlib.import_module(f"{NAME}.nodes.host.sampling.stock_caches")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -172,6 +172,44 @@ def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_
     for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
         run.call(made(), check_cancelled=lambda: None)
         assert told == run.remarks == (["blocks run uncompiled: A has no graph"] if said[0][1] else [])
+
+
+def test_a_loop_in_the_workers_is_told_as_it_begins_and_at_each_step_and_why_its_pipeline_was_empty(
+    new_run, module_of_pack
+) -> None:
+    told: list[object] = []
+
+    class Listener(module_of_pack("nodes.host.sampling.step_listener").StepListener):
+        def worker_loop_began(self) -> None:
+            told.append("began")
+
+        def worker_loop_step(self, num_ranks: int) -> None:
+            told.append(("step", num_ranks))
+
+        def drained(self, why: str) -> None:
+            told.append(why)
+
+    def sample(spec: Any, plan: Any, run: Any, *, on_step: Callable[..., None], **_: object) -> Any:
+        told.append("sent")
+        on_step(0, torch.ones(1))
+        seconds = [SimpleNamespace(step_s=each) for each in ((0.5, 0.25), (0.25, 1.0))]
+        return SimpleNamespace(ranks=[], ran=seconds, wall_s=1.0, drained="a sampler looks back")
+
+    run = replace(new_run("/a.safetensors"), listener=Listener(), recorder=None)
+    vars(run.model)["pool"] = SimpleNamespace(sample=sample)
+    loop = Loop(conds=(made(),), recurrence=SimpleNamespace(num_calls=2))
+    run.sample(loop, on_step=lambda step, shown: told.append((step, shown.item())), check_cancelled=lambda: None)
+    why = "the pipeline is empty between steps: a sampler looks back"
+    assert told == ["began", "sent", ("step", run.plan.ranks), (0, 1.0), why]
+    assert (run.loop_reason, run.step_seconds) == (why, [0.5, 1.0])
+
+
+@dataclass
+class Loop:
+    """As a run that the workers have, without its numbers."""
+
+    conds: tuple
+    recurrence: Any
 
 
 @pytest.mark.parametrize("reason", [None, "a conditioning has an area"])

@@ -138,6 +138,14 @@ def attended(plan: str, case: dict[str, Any], *, exchange: bool = True) -> Simpl
     return SimpleNamespace(error=error, heads=heads_of_calls, chunked=chunked, sent=sent)
 
 
+@in_ranks(2)
+def test_the_largest_of_all_ranks_is_every_ranks_and_counts_as_bytes_sent_to_each_other(group: GlooGroup) -> None:
+    axis = group.axis
+    mine = torch.tensor([float(axis.index), -float(axis.index), 7.0])
+    assert axis.maximum(mine).tolist() == [axis.size - 1.0, 0.0, 7.0] and mine[0] == axis.index
+    assert (axis.traffic.calls, axis.traffic.num_bytes) == (1, (axis.size - 1) * 12)
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("plan", "ranks"), OF_RANKS)
 @in_ranks()

@@ -73,4 +73,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "skips = decision.skips(call, rows, x.flatten(2))",
         "skips = decision.skips(call, rows, x.flatten(1))",
     ): "what is compared is flat either way",
+    (
+        "arithmetic",
+        "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+        "outs = [(x * 0.5 + told * (0.1 + ((call ** 2) * 40))) * (side + 1) for side in sides]",
+    ): "any outputs that differ from call to call show what a cache does with them",
 }

@@ -37,6 +37,11 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     reason = why_not(["cpu"], {**here, FOLDER: str(tmp_path / "open")})
     assert reason is not None
     assert "others can write to" in reason
+    (tmp_path / "file").touch()
+    assert why_not(["cpu"], {**here, FOLDER: str(tmp_path / "file" / "below")}) == (
+        "compiling has no folder for its libraries (Not a directory); "
+        f"set {FOLDER} to a folder of your own before starting"
+    )
 
 
 @pytest.mark.slow

@@ -324,14 +324,14 @@ class DeltaReceiver:
         if isinstance(weight, torch.Tensor):
             self._weights.hook_modules.take(key, weight.to(self._weights.device, copy=True))
 
-    def _loras_of(self, name: str, deltas: Sequence[WeightDelta]) -> list[LowRank]:
-        """The LoRAs that can run beside the layer of this weight; none where one of its deltas has to be merged."""
+    def _loras_of(self, name: str, deltas: Sequence[WeightDelta]) -> list[LowRank] | None:
+        """The LoRAs that can run beside the layer of this weight; None where one of its deltas has to be merged."""
         weights, changes = self._weights, self._changes
         if changes is None or not name.endswith(WEIGHT):
-            return []
+            return None
         weight, layer = changes.pristine(name), weights.module.get_submodule(name.removesuffix(WEIGHT))
         if not all(runs_as_branch(delta, layer, weight) for delta in deltas):
-            return []
+            return None
         dtype = weights.declared.get(name, weight.dtype)
         if not dtype.is_floating_point or dtype.itemsize < 2:
             dtype = weights.dtype

@@ -78,4 +78,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
         "outs = [(x * 0.5 + told * (0.1 + ((call ** 2) * 40))) * (side + 1) for side in sides]",
     ): "any outputs that differ from call to call show what a cache does with them",
+    (
+        "constant off by one",
+        "return found.hexdigest()[:16]",
+        "return found.hexdigest()[:17]",
+    ): "a hash of one digit more is as good",
 }

@@ -140,14 +140,19 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         report["step_cache"] = cached.report(references)
         report["within_tolerance"] = report["within_tolerance"] and cached.agrees(tolerance)
     if arguments.compile:
-        compiled = [rank.compiled for rank in runner.ranks if rank.compiled is not None]
-        report["graphs_by_rank"] = [each.graphs for each in compiled]
-        reasons = dict.fromkeys(each.reason for each in compiled if each.reason)
-        report["warnings"] += [f"blocks run uncompiled: {reason}" for reason in reasons]
+        report["graphs_by_rank"], uncompiled = _graphs_of(runner.ranks)
+        report["warnings"] += uncompiled
     if stale is not None:
         report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
         report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])
     return report if one_process is None else report | {"one_process_rel_err": one_process}
+
+
+def _graphs_of(ranks: Sequence[RankStep]) -> tuple[list[int], list[str]]:
+    """How many graphs each rank has that compiled, and why blocks run without, once each."""
+    compiled = [rank.compiled for rank in ranks if rank.compiled is not None]
+    reasons = dict.fromkeys(each.reason for each in compiled if each.reason)
+    return [each.graphs for each in compiled], [f"blocks run uncompiled: {reason}" for reason in reasons]
 
 
 def _refuse_steps(arguments: argparse.Namespace, plan: ParallelPlan) -> None:

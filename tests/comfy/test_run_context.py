@@ -204,6 +204,24 @@ def test_a_loop_in_the_workers_is_told_as_it_begins_and_at_each_step_and_why_its
     assert (run.loop_reason, run.step_seconds) == (why, [0.5, 1.0])
 
 
+def test_ranks_find_what_the_call_before_left_where_it_leaves_something_and_can_be_told_from_others(
+    new_run, module_of_pack
+) -> None:
+    plan = module_of_pack("parallel_runtime.plan").ParallelPlan
+
+    def place(text: str, name: str | None = "a", *, keeps: bool = False, **changed: object) -> object:
+        run = new_run("/a.safetensors")
+        run = replace(run, decision=replace(run.decision, plan=plan.parse(text)), **changed)
+        run.model.keeps_state = keeps
+        found = run._place(name)
+        return None if found is None else (found.run == run.run_id, found.key)
+
+    staged = "pipefusion=2"
+    assert place("ulysses=2") is place(staged, None) is place(staged, wrapped=True) is None
+    assert place("ulysses=2", step_cache=0.1) == place(staged) == (True, "a")
+    assert place("ulysses=2", None, keeps=True) == (True, "")
+
+
 @dataclass
 class Loop:
     """As a run that the workers have, without its numbers."""

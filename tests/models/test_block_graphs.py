@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     model, inputs = CASES[name]()
     blocks = blocks_of(model)
     SharedModel(model, spec_of(type(model)), group)
-    graphs, ran = BlockGraphs(blocks, tape.Tape), []
+    graphs, ran, began = BlockGraphs(blocks, tape.Tape), [], time.perf_counter()
     with torch.inference_mode():
         want, most = call(model, inputs), group.most_keys
         for _ in range(4):
@@ -56,6 +57,7 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
                 assert torch.equal(call(model, inputs), want)
             assert group.most_keys == most > 0, "a proof asks for it, of blocks that are replayed too"
             ran.append(run.report())
+    assert 0 <= graphs.recorded_s <= time.perf_counter() - began
     said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")
     assert said in ran[-1].reason and bool(said) == bool(ran[-1].reason), ran[-1].reason
     assert said or (ran[0].uncompiled_blocks, ran[-1].uncompiled_blocks) == (graphs.count, 0)

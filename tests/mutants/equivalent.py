@@ -83,4 +83,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return found.hexdigest()[:16]",
         "return found.hexdigest()[:17]",
     ): "a hash of one digit more is as good",
+    (
+        "constant off by one",
+        "if now - self._beaten_s > self._silence_s / 4:",
+        "if now - self._beaten_s > self._silence_s / 5:",
+    ): "a sign of life that comes a little sooner is as good",
 }

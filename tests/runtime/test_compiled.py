@@ -15,7 +15,7 @@ from parallel_runtime.compiling import FOLDER, cache_folder, why_not
 
 
 def test_the_folder_is_where_the_user_says_in_the_cache_or_among_temporary_files(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch(0o700)
     assert cache_folder({FOLDER: "/there"}) == Path("/there")
     assert cache_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "parallel-dit" / "compiled"
     for no_home in ({"HOME": str(tmp_path / "file")}, {}, {"XDG_CACHE_HOME": "relative"}):

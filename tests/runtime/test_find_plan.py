@@ -107,6 +107,7 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     for each in ("model_base.py", "ldm/modules/attention.py"):
         (tmp_path / "comfy" / each).write_text("")
     file.write_text("")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.99.1"\n')
     module = types.ModuleType("comfy.ldm.new.model")
     module.__file__ = str(file)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -115,7 +116,7 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     with pytest.raises(ValueError, match="New has no plan"):
         spec_of(model)
     key, spec = key_of(kind), SPECS[FLUX]
-    assert key is not None and found_spec_of(kind) is None
+    assert key is not None and key.comfyui == "0.99.1" and found_spec_of(kind) is None
     assert found_specs().save(key, spec, cuts="cut once", errors={"error": 0.0, "control": 1.0})
     give_found(model, found_spec_of(kind))
     assert spec_of(model) == spec and find_spec(kind()) is None  # it is the model's, not the class's

@@ -571,3 +571,13 @@ def test_doctor_adds_up_what_comfyui_says_of_a_file(
         "cfg=2,weights=sharded": (True, "", others + at_hand + 7 + 51, 0, False),
         "ulysses=2,weights=offloaded": refused if unshared else (True, "", others + at_hand + 4, 51, not on_cpu),
     }
+
+
+def test_verify_tells_of_the_ranks_that_compiled_their_graphs_and_of_each_reason_once() -> None:
+    reasons = [None, "", "A has no graph", "A has no graph"]
+    ranks: Any = [
+        SimpleNamespace(compiled=None if reason is None else SimpleNamespace(graphs=number, reason=reason))
+        for number, reason in enumerate(reasons)
+    ]
+    assert verify._graphs_of(ranks) == ([1, 2, 3], ["blocks run uncompiled: A has no graph"])
+    assert verify._graphs_of(ranks[:1]) == ([], [])

@@ -575,3 +575,11 @@ for untold, said in (((), []), (("--odd",), ["workers run without --odd of Comfy
     like_host.options_now = lambda untold=untold: SimpleNamespace(told=("--fast",), untold=untold)
     assert like_host.options_for_ranks() == ("--fast",)
     assert [text.partition(":")[0] for text in warned] == said
+
+# The node that ends pools runs again as long as there is one.
+release = importlib.import_module(f"{NAME}.nodes.release")
+asked = release.ReleaseParallelPool.fingerprint_inputs
+release.POOLS = SimpleNamespace(has_something_to_release=lambda: True)
+assert asked() != asked()
+release.POOLS.has_something_to_release = lambda: False
+assert asked() == asked()

@@ -48,6 +48,11 @@ def plans(num_ranks: int) -> list[ParallelPlan]:
     return [plan for plan in found if plan.ranks <= num_ranks]
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_groups_are_kept_up_to_what_the_plan_with_the_most_of_them_needs(num_ranks: int) -> None:
+    assert kept_bytes(num_ranks) == max(extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in plans(num_ranks))
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
 def test_ranks_never_have_more_groups_than_the_planner_counts(num_ranks: int) -> None:
     ranks, chance = Ranks(num_ranks), random.Random(num_ranks)  # noqa: S311  which plans

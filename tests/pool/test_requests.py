@@ -90,10 +90,11 @@ def test_a_model_is_loaded_once_a_generation(pool):
 
 
 def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
-    assert run_step(pool, plan=ParallelPlan()).out.numel() == 10
+    for plan in (ParallelPlan(ulysses=2), ParallelPlan()):
+        assert run_step(pool, plan=plan).out.numel() == 10
     with pytest.raises(ValueError, match="ulysses=3 needs 3 ranks, the pool has 2; name more devices"):
         run_step(pool, plan=ParallelPlan(ulysses=3))
-    assert pool.status()["meshes"] == ["uly2", "single"]
+    assert pool.status()["meshes"][-2:] == ["uly2", "single"]
 
 
 @pytest.mark.parametrize(

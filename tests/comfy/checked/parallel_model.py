@@ -112,7 +112,9 @@ whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model
 stock_bytes = type(model.model).memory_required
 assert whole == 2 * (stock_bytes(model.model, [4, 16, 8, 8], {}) / 2)
-run = under.new_run(other)
+run, cached = under.new_run(other), under.clone()
+cached.model_options = {"transformer_options": {"easycache": None}}
+assert not run.stock_cache and cached.new_run(other).stock_cache
 with run_context.begun({}, run):
     assert model.model.memory_required([5, 16, 8, 8]) == 2 * stock_bytes(model.model, [3, 16, 8, 8], {})
     run.stock_cache = True
@@ -466,6 +468,10 @@ verdicts.append("not asked again")
 assert prover.knows(ring, call)
 prover.check(run := running(ring), call, print)
 assert run.proofs == [proof]
+stored, type(prover)._store = type(prover)._store, None
+prover.check(run := running(ring), call, print)
+assert run.proofs == [proof], "what is known is read from no file again"
+type(prover)._store = stored
 verdicts.append(replace(proof, verdict=proofs.REFUSED, reason="an error of 0.3"))
 refused(
     lambda: prover.check(running(plain.plan), call, print),

@@ -282,6 +282,23 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
     assert ran is not None and (ran.pieces, ran.regions, ran.trace_bytes, ran.tokens) == (groups[1], None, None, 44)
 
 
+def test_what_was_sent_is_counted_anew_for_each_request_of_weights_too() -> None:
+    engine: Any = Engine(rank=0, device=CPU, segments=table())
+    reset = list[tuple[str, bool]]()
+
+    def traffic(name: str) -> Any:
+        return SimpleNamespace(reset=lambda timer: reset.append((name, timer.asked)))
+
+    weights, group = SimpleNamespace(viewed_file=None), SimpleNamespace(traffic=traffic("weights"))
+    mesh = SimpleNamespace(traffic=traffic("tokens"), attention=SequenceParallelAttention(), plan=ParallelPlan())
+    for timed in (False, True):
+        request, model = SimpleNamespace(calls=({"timed": timed},)), SimpleNamespace(weights=weights, group=group)
+        ATTENDED.add("an earlier kernel")
+        made = engine._forward(model, mesh, request, progress=None, beat=None)
+        assert (made.model, made.sequence, made.by_graphs) == (model, mesh.attention, None) and not ATTENDED
+    assert reset == [("tokens", False), ("weights", False), ("tokens", True), ("weights", True)]
+
+
 def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and_keep_none() -> None:
     ran, given = HostedCalls.__new__(HostedCalls), list[Any]()
     ran._shown = GroupWork(start=1, stop=3, conds=(0,), shares_cfg=False)

@@ -180,6 +180,7 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
 def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec) -> None:
     plan = ParallelPlan.parse("pipefusion=3,patches=4")
     run = sampled(WAN, recurrence=euler(20, timesteps=1.0))
+    pool.start()
     generation, steps = pool.generation, list[int]()
 
     def cancel() -> None:

@@ -56,14 +56,15 @@ def steps(hosts: Sequence[str], tests: Path, matrices: Path) -> list[Step]:
     keep = {
         name: {flags: f"{os.environ.get(flags, '')} {said.format(matrices)}"} for name, (flags, said) in KEEP.items()
     }
-    found = [(name, keep.get(name, {})) for name in BEFORE_HOSTS]
-    found += [(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
-    found += [(name, {}) for name in AFTER_HOSTS]
-    return [
-        Step(name, ("make", "--no-print-directory", target), tests if target in RUN_TESTS else matrices, more)
-        for name, more in found
-        for target in name.split()[:1]
-    ]
+
+    def step(name: str, more: dict[str, str]) -> Step:
+        target = name.split()[0]
+        folder = tests if target in RUN_TESTS else matrices
+        return Step(name, ("make", "--no-print-directory", target), folder, more)
+
+    found = [step(name, keep.get(name, {})) for name in BEFORE_HOSTS]
+    found += [step(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
+    return found + [step(name, {}) for name in AFTER_HOSTS]
 
 
 def state_of(root: Path, without: Sequence[str] = ()) -> str:

@@ -176,6 +176,7 @@ class BlockShards:
             changed |= {name: whole[name] for name in kept}
         unit.lay_out(changed)
         self._cut(path, changed)
+        self._feed.end()
         self._whole.clear()
         self._feed.fit(self._units)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from models.keeper import PLAN, WIDTH, Keeper
 from parallel_runtime.model_call import ModelCall
-from parallel_runtime.models.hosted.calls import to_tree
+from parallel_runtime.models.hosted.calls import DEPTH, to_tree
 from parallel_runtime.models.hosted.count_kept import Roomy
 
 
@@ -175,3 +175,13 @@ def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_pro
         assert before == source()
         (small_comfyui / name).write_text(f"{(small_comfyui / name).read_text()}# changed in place\n")
         assert (source() != before) == computes, name
+
+
+@pytest.mark.parametrize("deeper", [lambda each: {"a": each}, lambda each: [each], lambda each: (each,)])
+def test_what_is_nested_deeper_than_any_call_does_not_travel(deeper: Any) -> None:
+    value: Any = 1
+    for _ in range(DEPTH):
+        value = deeper(value)
+    assert to_tree(value)[1] == []
+    with pytest.raises(ValueError, match=f"is nested deeper than {DEPTH}, which cannot be sent"):
+        to_tree(deeper(value))

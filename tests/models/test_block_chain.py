@@ -73,6 +73,19 @@ def plan(**changed: object) -> ShardingSpec:
     return ShardingSpec(**{**said, **changed})  # type: ignore[arg-type]
 
 
+def test_a_change_leaves_no_block_due_and_keeps_what_was_changed_before() -> None:
+    block = nn.Linear(3, 3)
+    shards = BlockShards({"blocks.0": block}, Alone(), rounded={}, device=torch.device("cpu"), offloaded=True)  # type: ignore[arg-type]
+    list(shards.load())
+    for name in ("weight", "bias"):
+        shards.change({f"blocks.0.{name}": nn.Parameter(torch.full((3, 3) if name == "weight" else (3,), 2.0))})
+        with pytest.raises(RuntimeError, match="'blocks.0' are asked for, but none is due"):
+            shards._feed.take("blocks.0")
+    shards.begin()
+    assert block(torch.ones(1, 3)).tolist() == [[8.0] * 3]
+    shards.end()
+
+
 def test_what_stands_around_a_block_runs_once_whichever_method_is_called() -> None:
     block, said = Block(), list[str]()
     hook_entries(block, entries_of(block), BEAT, before=lambda: said.append("in"), after=lambda: said.append("out"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from families.unet import KOALA, SDXL
 from host.quantised import FORMATS, Tensors, mark, quantised
 from parallel_runtime.models.hosted import scales
 from parallel_runtime.models.hosted.build import META, build, recognise
+from parallel_runtime.models.hosted.formats import check_formats
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.hosted.scales import watch
 from parallel_runtime.parallel.attention import SequenceParallelAttention
@@ -289,3 +291,20 @@ def test_a_unet_under_diffusers_names_is_read_under_comfyuis(group: GlooGroup) -
         name: weight.shape for name, weight in weights.items()
     }
     assert {name for name, _ in found.model(META).diffusion_model.named_parameters()} == set(weights)
+
+
+def test_a_layer_of_narrow_numbers_whose_format_nothing_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("comfy", "comfy.quant_ops")
+    modules = [ModuleType(name) for name in names]
+    modules[0].quant_ops, modules[1].QUANT_ALGOS = modules[1], {}  # type: ignore[attr-defined]
+    for name, module in zip(names, modules, strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+    fp8, int8, scale = torch.zeros(2, 4).to(torch.float8_e4m3fn), torch.zeros(2, 4, dtype=torch.int8), torch.ones(())
+    for weights, said in (
+        ({"a.weight": fp8, "a.weight_scale": scale}, "'?a'? holds float8_e4m3fn with a scale, and nothing says its"),
+        ({"a.weight": int8}, "'?a'? holds int8, and nothing says its format"),
+        ({"a.weight": int8, "a.weight_scale": scale}, "'?a'? holds int8 with a scale"),
+    ):
+        with pytest.raises(ValueError, match=f"file: {said}"):
+            check_formats("file", weights)
+    check_formats("file", {"a.weight": fp8, "a.bias": int8, "b.weight": int8[0], "c.weight": fp8.float()})

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from parallel_runtime.models.hosted import random_calls
-from parallel_runtime.models.hosted.calls import DEPTH, to_tree
-from parallel_runtime.models.hosted.formats import check_formats
 from parallel_runtime.models.hosted.other_calls import apply_call, method_call
 from parallel_runtime.models.hosted.random_calls import MORE_LATENTS, SAID_WIDTHS, Size, flat, latent_shapes, recording
 
@@ -210,30 +207,3 @@ def test_a_call_of_comfyuis_own_function_travels_with_the_rows_of_each_image() -
         "preprocess_text_embeds",
     )
     assert method.options["call"] == {"d": {"args": {"l": [{"t": 0}]}, "kwargs": {"d": {"unprocessed": True}}}}
-
-
-@pytest.mark.parametrize("deeper", [lambda each: {"a": each}, lambda each: [each], lambda each: (each,)])
-def test_what_is_nested_deeper_than_any_call_does_not_travel(deeper: Any) -> None:
-    value: Any = 1
-    for _ in range(DEPTH):
-        value = deeper(value)
-    assert to_tree(value)[1] == []
-    with pytest.raises(ValueError, match=f"is nested deeper than {DEPTH}, which cannot be sent"):
-        to_tree(deeper(value))
-
-
-def test_a_layer_of_narrow_numbers_whose_format_nothing_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("comfy", "comfy.quant_ops")
-    modules = [ModuleType(name) for name in names]
-    modules[0].quant_ops, modules[1].QUANT_ALGOS = modules[1], {}  # type: ignore[attr-defined]
-    for name, module in zip(names, modules, strict=True):
-        monkeypatch.setitem(sys.modules, name, module)
-    fp8, int8, scale = torch.zeros(2, 4).to(torch.float8_e4m3fn), torch.zeros(2, 4, dtype=torch.int8), torch.ones(())
-    for weights, said in (
-        ({"a.weight": fp8, "a.weight_scale": scale}, "'?a'? holds float8_e4m3fn with a scale, and nothing says its"),
-        ({"a.weight": int8}, "'?a'? holds int8, and nothing says its format"),
-        ({"a.weight": int8, "a.weight_scale": scale}, "'?a'? holds int8 with a scale"),
-    ):
-        with pytest.raises(ValueError, match=f"file: {said}"):
-            check_formats("file", weights)
-    check_formats("file", {"a.weight": fp8, "a.bias": int8, "b.weight": int8[0], "c.weight": fp8.float()})

@@ -67,7 +67,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "arithmetic",
         "values = 1 + 0.1 * values",
         "values = (1 - (0.1 * values))",
-    ): "as many random numbers lie above naught as below, and nothing knows those of the sample",
+    ): "as many random numbers lie above zero as below, and nothing knows those of the sample",
     (
         "axis swapped",
         "skips = decision.skips(call, rows, x.flatten(2))",

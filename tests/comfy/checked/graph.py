@@ -434,25 +434,3 @@ assert (cli.args.disable_metadata, cli.args.cpu, sys.path.pop(0), sys.path) == (
 without.begin("/b", ["--cpu"], on_cpu=False)
 assert (cli.args.disable_metadata, cli.args.cpu) == (False, True)
 vars(cli.args).update(before)
-
-# A MODEL whose runs try nothing is refused before a rank is started, with the reason.
-tries = importlib.import_module(f"{NAME}.nodes.without_server")
-tunable = SimpleNamespace(of=lambda patcher, shares: SimpleNamespace(why_not=f"{patcher}: {shares} are all"))
-parts = {"host.proof.tuning": SimpleNamespace(Asked=dict), "choice": SimpleNamespace(choice_of=dict)}
-parts["host.model.new_model"] = SimpleNamespace(remote_patcher=lambda *_: Named("a patcher"))
-parts["host.proof.begin_tries"] = SimpleNamespace(Tunable=tunable)
-tries._module = parts.__getitem__
-
-
-class Named(str):
-    """With what is asked of a patcher; to load it is an error."""
-
-    def shares_of_run(self):
-        return (3, 1)
-
-
-try:
-    tries.WithoutServer().tune("file", {"mode": "auto"}, "default", {})
-    raise AssertionError("it was tuned")
-except ValueError as error:
-    assert str(error) == "a patcher: (3, 1) are all"

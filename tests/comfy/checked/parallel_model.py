@@ -573,19 +573,3 @@ it.unpatch_model(torch.device("meta"))
 assert held == [] and it.model.device == torch.device("meta")
 it.unpatch_model()
 assert it.model.device == it.offload_device
-
-# Ranks get ComfyUI's options; of one that cannot travel it is said, of none nothing.
-like_host, warned = importlib.import_module(f"{model_nodes}.contract.like_host"), []
-like_host._warn = warned.append
-for untold, said in (((), []), (("--odd",), ["workers run without --odd of ComfyUI's command line"])):
-    like_host.options_now = lambda untold=untold: SimpleNamespace(told=("--fast",), untold=untold)
-    assert like_host.options_for_ranks() == ("--fast",)
-    assert [text.partition(":")[0] for text in warned] == said
-
-# The node that ends pools runs again as long as there is one.
-release = importlib.import_module(f"{NAME}.nodes.release")
-asked = release.ReleaseParallelPool.fingerprint_inputs
-release.POOLS = SimpleNamespace(has_something_to_release=lambda: True)
-assert asked() != asked()
-release.POOLS.has_something_to_release = lambda: False
-assert asked() == asked()

@@ -1,4 +1,4 @@
-"""Experiment 4: what a file's format costs, with ComfyUI's options for it: each in a process of its own.
+"""Experiment 4: what a file's format costs, with ComfyUI's options for it: a process for each choice of options.
 
 ComfyUI reads its options once, when it is imported.
 """
@@ -6,6 +6,7 @@ ComfyUI reads its options once, when it is imported.
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,14 @@ import torch
 from .setting import ROOT, Result, Setting
 
 PLAIN = "float8_e4m3fn"  # matrices of blocks rounded, without scales
-FORMATS = (PLAIN, "fp8 e4m3", "int8, a scale a row")  # the others as tests/host/quantised.py writes them
+# The others as tests/host/quantised.py writes them; half of the official templates' use is of the last.
+FORMATS = (PLAIN, "fp8 e4m3", "int8, a scale a row", "int8, rotated")
 OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--fast", "fp8_matrix_mult"))
-LIMIT_S = 150
+LIMIT_S = 240
 
 
-def write_format(setting: Setting, name: str, kind: str) -> Path:
-    """The model's file in a format."""
-    source = setting.file(name)
-    if kind == setting.dtype:
-        return source
+def write_format(source: Path, kind: str, device: torch.device) -> Path:
+    """A file's model in a format, beside it; one that is there is taken."""
     path = source.with_name(f"{kind.replace(',', '').replace(' ', '_')}_{source.name}")
     if path.is_file():
         return path
@@ -32,10 +31,10 @@ def write_format(setting: Setting, name: str, kind: str) -> Path:
 
     from host.quantised import quantised
 
-    with safe_open(source, framework="pt") as file:
+    with safe_open(source, framework="pt", device=str(device)) as file:
         whole, said = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
     tensors, more = (_rounded(whole), {}) if kind == PLAIN else quantised(whole, kind)
-    save_file(tensors, path, metadata={**said, **more})
+    save_file({key: each.cpu() for key, each in tensors.items()}, path, metadata={**said, **more})
     return path
 
 
@@ -49,22 +48,28 @@ def run(setting: Setting) -> Result:
     name = setting.model_names()[0]
     lines = ["| format | options | device ms | host ms | clock ms | ranks |", "| --- " * 6 + "|"]
     clocks: dict[tuple[str, tuple[str, ...]], float] = {}
-    for kind, options in _cases(setting):
-        for share in measured(setting, name, write_format(setting, name, kind), options):
-            if share["ranks"] == 1:
-                clocks[kind, options] = share["clock_s"]
-            cells = " | ".join(f"{1e3 * share[each]:.2f}" for each in ("device_s", "host_s", "clock_s"))
-            lines.append(f"| {kind} | {' '.join(options)} | {cells} | {share['ranks']} |")
+    for options, kinds in _cases(setting).items():
+        plain = setting.file(name)
+        paths = [plain if kind == setting.dtype else write_format(plain, kind, setting.device) for kind in kinds]
+        for kind, shares in zip(kinds, measured(setting, name, paths, options), strict=True):
+            for share in shares:
+                if share["ranks"] == 1:
+                    clocks[kind, options] = share["clock_s"]
+                cells = " | ".join(f"{1e3 * share[each]:.2f}" for each in ("device_s", "host_s", "clock_s"))
+                lines.append(f"| {kind} | {' '.join(options)} | {cells} | {share['ranks']} |")
     plain = clocks[setting.dtype, ()]
     ratios = {key: seconds / plain for key, seconds in clocks.items() if key != (setting.dtype, ())}
     said = "; ".join(f"{kind} {' '.join(options)} {ratio:.2f}x" for (kind, options), ratio in ratios.items())
     return Result(table=lines, decided=f"{name}, one rank, beside {setting.dtype}: {said}")
 
 
-def measured(setting: Setting, name: str, path: Path, options: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One rank's shares of a file, in a process whose ComfyUI has these options. Raises `ValueError` where it ends."""
+def measured(
+    setting: Setting, name: str, paths: Sequence[Path], options: tuple[str, ...]
+) -> list[list[dict[str, Any]]]:
+    """One rank's shares of each file in a process with these options of ComfyUI. Raises `ValueError` where it ends."""
     size = setting.size(name)
-    command = [sys.executable, "-m", "benchmarks.share", "--json", "--model", str(path), "--dtype", setting.dtype]
+    command = [sys.executable, "-m", "benchmarks.share", "--json", "--dtype", setting.dtype]
+    command += [f"--model={path}" for path in paths]
     command += ["--device", str(setting.device), "--comfyui", setting.comfyui.path, "--steps", str(setting.steps)]
     command += ["--ranks", "1" if setting.small else "1,2", "--width", str(size.width), "--height", str(size.height)]
     command += ["--text-tokens", str(size.text_tokens), *(f"--option={each}" for each in options)]
@@ -73,12 +78,13 @@ def measured(setting: Setting, name: str, path: Path, options: tuple[str, ...]) 
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise ValueError(f"the share of {path.name} ended with status {done.returncode}: {said[-1]}")
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        names = ", ".join(path.name for path in paths)
+        raise ValueError(f"the shares of {names} ended with status {done.returncode}: {said[-1]}")
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(paths) :]]
 
 
-def _cases(setting: Setting) -> list[tuple[str, tuple[str, ...]]]:
+def _cases(setting: Setting) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """The formats by options; the plain one has none."""
     if setting.small:
-        return [(setting.dtype, ()), (PLAIN, ())]
-    return [(setting.dtype, ()), *((kind, options) for kind in FORMATS for options in OPTIONS)]
+        return {(): (setting.dtype, PLAIN)}
+    return {options: (*([] if options else [setting.dtype]), *FORMATS) for options in OPTIONS}

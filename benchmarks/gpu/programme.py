@@ -94,7 +94,7 @@ def apply(
         rows = choices.with_choice(json.loads(table.read_text(encoding="utf-8")), capability, **chosen, source=source)
         _write(table, rows)
     constants = {name: value for result in results.values() for name, value in result["constants"].items()}
-    kept = {name: constants[name] for name in known.MEASURES if name in constants}
+    kept = {name: float(f"{constants[name]:.3g}") for name in known.MEASURES if name in constants}
     if kept:
         rows = json.loads(measured.read_text(encoding="utf-8"))
         name = known.table_name(key["device"])

@@ -1,6 +1,7 @@
 """What an experiment is given, and what it hands back. Owns the two, the refusals, and where models lie."""
 
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,23 @@ class Setting:
         """A model in this process. Imports ComfyUI."""
         import_comfyui(self.comfyui, self.device)
         return OneRank(str(self.file(name)), dtype=self.dtype, comfyui=self.comfyui, device=self.device)
+
+    def each_model(self, measure: Callable[[str, OneRank], None]) -> list[str]:
+        """Have every model measured; the lines of those that failed. Raises what the last one raised where all did.
+
+        In small form a failure is raised at once.
+        """
+        failed: list[str] = []
+        for name in self.model_names():
+            try:
+                measure(name, self.rank(name))
+            except (RuntimeError, ValueError) as error:
+                failed += ["", f"**{name}** failed: {str(error).partition(chr(10))[0]}"]
+                if self.small or len(failed) == 2 * len(self.model_names()):
+                    raise
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return failed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from statistics import median
 
-import torch
-
 from benchmarks.share import cases
 from benchmarks.share.bound import bounds_table, link_named, shares_table
 from benchmarks.share.exchange import local_sequence
@@ -39,16 +37,16 @@ def run(setting: Setting) -> Result:
     lines: list[str] = []
     operation_s, costs = [], []
     degrees = (1, 2) if setting.small else (1, 2, 4, 8)
-    for name in setting.model_names():
-        rank = setting.rank(name)
+
+    def measure(name: str, rank: OneRank) -> None:
         call, small = rank.call(setting.size(name)), rank.small_call(setting.size(name))
         shares = [rank.measure(call, small, ulysses=each, steps=setting.steps) for each in degrees]
-        operation_s += [each.host_s / operations_in(rank, small, each.ranks) for each in shares]
+        operation_s.extend(each.host_s / operations_in(rank, small, each.ranks) for each in shares)
         costs.append(timers(rank, small, 1 if setting.small else NOISE_RUNS))
-        lines += ["", f"**{name}**, one rank's share, measured:", "", *shares_table(shares), *_bounds(name, shares)]
-        del rank
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
+        lines.extend(["", f"**{name}**, one rank's share, measured:", "", *shares_table(shares)])
+        lines.extend(_bounds(name, shares))
+
+    lines += setting.each_model(measure)
     host, cost = median(operation_s), max(costs)
     every = 1 if cost < CHEAP else 10
     decided = (

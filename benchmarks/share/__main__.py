@@ -49,7 +49,8 @@ def main() -> int:
     arguments = parser().parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="share-") as folder:
-            run(arguments, Path(folder))
+            for model in arguments.model:
+                run(arguments, model, Path(folder))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="benchmarks.share", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--model", required=True, help="a file, or the name of a case")
+    found.add_argument("--model", required=True, action="append", help="a file, or the name of a case; several in turn")
     found.add_argument("--ranks", default="1,2,4,8", help="(default: %(default)s)")
     found.add_argument("--ring", action="store_true", help="they share tokens around a ring, not by heads")
     found.add_argument("--links", default=",".join(LINKS), help="names, or GB/s (default: %(default)s)")
@@ -74,21 +75,21 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, default=5, help="medians of so many (default: %(default)s)")
     found.add_argument("--comfyui", help="the folder of its main.py (default: the one that this pack is in)")
     found.add_argument("--option", action="append", default=[], help="an option of ComfyUI's, as --option=--fast")
-    found.add_argument("--json", action="store_true", help="print what was measured as one line of JSON, and no table")
+    found.add_argument("--json", action="store_true", help="print a line of JSON a model, and no table")
     found.add_argument("--real", type=int, metavar="PAIRS", help="the formula beside two real CPU ranks, in pairs")
     return found
 
 
-def asked_of(arguments: argparse.Namespace, folder: Path) -> Asked:
+def asked_of(arguments: argparse.Namespace, model: str, folder: Path) -> Asked:
     """The file and the call. Raises `ValueError` for what there is not."""
     device = torch.device(arguments.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: torch sees no GPU; use cpu, or look at nvidia-smi")
     dtype = arguments.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    case = cases.CASES.get(arguments.model)
-    path = Path(arguments.model)
+    case = cases.CASES.get(model)
+    path = Path(model)
     if not path.is_file():
-        path = cases.write(arguments.model, folder, "bfloat16" if case else dtype)
+        path = cases.write(model, folder, "bfloat16" if case else dtype)
     side, text = (1024, 512) if device.type == "cuda" else (256, 64)
     size = Size(
         width=arguments.width or (case.width if case else side),
@@ -101,9 +102,7 @@ def asked_of(arguments: argparse.Namespace, folder: Path) -> Asked:
     comfyui = find_comfyui(arguments.comfyui or cases.comfyui_of_tests())
     comfyui = replace(comfyui, options=(*comfyui.options, *arguments.option))
     depth = case.depth if case else None
-    return Asked(
-        path=str(path), name=arguments.model, size=size, dtype=dtype, depth=depth, device=device, comfyui=comfyui
-    )
+    return Asked(path=str(path), name=model, size=size, dtype=dtype, depth=depth, device=device, comfyui=comfyui)
 
 
 def measure(asked: Asked, degrees: list[int], *, ring: bool, steps: int) -> list[Share]:
@@ -118,13 +117,13 @@ def measure(asked: Asked, degrees: list[int], *, ring: bool, steps: int) -> list
         ]
 
 
-def run(arguments: argparse.Namespace, folder: Path) -> None:
+def run(arguments: argparse.Namespace, model: str, folder: Path) -> None:
     """Measure and print. Raises `ValueError` for what cannot be measured."""
     degrees = [int(each) for each in arguments.ranks.split(",")]
     if min(degrees) < 1 or arguments.steps < 1:
         raise ValueError(f"--ranks={arguments.ranks} --steps={arguments.steps}; use 1 or more of each")
     links = [link_named(each) for each in arguments.links.split(",")]
-    asked = asked_of(arguments, folder)
+    asked = asked_of(arguments, model, folder)
     if arguments.real:
         from .real import compare
 

@@ -4,6 +4,7 @@ Blocks of a model are alike, so a file with some of them says what the others ta
 the published depth is for what a whole step would be. Owns the sizes; the files are written by tests/families.
 """
 
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,22 +105,31 @@ def names() -> list[str]:
 
 
 def write(name: str, folder: Path, dtype: str) -> Path:
-    """The file of a case, in `folder`. Raises `ValueError` for a name that there is not."""
+    """The file of a case, in `folder`: one that is there is taken. Raises `ValueError` for a name that there is not."""
+    _see_tests()
+    from families.variants import BY_NAME, write_families
+
+    if name in CASES:
+        path = folder / f"{name.replace(' ', '_').replace('.', '_')}.safetensors"
+        return path if path.is_file() else write_case(CASES[name], path, dtype)
+    if name not in BY_NAME:
+        raise ValueError(f"--model {name}: no file and no case of that name; use one of {', '.join(names())}")
+    return write_families(folder, only=[name]) / "diffusion_models" / BY_NAME[name].file
+
+
+def write_case(case: Case, path: Path, dtype: str) -> Path:
+    """A case's file as `path`, which is there whole or not at all."""
     _see_tests()
     import torch
 
     from families.files import ModelFile, write_model_files
-    from families.variants import BY_NAME, write_families
 
-    if name in CASES:
-        case, file = CASES[name], name.replace(" ", "_").replace(".", "_")
-        given: dict[str, Any] = {"class_path": case.class_path, "arguments": case.arguments}
-        given |= {"dtype": getattr(torch, dtype), "told": tuple(case.arguments) if case.told else ()}
-        (path,) = write_model_files(folder, [ModelFile(name=f"{file}.safetensors", **given)])
-        return path
-    if name not in BY_NAME:
-        raise ValueError(f"--model {name}: no file and no case of that name; use one of {', '.join(names())}")
-    return write_families(folder, only=[name]) / "diffusion_models" / BY_NAME[name].file
+    given: dict[str, Any] = {"class_path": case.class_path, "arguments": case.arguments}
+    given |= {"dtype": getattr(torch, dtype), "told": tuple(case.arguments) if case.told else ()}
+    (written,) = write_model_files(path.parent / f"{path.stem}.new", [ModelFile(name=path.name, **given)])
+    os.replace(written, path)
+    written.parent.rmdir()
+    return path
 
 
 def _see_tests() -> None:

@@ -33,10 +33,11 @@ class Delivery:
     cycles_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """A stream beside the one that computes, and how fast the device's clock is."""
+        """A stream with priority over the one that computes, as NCCL's has in a rank: else it waits until attention
+        leaves it a place on the device. And how fast the device's clock is."""
         if self.device.type != "cuda":
             return
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream = torch.cuda.Stream(self.device, priority=-1)
         if self.link is not None:
             self.cycles_per_s = cycles_per_s(self.device)
 

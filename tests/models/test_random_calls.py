@@ -116,12 +116,17 @@ def test_what_reads_values_is_made_where_there_are_values(
         asked.append(given[-1])
         return SimpleNamespace(arguments=lambda: ((), {"context": 3}))
 
+    class Transformer(nn.Module):
+        def forward(self, **given: Any) -> Any:
+            return given
+
     monkeypatch.setattr(random_calls, "_SampledSide", side)
-    called = model("Flux")
-    called.diffusion_model = lambda **given: given
+    called = model("WAN21")
+    called.diffusion_model = Transformer()
     call = random_calls.call_of(called, size(), [(1, 2)], {}, device)
     assert call(sample_sigmas=5) == {"context": 3, "transformer_options": {"sample_sigmas": 5}}
-    assert asked == [made_on or device]
+    random_calls.find_widths(called, size(), device)
+    assert asked == [made_on or device] * 3
 
 
 def test_widths_are_what_the_layer_called_last_wants_less_what_goes_beside() -> None:

@@ -155,8 +155,7 @@ def call_of(
     It takes transformer options by their names. What ComfyUI makes of latents and conditionings reads their values, so
     then it is made on the CPU.
     """
-    made_on = CPU if device.type == "meta" else device
-    given = _SampledSide(model, size, shapes, widths, made_on).arguments()
+    given = _SampledSide(model, size, shapes, widths, _made_on(device)).arguments()
     args, kwargs = tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, given)
 
     def call(**options: object) -> Any:  # noqa: ANN401
@@ -203,6 +202,11 @@ def asks_for(
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             log.info("%s takes no %s as they are made up: %s", type(model).__name__, each, error)
     return found
+
+
+def _made_on(device: torch.device) -> torch.device:
+    """Where ComfyUI makes a call's arguments for weights on `device`: some models compute a part of them with these."""
+    return CPU if device.type == "meta" else device
 
 
 class _CalledWith(Exception):  # noqa: N818  nothing went wrong
@@ -374,7 +378,7 @@ def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int |
                 continue
         used = {part: width if width != PROBE_WIDTHS.get(part) else None for part, width in widths.items()}
         try:
-            _SampledSide(model, small, shapes, used, CPU).arguments()
+            _SampledSide(model, small, shapes, used, _made_on(device)).arguments()
         except KeyError:  # it is asked for, though any width will do
             return widths
         return used

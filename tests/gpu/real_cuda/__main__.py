@@ -7,6 +7,7 @@ their tolerances; the control is a run without exchange, which must differ.
 """
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -58,6 +59,7 @@ def wrong_by_graphs(pool: Pool, chapter: str, plan: ParallelPlan) -> str:
 
 def run(ranks: int, exchange: str | None, match: str) -> tuple[int, list[str]]:
     """All trials of so many ranks: how many, and what is wrong. `exchange`: all of them on cuda:0, through this."""
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # convolutions in fp32 have 10 bits of mantissa else, as in stock
     if exchange:
         share(exchange)
     devices = tuple(Device("cuda", 0 if exchange else number) for number in range(ranks))

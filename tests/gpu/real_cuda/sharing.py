@@ -33,4 +33,10 @@ def share(exchange: str, *, pack: str = "") -> None:
 
     devices._refuse_repeats = lambda _: None
     process.rank_environment = with_path
-    process.RankSettings.backend = property(lambda _: exchange)
+    stocks = process.RankSettings.backend.fget
+
+    def backend(settings: Any) -> str:
+        on_gpus = all(device.kind == "cuda" for device in settings.devices)
+        return exchange if on_gpus else str(stocks(settings))
+
+    process.RankSettings.backend = property(backend)

@@ -24,8 +24,8 @@ CODE = (  # the matrices themselves write pages and tables
     *("parallel_runtime", "nodes", "tests", "tools", "benchmarks", "web", "__init__.py", "constraints.txt"),
     *(":(exclude)*.md", ":(exclude)*.csv"),
 )
-# What a matrix never reads, so that a test or a benchmark changed, or a figure of a GPU, leaves what it found as it is. Of choices.json
-# a CPU reads the row "usual", which no experiment writes.
+# What a matrix never reads, so that a test or a benchmark changed, or a figure of a GPU, leaves what it found as it is.
+# Of choices.json a CPU reads the row "usual", which no experiment writes.
 TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
     *(":(exclude)benchmarks", ":(exclude)parallel_runtime/choices.json"),

@@ -38,6 +38,7 @@ class Experiment:
 # In the order of what they decide.
 EXPERIMENTS = (
     Experiment(1, "boundary", "where a step's milliseconds go"),
+    Experiment(10, "beside_stock", "one rank beside stock in a ComfyUI"),
     Experiment(2, "attention_table", "kernels of attention"),
     Experiment(4, "formats", "formats of files"),
     Experiment(3, "shares", "one rank's share, the host's time, timers"),

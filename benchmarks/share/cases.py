@@ -98,7 +98,7 @@ CASES = {
 
 def names() -> list[str]:
     """Those of published widths, then the tests' small files."""
-    _see_tests()
+    see_tests()
     from families.variants import BY_NAME
 
     return [*CASES, *BY_NAME]
@@ -106,7 +106,7 @@ def names() -> list[str]:
 
 def write(name: str, folder: Path, dtype: str) -> Path:
     """The file of a case, in `folder`: one that is there is taken. Raises `ValueError` for a name that there is not."""
-    _see_tests()
+    see_tests()
     from families.variants import BY_NAME, write_families
 
     if name in CASES:
@@ -119,7 +119,7 @@ def write(name: str, folder: Path, dtype: str) -> Path:
 
 def write_case(case: Case, path: Path, dtype: str) -> Path:
     """A case's file as `path`, which is there whole or not at all."""
-    _see_tests()
+    see_tests()
     import torch
 
     from families.files import ModelFile, write_model_files
@@ -132,7 +132,8 @@ def write_case(case: Case, path: Path, dtype: str) -> Path:
     return path
 
 
-def _see_tests() -> None:
+def see_tests() -> None:
+    """Have modules of the tests importable."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
 
@@ -141,7 +142,7 @@ def comfyui_of_tests() -> str | None:
     """The ComfyUI that the tests use, where the tests are at hand; None where the pack is in one itself."""
     if ROOT.parent.name == "custom_nodes":
         return None
-    _see_tests()
+    see_tests()
     from host.fetch import comfyui_path
 
     return str(comfyui_path())

@@ -34,7 +34,7 @@ def test_every_experiment_runs_in_small_form_and_none_a_second_time(tmp_path: Pa
     run = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--here", *words], **given)
     assert run.returncode == 0, run.stderr[-3000:]
     (machine,) = json.loads(state.read_text())["machines"]
-    assert [int(number) for number in machine["results"]] == [1, 2, 4, 3, 7, 5, 6, 8, 9]
+    assert [int(number) for number in machine["results"]] == [1, 10, 2, 4, 3, 7, 5, 6, 8, 9]
     assert all(len(result["table"]) > 2 for result in machine["results"].values())
     assert not any(result["choices"] for result in machine["results"].values())  # a CPU decides nothing of a GPU
     assert float(machine["results"]["9"]["decided"].split("one process ")[1].split(",")[0]) < 1e-5

@@ -25,11 +25,9 @@ CODE = (  # the matrices themselves write pages and tables
     *(":(exclude)*.md", ":(exclude)*.csv"),
 )
 # What a matrix never reads, so that a test or a benchmark changed, or a figure of a GPU, leaves what it found as it is.
-# Of choices.json a CPU reads the row "usual", which no experiment writes.
 TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
-    *(":(exclude)benchmarks", ":(exclude)parallel_runtime/choices.json"),
-    *(":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
+    *(":(exclude)benchmarks", ":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
 )
 RUN_TESTS = frozenset(("test-host", "test-full", "coverage", "mutants"))
 BEFORE_HOSTS, AFTER_HOSTS = (

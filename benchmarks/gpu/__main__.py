@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from .programme import BY_NUMBER, EXPERIMENTS, LIMIT_S, apply, section, write_page
+from .programme import BY_NUMBER, EXPERIMENTS, LIMIT_S, apply, failed_of, section, write_page
 from .setting import ROOT, Setting, find_setting
 from .state import State
 
@@ -62,7 +62,8 @@ def measure(arguments: argparse.Namespace, setting: Setting, state: State) -> bo
     began, well = time.monotonic(), True
     if setting.device.type == "cpu" and arguments.here:
         torch.set_num_threads(1)
-    todo = [each for each in EXPERIMENTS if each.number not in state.results]
+    done = [number for number, result in state.results.items() if not failed_of(result)]
+    todo = [each for each in EXPERIMENTS if each.number not in done]
     if arguments.only is not None:
         todo = [BY_NUMBER[arguments.only]]
     for each in todo:
@@ -75,7 +76,9 @@ def measure(arguments: argparse.Namespace, setting: Setting, state: State) -> bo
             with contextlib.redirect_stdout(sys.stderr):  # ComfyUI prints
                 result = each.run(setting)
             state.keep(each.number, result.kept())
-            say(*result.table, "", f"{each.number}: {result.decided}; {time.monotonic() - started:.0f} s")
+            say(*result.table, "", *(f"{name} failed: {why}" for name, why in result.failed.items()))
+            say(f"{each.number}: {result.decided}; {time.monotonic() - started:.0f} s")
+            well &= not result.failed
         else:
             well &= in_process(each.number, arguments)
             state = State(arguments.state, setting.key())

@@ -4,6 +4,7 @@ ComfyUI reads its options once, when it is imported.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ def write_format(source: Path, kind: str, device: torch.device) -> Path:
     path = source.with_name(f"{kind.replace(',', '').replace(' ', '_')}_{source.name}")
     if path.is_file():
         return path
+    new = path.with_name(f"{path.name}.new")
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -34,7 +36,11 @@ def write_format(source: Path, kind: str, device: torch.device) -> Path:
     with safe_open(source, framework="pt", device=str(device)) as file:
         whole, said = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
     tensors, more = (_rounded(whole), {}) if kind == PLAIN else quantised(whole, kind)
-    save_file({key: each.cpu() for key, each in tensors.items()}, path, metadata={**said, **more})
+    save_file({key: each.cpu() for key, each in tensors.items()}, new, metadata={**said, **more})
+    os.replace(new, path)
+    del whole, tensors
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # others use the device next
     return path
 
 
@@ -47,20 +53,20 @@ def run(setting: Setting) -> Result:
     """Each format with each option that it is affected by."""
     name = setting.model_names()[0]
     lines = ["| format | options | device ms | host ms | clock ms | ranks |", "| --- " * 6 + "|"]
-    clocks: dict[tuple[str, tuple[str, ...]], float] = {}
+    seconds: dict[tuple[str, tuple[str, ...]], float] = {}  # of kernels: a few blocks may wait for their host
     for options, kinds in _cases(setting).items():
         plain = setting.file(name)
         paths = [plain if kind == setting.dtype else write_format(plain, kind, setting.device) for kind in kinds]
         for kind, shares in zip(kinds, measured(setting, name, paths, options), strict=True):
             for share in shares:
                 if share["ranks"] == 1:
-                    clocks[kind, options] = share["clock_s"]
+                    seconds[kind, options] = share["device_s"]
                 cells = " | ".join(f"{1e3 * share[each]:.2f}" for each in ("device_s", "host_s", "clock_s"))
                 lines.append(f"| {kind} | {' '.join(options)} | {cells} | {share['ranks']} |")
-    plain = clocks[setting.dtype, ()]
-    ratios = {key: seconds / plain for key, seconds in clocks.items() if key != (setting.dtype, ())}
+    plain = seconds[setting.dtype, ()]
+    ratios = {key: each / plain for key, each in seconds.items() if key != (setting.dtype, ())}
     said = "; ".join(f"{kind} {' '.join(options)} {ratio:.2f}x" for (kind, options), ratio in ratios.items())
-    return Result(table=lines, decided=f"{name}, one rank, beside {setting.dtype}: {said}")
+    return Result(table=lines, decided=f"{name}, one rank, time of the device beside {setting.dtype}: {said}")
 
 
 def measured(

@@ -38,7 +38,6 @@ class Experiment:
 # In the order of what they decide.
 EXPERIMENTS = (
     Experiment(1, "boundary", "where a step's milliseconds go"),
-    Experiment(10, "beside_stock", "one rank beside stock in a ComfyUI"),
     Experiment(2, "attention_table", "kernels of attention"),
     Experiment(4, "formats", "formats of files"),
     Experiment(3, "shares", "one rank's share, the host's time, timers"),
@@ -47,6 +46,7 @@ EXPERIMENTS = (
     Experiment(6, "block_graphs", "a graph of each block"),
     Experiment(8, "skew", "how much blocks vary"),
     Experiment(9, "two_ranks", "two ranks beside the formula"),
+    Experiment(10, "beside_stock", "one rank beside stock in a ComfyUI"),
 )
 BY_NUMBER = {each.number: each for each in EXPERIMENTS}
 
@@ -59,7 +59,13 @@ def section(key: Mapping[str, str], results: Mapping[int, Mapping[str, Any]]) ->
         if each.number in results:
             result = results[each.number]
             lines += ["", f"**{each.number}. {each.title}.** {result['decided']}.", "", *result["table"]]
+            lines += [line for name, why in failed_of(result).items() for line in ("", f"{name} failed: {why}")]
     return "\n".join(lines)
+
+
+def failed_of(result: Mapping[str, Any]) -> dict[str, str]:
+    """What a result lacks, and why."""
+    return dict(result.get("failed", {}))
 
 
 def write_page(page: Path, text: str) -> None:
@@ -89,6 +95,7 @@ def apply(
     measured: Path = known.MEASURED,
 ) -> None:
     """Write what the results decide, and the planner's constants, with device and versions."""
+    results = {number: result for number, result in results.items() if not failed_of(result)}
     chosen = {name: value for result in results.values() for name, value in result["choices"].items()}
     source = f"measured on {key['device']}, torch {key['torch']}: benchmarks/gpu.md"
     if chosen:

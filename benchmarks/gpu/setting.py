@@ -1,5 +1,6 @@
 """What an experiment is given, and what it hands back. Owns the two, the refusals, and where models lie."""
 
+import gc
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -79,19 +80,20 @@ class Setting:
         import_comfyui(self.comfyui, self.device)
         return OneRank(str(self.file(name)), dtype=self.dtype, comfyui=self.comfyui, device=self.device)
 
-    def each_model(self, measure: Callable[[str, OneRank], None]) -> list[str]:
-        """Have every model measured; the lines of those that failed. Raises what the last one raised where all did.
+    def each_model(self, measure: Callable[[str, OneRank], None]) -> dict[str, str]:
+        """Have every model measured; what those that failed said. Raises what the last one raised where all did.
 
         In small form a failure is raised at once.
         """
-        failed: list[str] = []
+        failed: dict[str, str] = {}
         for name in self.model_names():
             try:
                 measure(name, self.rank(name))
             except (RuntimeError, ValueError) as error:
-                failed += ["", f"**{name}** failed: {str(error).partition(chr(10))[0]}"]
-                if self.small or len(failed) == 2 * len(self.model_names()):
+                failed[name] = str(error).partition("\n")[0]
+                if self.small or len(failed) == len(self.model_names()):
                     raise
+            gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return failed
@@ -99,10 +101,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of one experiment: a table of lines, a sentence with what it decides, choices and the planner's constants."""
+    """Of one experiment: a table of lines, a sentence with what it decides, choices and the planner's constants.
+
+    `failed`: what could not be measured, and why. With such the page has it, it decides nothing, and it is tried again.
+    """
 
     table: list[str]
     decided: str
+    failed: dict[str, str] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, float] = field(default_factory=dict)
 

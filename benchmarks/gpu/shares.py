@@ -46,7 +46,7 @@ def run(setting: Setting) -> Result:
         lines.extend(["", f"**{name}**, one rank's share, measured:", "", *shares_table(shares)])
         lines.extend(_bounds(name, shares))
 
-    lines += setting.each_model(measure)
+    failed = setting.each_model(measure)
     host, cost = median(operation_s), max(costs)
     every = 1 if cost < CHEAP else 10
     decided = (
@@ -54,7 +54,7 @@ def run(setting: Setting) -> Result:
         f"next to nothing to do: one step in {every} has them"
     )
     choices = {"timed_every": every} if setting.capability else {}
-    return Result(table=lines[1:], decided=decided, choices=choices, constants={"operation_s": host})
+    return Result(table=lines[1:], decided=decided, failed=failed, choices=choices, constants={"operation_s": host})
 
 
 def _bounds(name: str, shares: list[Share]) -> list[str]:

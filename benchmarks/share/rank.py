@@ -41,7 +41,8 @@ WARM_UP = 2
 class Share:
     """One rank of `ranks` in one step of one call: seconds of its device, of its host, and by the clock.
 
-    `block` is the same of one further block: (device, host). `host_s` is the time of a call that gives the device next
+    `block` is the same of one further block: (device, host); where the device waits for its host between two, no more
+    than a block's part of the kernels. `host_s` is the time of a call that gives the device next
     to nothing to do. `num_bytes` in `messages` go to other ranks; `attended`: those of attention calls, one by one.
     """
 
@@ -194,6 +195,7 @@ class OneRank:
         tokens = sequence.most_keys
         cuda = self.device.type == "cuda"
         busy = busy_in(run, self.device) if cuda else Busy(clock)
+        block_s, _ = beats.block_s()
         with noting(sequence, self.device) as attended:
             run()
         host, host_beats = timed_runs(self.step(small, sequence), steps)
@@ -205,7 +207,7 @@ class OneRank:
             device_s=busy.seconds,
             host_s=host,
             clock_s=clock,
-            block=(beats.block_s()[0], host_beats.block_s()[1]),
+            block=(min(block_s, busy.seconds / self.blocks) if cuda else block_s, host_beats.block_s()[1]),
             num_bytes=sent[0],
             messages=sent[1],
             asynchronous=cuda,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.programme import apply
-from benchmarks.gpu.setting import GIB, refuse_little_memory
+from benchmarks.gpu.programme import EXPERIMENTS, apply, section
+from benchmarks.gpu.setting import GIB, find_setting, refuse_little_memory
 from benchmarks.gpu.state import State
 from parallel_runtime.choices import TABLE, read
 from parallel_runtime.planner.known import MEASURED, known_calibration
@@ -34,7 +34,7 @@ def test_every_experiment_runs_in_small_form_and_none_a_second_time(tmp_path: Pa
     run = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--here", *words], **given)
     assert run.returncode == 0, run.stderr[-3000:]
     (machine,) = json.loads(state.read_text())["machines"]
-    assert [int(number) for number in machine["results"]] == [1, 10, 2, 4, 3, 7, 5, 6, 8, 9]
+    assert [int(number) for number in machine["results"]] == [1, 2, 4, 3, 7, 5, 6, 8, 9, 10]
     assert all(len(result["table"]) > 2 for result in machine["results"].values())
     assert not any(result["choices"] for result in machine["results"].values())  # a CPU decides nothing of a GPU
     assert float(machine["results"]["9"]["decided"].split("one process ")[1].split(",")[0]) < 1e-5
@@ -93,6 +93,31 @@ def test_choices_and_constants_are_written_with_their_device_and_nothing_else_ch
     assert (h100["attention_flops"], h100["operation_s"]) == (6e14, 5e-6)
     assert h100["matmul_flops"] == json.loads(MEASURED.read_text())["H100"]["matmul_flops"]
     assert "unknown_s" not in h100
+
+
+def test_a_result_that_lacks_a_model_stands_on_the_page_decides_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lacking = {
+        **RESULT,
+        "choices": {"timed_every": 1},
+        "constants": {"operation_s": 5e-6},
+        "failed": {"wan": "no room"},
+    }
+    assert "wan failed: no room" in section(KEY, {3: lacking})
+    table, measured = tmp_path / "choices.json", tmp_path / "measured.json"
+    table.write_text(TABLE.read_text())
+    measured.write_text(MEASURED.read_text())
+    apply(KEY, (9, 0), {3: lacking}, table=table, measured=measured)
+    assert (table.read_text(), measured.read_text()) == (TABLE.read_text(), MEASURED.read_text())
+    words = ["--small", "--state", str(tmp_path / "state.json"), "--models", str(tmp_path)]
+    setting = find_setting(small=True, comfyui=None, models=tmp_path)
+    state = State(tmp_path / "state.json", setting.key())
+    for each in EXPERIMENTS:
+        state.keep(each.number, lacking if each.number == 3 else RESULT)
+    ran: list[int] = []
+    monkeypatch.setattr(command, "in_process", lambda number, _: bool(ran.append(number)))
+    assert (command.main(words), ran) == (1, [3])
 
 
 def test_what_this_project_measured_stands_in_the_place_of_other_engines_figures() -> None:

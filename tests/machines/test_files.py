@@ -96,6 +96,25 @@ def test_a_copy_that_differs_in_one_byte_anywhere_is_another_file(beside: Path) 
         assert "with other weights" in machine.files[beside.name]
 
 
+def test_a_file_that_cannot_be_read_is_named_with_its_fault(beside: Path, tmp_path: Path) -> None:
+    broken = copied(beside, "broken")
+    broken.write_bytes(b"\0")
+    found = find(3, identify(beside, beside.name), [str(broken.parent)])
+    with pytest.raises(ValueError) as fault:
+        identify(broken, beside.name)
+    said = str(fault.value).partition("\n")[0]
+    assert (found.path, found.problem) == ("", f"{said}; copy ComfyUI's file to {broken}")
+
+
+def test_a_folder_that_links_to_itself_is_looked_into_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "a.safetensors").touch()
+    looked, stat = [], Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path: looked.append(path.name) or stat(path))
+    assert list(files._called("a.safetensors", [str(tmp_path)])) == [str(tmp_path / "a.safetensors")]
+    assert looked == [tmp_path.name, "again"]
+
+
 def test_a_files_identity_is_of_the_middle_of_each_tensor_and_of_some_where_there_are_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

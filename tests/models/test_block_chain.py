@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.block_chain import BEAT, ORDER, chain_at, entries_of, hook_entries
 from parallel_runtime.models.hosted.hook_points import find_hook_points
+from parallel_runtime.models.hosted.stock_functions import SkippedBlocks
 from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
 from parallel_runtime.weights.unit_feed import UnitFeed
@@ -192,3 +193,15 @@ def test_a_method_or_an_argument_that_the_class_lacks_is_named(changed: dict, sa
         hooked(plan(**changed))
     assert said in str(error.value)
     assert "use a ComfyUI that the plan was made for" in str(error.value)
+
+
+def test_blocks_that_can_be_skipped_run_until_a_call_skips_them() -> None:
+    block, x = Block(), torch.ones(1, 4)
+    model = nn.Module()
+    model.blocks = nn.ModuleList([block])
+    want = block(x)
+    skipped = SkippedBlocks(model, plan(cut={"blocks.0": {"x": "x"}}))
+    (skip,) = skipped.replacing([("double_block", 0)])["dit"].values()
+    assert torch.equal(block(x), want)
+    assert skip({"x": x}, {"original_block": lambda given: block(given["x"])}) is x
+    assert torch.equal(block(x), want)

@@ -14,6 +14,7 @@ from parallel_runtime.models.hosted.compiled import blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import spec_of
+from parallel_runtime.parallel.kernels import ATTENDED
 from parallel_runtime.timing import RegionTimer
 
 from .cases import CASES
@@ -50,12 +51,15 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     SharedModel(model, spec_of(type(model)), group)
     graphs, ran, began = BlockGraphs(blocks, tape.Tape), [], time.perf_counter()
     with torch.inference_mode():
-        want, most = call(model, inputs), group.most_keys
+        ATTENDED.clear()
+        want, most, attended = call(model, inputs), group.most_keys, set(ATTENDED)
         for _ in range(4):
             run, group.most_keys = GraphRun(graphs, version=0, watch=QUIET), 0
+            ATTENDED.clear()
             with run.calling(group):
                 assert torch.equal(call(model, inputs), want)
             assert group.most_keys == most > 0, "a proof asks for it, of blocks that are replayed too"
+            assert ATTENDED == attended, "a report names the kernels of blocks that are replayed too"
             ran.append(run.report())
     assert 0 <= graphs.recorded_s <= time.perf_counter() - began
     said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from parallel_runtime.models.hosted.build import META, Recognised
+from parallel_runtime.models.hosted import build
+from parallel_runtime.models.hosted.build import META, Built, Recognised
 from parallel_runtime.models.hosted.calls import forward_call
 
 from .cases import CASES
@@ -59,3 +62,35 @@ def test_a_class_that_mixes_the_rows_of_a_batch_is_called_with_all_of_them(group
         assert (float((alone - whole).norm() / whole.norm()) > 1e-3) is mixes, name
         x = inputs.pop("x")
         assert forward_call(model, x.shape[1], [x], inputs).out_shape[0] == (1 if mixes else 2), name
+
+
+class Casting(nn.Linear):
+    """A layer that gives its weight the dtype of its input, as ComfyUI's do."""
+
+    comfy_cast_weights = True
+
+
+def test_matrices_that_layers_cast_stay_the_files_in_these_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "reads_dtype", lambda _, name: name.startswith("block.read"))
+    layers = {"cast": Casting(2, 2), "fp8": Casting(2, 2), "read": Casting(2, 2), "plain": nn.Linear(2, 2)}
+    block = nn.ModuleDict({**layers, "norm": nn.LayerNorm(2)})
+    module = nn.ModuleDict({"block": block, "other": Casting(2, 2)})
+    rounded = dict.fromkeys(dict(module.named_parameters()), torch.half) | {"block.fp8.weight": torch.float8_e4m3fn}
+    built = Built(whole=SimpleNamespace(diffusion_model=module), declared={}, rounded=rounded)
+    left = built.casting_in_use({"block": block}).rounded
+    assert rounded.keys() - left.keys() == {"block.cast.weight"} and left.items() <= rounded.items()
+
+
+def test_weights_that_get_larger_are_rounded_last_and_others_are_left_alone() -> None:
+    module = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("narrows", "widens", "alike", "unnamed")})
+    module["widens"].to(torch.bfloat16)
+    before = {name: layer.weight for name, layer in module.items()}
+    dtypes = {"narrows": torch.half, "widens": torch.float32, "alike": torch.float32}
+    rounded = {f"{name}.weight": dtype for name, dtype in dtypes.items()}
+    built = Built(whole=SimpleNamespace(diffusion_model=module), declared={}, rounded=rounded)
+    built.round_here(widen=False)
+    assert (module["narrows"].weight.dtype, module["widens"].weight) == (torch.half, before["widens"])
+    assert built.widens("widens.weight") and not built.widens("narrows.weight")
+    built.round_here()
+    assert module["widens"].weight.dtype == torch.float32
+    assert all(module[name].weight is before[name] for name in ("alike", "unnamed"))

@@ -289,6 +289,21 @@ def part_of_grid(self: Any, x: Tensor) -> Tensor:
     )
 
 
+def line_of_grid(self: Any, x: Tensor) -> Tensor:
+    """A line of a grid attends, which no frame nor row that is looked at moves."""
+    flat = x.flatten(1, 3)
+    return x + attended(flat).unflatten(1, x.shape[1:4]) + attended(x[:, 1, 1])[:, None, None]
+
+
+def point_of_grid(self: Any, x: Tensor) -> Tensor:
+    """One token of a grid attends, which moves with its numbers, and with no index of a token that is looked at."""
+    flat = x.flatten(1, 3)
+    return x + attended(flat).unflatten(1, x.shape[1:4]) + attended(x[:, 1, 1, 1:2])[:, None, None]
+
+
+GRIDS = {part_of_grid: (2, 2, 3, 4, 6), line_of_grid: (2, 4, 4, 3, 6), point_of_grid: (2, 4, 4, 4, 6)}
+
+
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
@@ -300,11 +315,13 @@ def part_of_grid(self: Any, x: Tensor) -> Tensor:
         (between, "has 2 queries beside the 10 that are tokens of its block's streams"),
         (foreign, "has queries that are no tokens of its block's streams"),
         (part_of_grid, "attends over 12 of the 24 tokens of a grid"),
+        (line_of_grid, "attends over 3 of the 48 tokens of a grid"),
+        (point_of_grid, "has queries that are no tokens of its block's streams"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_attention_that_streams_do_not_explain_is_named(forward: Callable[..., Tensor], said: str) -> None:
-    probe = probed(block(forward), noise(*((2, 2, 3, 4, 6) if forward is part_of_grid else (2, 10, 6))))
+    probe = probed(block(forward), noise(*GRIDS.get(forward, (2, 10, 6))))
     with pytest.raises(NotFoundError) as error:
         find_attention(probe, find_flows(probe))
     assert str(error.value).strip() == said

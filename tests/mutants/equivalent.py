@@ -85,6 +85,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a hash of one digit more is as good",
     (
         "constant off by one",
+        "handles = itertools.count(1) # of models and VAEs; none is used again",
+        "handles = itertools.count(2) # of models and VAEs; none is used again",
+    ): "handles only differ from each other",
+    (
+        "constant off by one",
+        "answers = copies.start(torch.stack(asked)) if asked else torch.empty(0, dtype=torch.bool)",
+        "answers = copies.start(torch.stack(asked)) if asked else torch.empty(1, dtype=torch.bool)",
+    ): "nothing was asked, so no answer is read",
+    (
+        "constant off by one",
         "if now - self._beaten_s > self._silence_s / 4:",
         "if now - self._beaten_s > self._silence_s / 5:",
     ): "a sign of life that comes a little sooner is as good",

@@ -39,6 +39,11 @@ def test_a_gpu_is_measured_in_what_models_compute_in(
     assert measure.computing_dtype(CPU) is torch.float32
 
 
+def test_a_gpu_has_its_drivers_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card of {device}")
+    assert measure._name(GPU) == "card of cuda:0"
+
+
 def test_devices_are_measured_with_values_that_differ() -> None:
     values = measure.operand(64, 64, device=CPU)
     assert 0.9 < float(values.std()) < 1.1

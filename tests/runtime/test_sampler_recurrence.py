@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 
 SIGMAS = (1.0, 0.7, 0.3, 0.0)
 FIRST = RecurrenceStep(given=True, sigma=1.0, timestep=1.0)
@@ -35,6 +35,12 @@ def test_a_program_does_what_the_sampler_written_out_does() -> None:
     recurrence = euler()
     result = recurrence.run(lambda _: x, lambda call, latent: torch.tanh(latent) * recurrence.states[call].sigma)
     assert torch.allclose(result, by_hand, rtol=0, atol=1e-14)
+
+
+def test_a_call_is_read_by_the_sigma_of_its_state_and_the_result_goes_into_none() -> None:
+    assert euler().states[1].reading == CallReading.of_flow(0.7)
+    with pytest.raises(ValueError, match="a state without sigma goes into no call; the recurrence is not whole"):
+        _ = euler().states[-1].reading
 
 
 def test_noise_given_ahead_is_added_where_its_state_says() -> None:

@@ -18,7 +18,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.weights.unit_feed import UnitFeed
 from parallel_runtime.wire.requests import Step
-from parallel_runtime.worker import loading
+from parallel_runtime.worker import hosted_weights, loading
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
 from parallel_runtime.worker.loading import LoadedModels
@@ -40,6 +40,17 @@ def held(file: Path, *, size: int = 1, index: int = 0, kept: bool = False, **tol
     spec = ModelSpec.of(file, "bfloat16", **({"kept": "fp8_e4m3fn"} if kept else {}))
     told = {"device": CPU, "offloaded": False, **told}
     return HostedWeights(spec, group=Axis("shards", size, index), **told)
+
+
+def test_a_load_says_that_nothing_is_there_before_and_after_comfyui_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(hosted_weights, "import_comfyui", lambda *given: asked.append(given))
+    weights = held(file)
+    loading = weights._loading()
+    assert (next(loading), asked) == (0, [])
+    assert (next(loading), asked) == (0, [(None, CPU)])
 
 
 def test_stages_have_blocks_of_about_equal_bytes_a_token() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker import by_torchrun, entry
 
 from .test_a_ranks_calls import table
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,17 @@ def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(number: str, 
     ours.close()
     assert others == [b""] * 3 and output.startswith(printed)
     assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "3" else (b"", b""))
+
+
+def test_a_rank_computes_on_its_threads_and_one_for_operations_side_by_side() -> None:
+    """In a process of its own, which has done nothing before."""
+    said = "import torch; print(torch.get_num_threads(), torch.get_num_interop_threads())"
+    command = [
+        sys.executable,
+        "-c",
+        f"from parallel_runtime.worker.start import *; prepare_torch('cpu', threads=2); {said}",
+    ]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "2 1\n"
 
 
 @pytest.fixture

@@ -44,19 +44,18 @@ HEAD = ("file", "options", "loader", "first prompt s", "prompt s", "step ms", "b
 
 @dataclass(frozen=True)
 class Served:
-    """A ComfyUI with these options, the formats of the file that it runs, and by which loaders."""
+    """A ComfyUI with these options, and by format of the file by which loaders it is run."""
 
     options: tuple[str, ...]
-    kinds: tuple[str, ...]
-    ways: tuple[str, ...]
+    ways: dict[str, tuple[str, ...]]
 
 
+BOTH = (STOCK, RANK)
 SERVERS = (
-    Served((), ("fp8 e4m3", "int8, rotated"), (STOCK, RANK)),
-    Served(("--fast", "fp8_matrix_mult"), ("fp8 e4m3",), (STOCK, RANK)),
-    Served((), (PLAIN,), (STOCK, RANK, COMPILED)),
+    Served((), {PLAIN: (*BOTH, COMPILED), "fp8 e4m3": BOTH, "int8, rotated": BOTH}),
+    Served(("--fast", "fp8_matrix_mult"), {"fp8 e4m3": BOTH}),
 )
-SMALL = (Served((), (PLAIN,), (STOCK, RANK)),)
+SMALL = (Served((), {PLAIN: BOTH}),)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def run(setting: Setting) -> Result:
     os.environ["COMFYUI_PATH"] = setting.comfyui.path  # which the tests' server runs
     whole = setting.file(SMALL_MODEL) if setting.small else _file(setting.models)
     for served in SMALL if setting.small else SERVERS:
-        files = {kind: whole if kind == PLAIN else write_format(whole, kind, setting.device) for kind in served.kinds}
+        files = {kind: whole if kind == PLAIN else write_format(whole, kind, setting.device) for kind in served.ways}
         with server_with(list(files.values()), served.options) as server:
             client = ComfyClient(server.url)
             for number, file in enumerate([*files.values()] * 2):  # whose leaks are stock's own
@@ -84,9 +83,9 @@ def run(setting: Setting) -> Result:
             client.free()
             of_stock += len(server.leaks)
             for kind, file in files.items():
-                found = in_turn(client, partial(graph_of, setting, file), served, setting)
+                found = in_turn(client, partial(graph_of, setting, file), served.ways[kind], setting)
                 lines += rows(found, kind, served.options)
-                for way in served.ways[1:]:
+                for way in served.ways[kind][1:]:
                     named = " ".join((kind, *served.options, way))
                     said.append(f"{named} {_step(found, way) / _step(found, STOCK):.2f}x")
             leaks += len(server.leaks)
@@ -109,12 +108,12 @@ def graph_of(setting: Setting, file: Path, way: str, seed: int) -> Workflow:
 
 
 def in_turn(
-    client: ComfyClient, graph: Callable[[str, int], Workflow], served: Served, setting: Setting
+    client: ComfyClient, graph: Callable[[str, int], Workflow], ways: tuple[str, ...], setting: Setting
 ) -> dict[str, list[Run]]:
     """The runs of one file by each way; the first of each loads alone."""
-    found: dict[str, list[Run]] = {way: [] for way in served.ways}
+    found: dict[str, list[Run]] = {way: [] for way in ways}
     for number in range(1 + (1 if setting.small else ROUNDS)):
-        for way in served.ways if number % 2 == 0 else reversed(served.ways):  # drift hits all alike
+        for way in ways if number % 2 == 0 else reversed(ways):  # drift hits all alike
             began = time.monotonic()
             result = client.queue(graph(way, 7 + number)).require_success()
             took = time.monotonic() - began

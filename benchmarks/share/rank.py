@@ -42,8 +42,8 @@ class Share:
     """One rank of `ranks` in one step of one call: seconds of its device, of its host, and by the clock.
 
     `block` is the same of one further block: (device, host); where the device waits for its host between two, no more
-    than a block's part of the kernels. `host_s` is the time of a call that gives the device next
-    to nothing to do. `num_bytes` in `messages` go to other ranks; `attended`: those of attention calls, one by one.
+    than a block's part of the kernels. `host_s` is the time of a call that gives the device next to nothing to do.
+    `num_bytes` in `messages` go to other ranks; `attended`: those of attention calls, one by one.
     """
 
     ranks: int

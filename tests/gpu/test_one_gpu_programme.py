@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.block_graphs import poisoned, what_is_wrong
 from benchmarks.gpu.programme import EXPERIMENTS, apply, section
 from benchmarks.gpu.setting import GIB, find_setting, refuse_little_memory
 from benchmarks.gpu.state import State
@@ -118,6 +120,18 @@ def test_a_result_that_lacks_a_model_stands_on_the_page_decides_nothing_and_is_t
     ran: list[int] = []
     monkeypatch.setattr(command, "in_process", lambda number, _: bool(ran.append(number)))
     assert (command.main(words), ran) == (1, [3])
+
+
+def test_graphs_are_held_to_what_was_written_and_to_nothing_where_little_was() -> None:
+    assert (
+        poisoned(lambda: (torch.cat([torch.ones(3), torch.empty(2)]), None)).isnan().tolist()
+        == [False] * 3 + [True] * 2
+    )
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert what_is_wrong(1e-3, 0.95) == ""
+    assert what_is_wrong(1.1e-3, 1.0) == "graphs differ by 1.1e-03, at most 0.001 is rounding"
+    assert what_is_wrong(math.nan, 1.0).startswith("graphs differ by nan")
+    assert what_is_wrong(0.0, 0.9).startswith("90.0% of the output was written, at least 95% must be")
 
 
 def test_what_this_project_measured_stands_in_the_place_of_other_engines_figures() -> None:

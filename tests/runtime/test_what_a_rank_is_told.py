@@ -65,13 +65,10 @@ def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(number: str, 
 
 def test_a_rank_computes_on_its_threads_and_one_for_operations_side_by_side() -> None:
     """In a process of its own, which has done nothing before."""
-    said = "import torch; print(torch.get_num_threads(), torch.get_num_interop_threads())"
-    command = [
-        sys.executable,
-        "-c",
-        f"from parallel_runtime.worker.start import *; prepare_torch('cpu', threads=2); {said}",
-    ]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "2 1\n"
+    code = "from parallel_runtime.worker.start import prepare_torch; prepare_torch('cpu', threads=2); import torch; "
+    code += "print(torch.get_num_threads(), torch.get_num_interop_threads())"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "2 1\n"
 
 
 @pytest.fixture

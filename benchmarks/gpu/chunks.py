@@ -74,12 +74,10 @@ def by_chunks(rank: OneRank, call: ModelCall, link: Interconnect, most: Sequence
 
 def around_a_ring(rank: OneRank, call: ModelCall, link: Interconnect, steps: int) -> Timed:
     """The same ranks around a ring."""
-    times = []
-    for each in (None, link):
-        sequence = local_sequence(ring=RANKS, device=rank.device, link=each)
-        times.append(timed_runs(rank.step(call, sequence), steps)[0])
-    with noting(sequence, rank.device) as attended:
-        rank.step(call, sequence)()
+    alone, slow = (local_sequence(ring=RANKS, device=rank.device, link=each) for each in (None, link))
+    times = [timed_runs(rank.step(call, each), steps)[0] for each in (alone, slow)]
+    with noting(alone, rank.device) as attended:
+        rank.step(call, alone)()
     predicted = sum(each.shown_s(link) for each in attended)
     return Timed(f"ring {RANKS}", link, times[1], times[1] - times[0], predicted)
 

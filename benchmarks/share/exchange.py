@@ -6,6 +6,7 @@ and copies before and after an exchange are those of the rank; so are the bytes 
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,14 +16,23 @@ from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
 from parallel_runtime.planner.hardware import Interconnect
 
-CLOCK_PROBE = 10_000_000  # cycles of the device's clock, a few milliseconds
+# A message as NCCL sends it: one kernel that holds places on the device from its start to its end, by the device's
+# nanoseconds, as its cycles are 5 to 15 ms a 10 million, by how warm it is.
+MESSAGE = r"""
+extern "C" __global__ void message(int us) {
+  unsigned long long began, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(began));
+  do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - began < 1000ull * us);
+}
+"""
+PLACES, THREADS = 16, 512  # of such a kernel
 
 
 @dataclass
 class Delivery:
     """When bytes are there: at once, or as `link` delivers them, one message after another.
 
-    On a CPU `wait` sleeps; on a GPU a stream of its own does, and the current stream waits for it.
+    On a CPU `wait` sleeps; on a GPU a kernel on a stream of its own runs as long, and the current stream waits for it.
     """
 
     device: torch.device
@@ -30,16 +40,15 @@ class Delivery:
     ranks: int = 2
     busy_until_s: float = 0.0
     stream: "torch.cuda.Stream | None" = None
-    cycles_per_s: float = 0.0
+    message: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
-        """A stream with priority over the one that computes, as NCCL's has in a rank: else it waits until attention
-        leaves it a place on the device. And how fast the device's clock is."""
+        """A stream with priority over the one that computes, as NCCL's has in a rank."""
         if self.device.type != "cuda":
             return
         self.stream = torch.cuda.Stream(self.device, priority=-1)
         if self.link is not None:
-            self.cycles_per_s = cycles_per_s(self.device)
+            self.message = message_kernel()
 
     def seconds(self, num_bytes: int, *, to_all: bool) -> float:
         """How long the link takes for one message."""
@@ -57,9 +66,10 @@ class Delivery:
             return Arrival(target, source, due_s=self.busy_until_s)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
+            # First, as whatever begins once attention has all places on the device waits for its end.
+            if self.message is not None:
+                self.message(grid=(PLACES, 1, 1), block=(THREADS, 1, 1), args=[int(1e6 * seconds)])
             fill(target, source)
-            if seconds:
-                torch.cuda._sleep(int(seconds * self.cycles_per_s))
             done = torch.cuda.Event()
             done.record(self.stream)
         return Arrival(target, source, done=done)
@@ -177,12 +187,10 @@ def fill(target: torch.Tensor, source: torch.Tensor) -> None:
         part.copy_(source[: part.numel()])
 
 
-def cycles_per_s(device: torch.device) -> float:
-    """How many cycles of `torch.cuda._sleep` a second of this device has."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(CLOCK_PROBE)
-    began.record()
-    torch.cuda._sleep(CLOCK_PROBE)
-    ended.record()
-    ended.synchronize()
-    return CLOCK_PROBE / (began.elapsed_time(ended) / 1000)
+def message_kernel() -> Callable[..., None]:
+    """MESSAGE, compiled. Raises `ValueError` where torch cannot."""
+    compiler = getattr(torch.cuda, "_compile_kernel", None)
+    if compiler is None:
+        raise ValueError(f"torch {torch.__version__} cannot compile a kernel of its own, and a link needs one; 2.9 can")
+    kernel: Callable[..., None] = compiler(MESSAGE, "message")
+    return kernel

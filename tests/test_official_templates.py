@@ -10,7 +10,7 @@ import torch
 from families.graphs import node
 from host.client import Workflow
 from tools.official_templates.page import document, summary
-from tools.official_templates.swap import by_another_kernel, ours, small, without_exchange
+from tools.official_templates.swap import ours, small, stock_otherwise, without_exchange
 from tools.official_templates.trial import Row, compared
 
 WAN = "wan2.1_t2v_1.3B_fp16.safetensors"
@@ -79,7 +79,7 @@ def test_the_loader_alone_is_swapped_and_the_control_stands_behind_it() -> None:
     apart = without_exchange(made, PLANS)
     assert apart["sampler"]["inputs"]["model"] == ["control model", 0]
     assert apart["control model"] == node("SwitchOffExchange", model=["model", 0], rows=False)
-    kernel = by_another_kernel(made, "attention_basic", 2)
+    kernel = stock_otherwise(made, {"kernel": "attention_basic", "threads": 2})
     assert kernel["sampler"]["inputs"]["model"] == ["kernel model", 0] and kernel["model"] == made.graph["model"]
 
 

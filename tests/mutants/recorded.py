@@ -18,6 +18,7 @@ from .places import Place, functions
 MOST_S = 60.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
 SCRIPTS = "tests/comfy/test_checked_in_comfyui.py::"
+IN_COMFYUI = "nodes/host/"  # code whose other tests need a server, and say less of it
 FIRST_OF_A_WAY = 3  # tests that leave a line in one way, of different functions, which come before all others
 
 
@@ -47,8 +48,8 @@ class Recording:
         """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed.
 
         Some of each way in which the line is left are among them: of a thousand that find a condition true, the one
-        that does not may be slow. So are the scripts in one loaded ComfyUI: they assert what functions give, and
-        loading it makes each look as slow as graphs through a server.
+        that does not may be slow. So are the scripts in one loaded ComfyUI, first of all for code that runs there: they
+        assert what functions give, and loading it makes each look as slow as graphs through a server.
         """
         ways = self._that_run(place)
         found = set[str]().union(*ways)
@@ -71,6 +72,8 @@ class Recording:
                 total += takes
         file_of = {test: test.partition("::")[0] for test in taken}
         quickest = {file: min(cost[test] for test in taken if file_of[test] == file) for file in file_of.values()}
+        if place.file.startswith(IN_COMFYUI):
+            quickest |= {file: 0.0 for file in quickest if SCRIPTS.startswith(file)}
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
 
     @staticmethod

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from host.formats import KERNEL_ALLOWANCE
+
 from ..tables import markdown
 from .trial import EQUAL, NOT_TRIED, REFUSED, STOCK_FAILS, TOLERANCE, VISIBLE, WRONG, Row
 
@@ -39,8 +41,9 @@ have no weights, pictures, videos and sounds are made up, sizes and lengths are 
 says that the template's nodes, links and values work with a parallel MODEL. It says nothing about speed, and what a
 decoder makes of the latents is not compared. An error is at most {tolerance:.0e}; a control is more than {visible:.0e},
 or "none" where ranks had nothing to exchange (one row of a batch under `cfg 2`). An error above that limit counts as
-equal only where stock by itself differs by more, with another of its exact attention kernels or on two threads; the
-cell says so. Uses are those that the package's index says.
+equal only where it is at most {allowance:g} times what stock by itself differs by, with another of its exact attention
+kernels, on two threads, or with the two sides of guidance computed apart; the cell says so. Uses are those that the
+package's index says.
 """
 
 
@@ -56,7 +59,7 @@ def document(tried: Mapping[str, Sequence[Row]], page: str = "", *, left: Sequen
     """
     sections = dict(part.split("\n\n", 1) for part in page.split("\n## ")[1:])
     sections |= {title: section(rows, left) for title, rows in tried.items()}
-    text = INTRODUCTION.format(tolerance=TOLERANCE, visible=VISIBLE)
+    text = INTRODUCTION.format(tolerance=TOLERANCE, visible=VISIBLE, allowance=KERNEL_ALLOWANCE)
     return text + "".join(f"\n## {title}\n\n{sections[title].rstrip()}\n" for title in sorted(sections))
 
 

@@ -76,12 +76,12 @@ def without_exchange(made: Small, plans: Plans) -> Workflow:
     return _swapped(made, plans, "SwitchOffExchange")
 
 
-def by_another_kernel(made: Small, kernel: str, threads: int) -> Workflow:
-    """Stock's graph by another of ComfyUI's exact attention kernels, on so many threads: what rounding alone moves."""
+def stock_otherwise(made: Small, way: Mapping[str, Any]) -> Workflow:
+    """Stock's graph whose models compute as exactly in another way (StockAttention's inputs): what rounding moves."""
     graph = copy.deepcopy(made.graph)
     for name in made.loaders:
         users = _users(graph, [name, 0])
-        graph[f"kernel {name}"] = node_of("StockAttention", model=[name, 0], kernel=kernel, threads=threads)
+        graph[f"kernel {name}"] = node_of("StockAttention", model=[name, 0], **way)
         for inputs, key in users:
             inputs[key] = [f"kernel {name}", 0]
     return graph

@@ -1,4 +1,4 @@
-"""What moves stock ComfyUI's own picture: its own exact attention kernels, its threads, and its sampler's precision."""
+"""What moves stock ComfyUI's own picture: its exact kernels, its threads, its batches, and its sampler's precision."""
 
 from __future__ import annotations
 
@@ -28,11 +28,37 @@ class Doubled:
         return self._model(x.float(), *more, **named).double()
 
 
+def sides_apart(function: Any, given: dict[str, Any]) -> torch.Tensor:
+    """One call of the model for each side of guidance; what one is given is its part of the batch."""
+    sides, rows = len(given["cond_or_uncond"]), len(given["input"])
+
+    def part(value: Any, side: int, name: str = "") -> Any:
+        if name in ("cond_or_uncond", "uuids"):
+            return value[side : side + 1]
+        if isinstance(value, dict):
+            return {key: part(each, side, key) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(part(each, side) for each in value)
+        if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows:
+            return value.chunk(sides)[side]
+        return value
+
+    return torch.cat(
+        [
+            function(part(given["input"], side), part(given["timestep"], side), **part(given["c"], side))
+            for side in range(sides)
+        ]
+    )
+
+
 @node("StockAttention", kernel=list(KERNELS), gives=[io.Model])
-def stock_attention(model: io.Model, kernel: str, threads: int, double: bool = False) -> io.NodeOutput:
+def stock_attention(
+    model: io.Model, kernel: str, threads: int, double: bool = False, apart: bool = False
+) -> io.NodeOutput:
     """A stock MODEL that attends by one of ComfyUI's own exact kernels, on so many threads.
 
-    `double`: its sampler goes from step to step in double precision, around the same model.
+    `double`: its sampler goes from step to step in double precision, around the same model. `apart`: the model is
+    called once for each side of guidance, not with both in one batch.
     """
 
     def attend(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -58,4 +84,6 @@ def stock_attention(model: io.Model, kernel: str, threads: int, double: bool = F
     model = model.clone()
     model.model_options["transformer_options"]["optimized_attention_override"] = attend
     model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "stock_attention", on_threads)
+    if apart:
+        model.set_model_unet_function_wrapper(sides_apart)
     return io.NodeOutput(model)

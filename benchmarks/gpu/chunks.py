@@ -1,7 +1,8 @@
 """Experiment 7: how much of a slow link's exchange hides, by chunks of heads and around a ring.
 
 One rank's share whose exchanges are there when the named link would have delivered them (benchmarks/share/exchange.py):
-on a GPU a stream of its own sleeps as long, while attention runs. Beside each step stands what overlap.py predicts.
+on a GPU a kernel on a stream of its own runs as long, while attention does. Beside each step stands what overlap.py
+predicts.
 """
 
 from collections.abc import Sequence

@@ -16,8 +16,8 @@ from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
 from parallel_runtime.planner.hardware import Interconnect
 
-# A message as NCCL sends it: one kernel that holds places on the device from its start to its end, by the device's
-# nanoseconds, as its cycles are 5 to 15 ms a 10 million, by how warm it is.
+# A message: one kernel that holds places on the device from its start to its end, as NCCL's does, by the device's
+# nanoseconds: 10 million of its cycles took 5 to 15 ms, by how warm it was. How many places NCCL's takes is not known.
 MESSAGE = r"""
 extern "C" __global__ void message(int us) {
   unsigned long long began, now;
@@ -64,12 +64,11 @@ class Delivery:
             fill(target, source)
             self.busy_until_s = max(time.perf_counter(), self.busy_until_s) + seconds
             return Arrival(target, source, due_s=self.busy_until_s)
+        fill(target, source)  # before, over each link and over none: behind attention it would wait for its end
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
-            # First, as whatever begins once attention has all places on the device waits for its end.
             if self.message is not None:
                 self.message(grid=(PLACES, 1, 1), block=(THREADS, 1, 1), args=[int(1e6 * seconds)])
-            fill(target, source)
             done = torch.cuda.Event()
             done.record(self.stream)
         return Arrival(target, source, done=done)

@@ -189,16 +189,15 @@ class OneRank:
         """The share of one of ulysses * ring ranks; medians of `steps` steps."""
         sequence = local_sequence(ulysses=ulysses, ring=ring, index=index, device=self.device)
         run = self.step(call, sequence)
-        clock, beats = timed_runs(run, steps)
+        clock, (block_s, _) = timed_runs(run, steps)
         traffic = sequence.ulysses.traffic
         sent = traffic.num_bytes, traffic.calls
         tokens = sequence.most_keys
         cuda = self.device.type == "cuda"
         busy = busy_in(run, self.device) if cuda else Busy(clock)
-        block_s, _ = beats.block_s()
         with noting(sequence, self.device) as attended:
             run()
-        host, host_beats = timed_runs(self.step(small, sequence), steps)
+        host, (_, host_block_s) = timed_runs(self.step(small, sequence), steps)
         return Share(
             ranks=ulysses * ring,
             ring=ring,
@@ -207,7 +206,7 @@ class OneRank:
             device_s=busy.seconds,
             host_s=host,
             clock_s=clock,
-            block=(min(block_s, busy.seconds / self.blocks) if cuda else block_s, host_beats.block_s()[1]),
+            block=(min(block_s, busy.seconds / self.blocks) if cuda else block_s, host_block_s),
             num_bytes=sent[0],
             messages=sent[1],
             asynchronous=cuda,
@@ -218,14 +217,17 @@ class OneRank:
 
 def timed_runs(
     run: Callable[[], tuple[torch.Tensor, Beats]], steps: int, *, warm_up: int = WARM_UP
-) -> tuple[float, Beats]:
-    """Median seconds of a run that is awaited, and when the last one's blocks ended."""
+) -> tuple[float, tuple[float, float]]:
+    """Median seconds of a run that is awaited, and of a further block of it (device, host)."""
     seconds: list[float] = []
+    blocks: list[tuple[float, float]] = []
     for _ in range(warm_up + steps):
         began = time.perf_counter()
         _, beats = run()
         seconds.append(time.perf_counter() - began)
-    return median(seconds[warm_up:]), beats
+        blocks.append(beats.block_s())
+    devices, hosts = zip(*blocks[warm_up:], strict=True)
+    return median(seconds[warm_up:]), (median(devices), median(hosts))
 
 
 def _between(moments: Sequence[float]) -> float:

@@ -12,8 +12,10 @@ import importlib
 import json
 import os
 import select
+import shutil
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,11 @@ def _run(folder: str, options: list[str], nodes: list[str], log: str) -> None:
     for descriptor in (1, 2):
         os.dup2(out, descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ |= {"PYTHONPATH": f"{folder}/tests", "OMP_NUM_THREADS": "1"}
+    files = Path(folder) / "tmp"  # of tests: those of one that was killed go before the next run, or with the copy
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(exist_ok=True)
+    tempfile.tempdir = None
+    os.environ |= {"PYTHONPATH": f"{folder}/tests", "OMP_NUM_THREADS": "1", "TMPDIR": str(files)}
     sys.path[:0] = [f"{folder}/tests", folder]
     forking = _fork_what_forks()
     import pytest

@@ -7,6 +7,7 @@ function, and tests that are gone are left out. Does not own the recording (line
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from .places import Place, functions
 
+ROOT = Path(__file__).resolve().parents[2]
 MOST_S = 60.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
 SCRIPTS = "tests/comfy/test_checked_in_comfyui.py::"
@@ -38,6 +40,7 @@ class Recording:
                 if test in there:
                     self._own[test], self._shares[test] = said["own_s"], said["shares"]
         self._ways_of: dict[str, dict[int, dict[int, set[str]]]] = {}
+        self._texts: dict[str, str] = {}
 
     @property
     def changed(self) -> list[str]:
@@ -48,14 +51,15 @@ class Recording:
         """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed.
 
         Some of each way in which the line is left are among them: of a thousand that find a condition true, the one
-        that does not may be slow. So are the scripts in one loaded ComfyUI, first of all for code that runs there: they
-        assert what functions give, and loading it makes each look as slow as graphs through a server.
+        that does not may be slow. So are those whose file names the function, which may be slow by their imports, and
+        the scripts in one loaded ComfyUI, first of all for code that runs there: they assert what functions give, and
+        loading it makes each look as slow as graphs through a server.
         """
         ways = self._that_run(place)
         found = set[str]().union(*ways)
         cost = {test: self._own[test] + sum(map(self._shared_s.__getitem__, self._shares[test])) for test in found}
         first = {test for way in ways for test in self._quickest(way, cost)}
-        first |= {test for test in found if test.startswith(SCRIPTS)}
+        first |= {test for test in found if test.startswith(SCRIPTS) or self._names(test, place.function)}
         seen: Counter[str] = Counter()
         turns = {}
         for test in sorted(cost, key=lambda test: (cost[test], test)):
@@ -75,6 +79,14 @@ class Recording:
         if place.file.startswith(IN_COMFYUI):
             quickest |= {file: 0.0 for file in quickest if SCRIPTS.startswith(file)}
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
+
+    def _names(self, test: str, function: str) -> bool:
+        """Whether the test's file names the function."""
+        file, name = test.partition("::")[0], function.rpartition(".")[2]
+        if file not in self._texts:
+            path = ROOT / file
+            self._texts[file] = path.read_text(encoding="utf-8") if path.exists() else ""
+        return bool(name) and re.search(rf"\b{re.escape(name)}\b", self._texts[file]) is not None
 
     @staticmethod
     def _quickest(way: set[str], cost: dict[str, float]) -> Iterable[str]:

@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_S = 60.0  # of tests for one place, as they took while they were recorded, which is nearly twice as long
 FIRST_OF_A_FUNCTION = 4  # cases of a test that come before the next test's
 SCRIPTS = "tests/comfy/test_checked_in_comfyui.py::"
+AHEAD_S = 5.0  # a file that names module and function comes before those that are quicker by no more
 IN_COMFYUI = "nodes/host/"  # code whose other tests need a server, and say less of it
+WORD = re.compile(r"\w+")
 FIRST_OF_A_WAY = 3  # tests that leave a line in one way, of different functions, which come before all others
 
 
@@ -40,7 +42,7 @@ class Recording:
                 if test in there:
                     self._own[test], self._shares[test] = said["own_s"], said["shares"]
         self._ways_of: dict[str, dict[int, dict[int, set[str]]]] = {}
-        self._texts: dict[str, str] = {}
+        self._words: dict[str, set[str]] = {}
 
     @property
     def changed(self) -> list[str]:
@@ -51,7 +53,7 @@ class Recording:
         """The tests for a place, those of the quickest file first, as many as MOST_S lets; none that failed.
 
         Some of each way in which the line is left are among them: of a thousand that find a condition true, the one
-        that does not may be slow. So are those whose file names the function, which may be slow by their imports, and
+        that does not may be slow. So are those whose file names module and function, slow by their imports, and
         the scripts in one loaded ComfyUI, first of all for code that runs there: they assert what functions give, and
         loading it makes each look as slow as graphs through a server.
         """
@@ -59,7 +61,7 @@ class Recording:
         found = set[str]().union(*ways)
         cost = {test: self._own[test] + sum(map(self._shared_s.__getitem__, self._shares[test])) for test in found}
         first = {test for way in ways for test in self._quickest(way, cost)}
-        first |= {test for test in found if test.startswith(SCRIPTS) or self._names(test, place.function)}
+        first |= {test for test in found if test.startswith(SCRIPTS) or self._names(test, place)}
         seen: Counter[str] = Counter()
         turns = {}
         for test in sorted(cost, key=lambda test: (cost[test], test)):
@@ -76,17 +78,20 @@ class Recording:
                 total += takes
         file_of = {test: test.partition("::")[0] for test in taken}
         quickest = {file: min(cost[test] for test in taken if file_of[test] == file) for file in file_of.values()}
-        if place.file.startswith(IN_COMFYUI):
-            quickest |= {file: 0.0 for file in quickest if SCRIPTS.startswith(file)}
+        for file in quickest:
+            if place.file.startswith(IN_COMFYUI) and SCRIPTS.startswith(file):
+                quickest[file] = 0.0
+            elif self._names(file, place):
+                quickest[file] -= AHEAD_S
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
 
-    def _names(self, test: str, function: str) -> bool:
-        """Whether the test's file names the function."""
-        file, name = test.partition("::")[0], function.rpartition(".")[2]
-        if file not in self._texts:
+    def _names(self, test: str, place: Place) -> bool:
+        """Whether the test's file names the module and the function of a place."""
+        file = test.partition("::")[0]
+        if file not in self._words:
             path = ROOT / file
-            self._texts[file] = path.read_text(encoding="utf-8") if path.exists() else ""
-        return bool(name) and re.search(rf"\b{re.escape(name)}\b", self._texts[file]) is not None
+            self._words[file] = set(WORD.findall(path.read_text(encoding="utf-8"))) if path.exists() else set()
+        return {Path(place.file).stem, place.function.rpartition(".")[2]} <= self._words[file]
 
     @staticmethod
     def _quickest(way: set[str], cost: dict[str, float]) -> Iterable[str]:

@@ -16,8 +16,8 @@ from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
 from parallel_runtime.planner.hardware import Interconnect
 
-# A message: one kernel that holds places on the device from its start to its end, as NCCL's does, by the device's
-# nanoseconds: 10 million of its cycles took 5 to 15 ms, by how warm it was. How many places NCCL's takes is not known.
+# A message is one kernel, as NCCL's is: it has its places on the device from its start to its end. How many places
+# NCCL's has is not known. It counts nanoseconds: 10 million cycles took 5 to 15 ms on one device.
 MESSAGE = r"""
 extern "C" __global__ void message(int us) {
   unsigned long long began, now;

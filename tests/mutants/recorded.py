@@ -86,7 +86,7 @@ class Recording:
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
 
     def _names(self, test: str, place: Place) -> bool:
-        """Whether the test's file names the module and the function of a place."""
+        """Whether the file of a test, or this file, names the module and the function of a place."""
         file = test.partition("::")[0]
         if file not in self._words:
             path = ROOT / file

@@ -5,22 +5,26 @@ Owns the asking, and that a file is counted once in a process's life. What is co
 
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeAlias
 
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
-from .comfyui_process import ComfyUIProcess
+from .comfyui_process import TICK_S, ComfyUIProcess
 from .counted import CountedModel, Polynomial
 from .work import Work
 
 USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
 USUAL_NAME = "flux1-dev"
 USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
-Key = tuple[str, int, int, str, ComfyUI, str | None, tuple[tuple[str, object], ...]]
+Key: TypeAlias = tuple[str, int, int, str, ComfyUI, str | None, tuple[tuple[str, object], ...]]
+Tick: TypeAlias = Callable[[float], None]  # called with the seconds since it began; what it raises ends the counting
 
 
 @dataclass(frozen=True)
@@ -60,27 +64,39 @@ class Counted:
 
 
 class Counts:
-    """Counts of files, by what they are on the disk; each counted once."""
+    """Counts of files, by what they are on the disk; each counted once, whoever asks meanwhile."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, Counted | ValueError] = {}
+        self._known: dict[Key, Counted | str] = {}  # or why it cannot be counted
+        self._turns: dict[Key, Lock] = {}
 
-    def of(self, path: str, dtype: str, comfyui: ComfyUI, *, found: str | None = None, **size: object) -> Counted:
+    def of(
+        self,
+        path: str,
+        dtype: str,
+        comfyui: ComfyUI,
+        *,
+        found: str | None = None,
+        tick: Tick | None = None,
+        **size: object,
+    ) -> Counted:
         """The counts of a file, computed in `dtype` or ComfyUI's "default"; `size` as `USUAL_SIZE`, where it differs.
 
         `found`: the plan that was found for its class (`ModelSpec.found`), None for what the user has kept.
         Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
-        `ValueError` for a file that ComfyUI does not know or that cannot be counted.
+        `ValueError` for a file that is not there, that ComfyUI does not know or that cannot be counted, and what `tick`
+        raises.
         """
         key, asked = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}
-        if key not in self._known:
-            try:
-                self._known[key] = _count(path, dtype, comfyui, found, asked)
-            except ValueError as error:  # it would be refused again
-                self._known[key] = error
-        known = self._known[key]
-        if isinstance(known, ValueError):
-            raise known
+        with self._turn(key, tick):
+            if key not in self._known:
+                try:
+                    self._known[key] = _count(path, dtype, comfyui, found, asked, tick)
+                except ValueError as error:  # it would be refused again; the error itself holds what its callers held
+                    self._known[key] = str(error)
+            known = self._known[key]
+        if isinstance(known, str):
+            raise ValueError(known)
         return known
 
     @property
@@ -90,8 +106,23 @@ class Counts:
 
     def known(self, path: str, dtype: str, comfyui: ComfyUI, *, found: str | None = None) -> Counted | None:
         """The counts at the usual size if the file was counted already; None where it was not, or cannot be."""
-        known = self._known.get(_key(path, dtype, comfyui, found, {}))
-        return None if isinstance(known, ValueError) else known
+        try:
+            known = self._known.get(_key(path, dtype, comfyui, found, {}))
+        except ValueError:  # it is not there any more
+            return None
+        return None if isinstance(known, str) else known
+
+    @contextmanager
+    def _turn(self, key: Key, tick: Tick | None) -> Iterator[None]:
+        """While nobody else counts this; raises what `tick` raises."""
+        turn, began_s = self._turns.setdefault(key, Lock()), time.monotonic()
+        while not turn.acquire(timeout=TICK_S):
+            if tick is not None:
+                tick(time.monotonic() - began_s)
+        try:
+            yield
+        finally:
+            turn.release()
 
 
 @lru_cache(maxsize=1)
@@ -106,11 +137,18 @@ def usual_work_of(counted: Counted) -> Work:
 
 
 def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mapping[str, object]) -> Key:
-    now, asked = os.stat(path), tuple(sorted({**USUAL_SIZE, **size}.items()))
+    """Raises `ValueError` for a file that is not there."""
+    asked = tuple(sorted({**USUAL_SIZE, **size}.items()))
+    try:
+        now = os.stat(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be counted: {error.strerror}; put the file back, or choose another") from error
     return path, now.st_size, now.st_mtime_ns, dtype, comfyui, found, asked
 
 
-def _count(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict[str, object]) -> Counted:
-    with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
+def _count(
+    path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict[str, object], tick: Tick | None
+) -> Counted:
+    with ComfyUIProcess(comfyui, "cpu", counting=True, tick=tick) as process:
         said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size, found=found)
     return Counted.of(os.path.basename(path), said)

@@ -1,5 +1,7 @@
 """Auto's rule: the planner's plan on GPUs, all ranks on the CPU and on GPUs nobody knows, and reasons each time."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,7 +261,7 @@ def test_work_is_told_in_words(asked: dict[str, int | bool], words: str) -> None
 def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple] = []
 
-    def count(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict) -> Counted:
+    def count(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: dict, tick: object) -> Counted:
         asked.append((dtype, found, size))
         if dtype == "torn":
             raise ValueError("no model")
@@ -280,6 +282,36 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
     assert counts.known(str(file), "torn", ComfyUI("/comfy")) is None and (len(asked), counts.files) == (4, 4)
     file.write_text("another")
     assert counts.known(*told) is None
+    file.unlink()
+    assert counts.known(*told) is None
+    with pytest.raises(ValueError, match="a.safetensors cannot be counted: No such file"):
+        counts.of(*told)
+
+
+def test_who_waits_for_anothers_count_may_stop_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+
+    def count(*_: object) -> Counted:
+        began.set()
+        assert goes_on.wait(60)
+        return usual_counted()
+
+    monkeypatch.setattr(counting, "_count", count)
+    (file := tmp_path / "a.safetensors").write_text("1")
+    told, counts, waited = (str(file), "bfloat16", ComfyUI("/comfy")), Counts(), []
+
+    def tick(since_s: float) -> None:
+        waited.append(since_s)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor() as other:
+        first = other.submit(counts.of, *told)
+        assert began.wait(60)
+        with pytest.raises(KeyboardInterrupt):
+            counts.of(*told, tick=tick)
+        goes_on.set()
+        assert first.result() is usual_counted()
+    assert len(waited) == 1 and counts.files == 1
 
 
 def test_a_model_of_other_dtypes_has_as_much_less_or_more_to_move() -> None:

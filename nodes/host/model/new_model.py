@@ -14,21 +14,23 @@ from typing import Protocol, TypeAlias
 
 import torch
 
+from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import DeviceSelection
 from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
-from ....parallel_runtime.planner.counting import Counted, Counts, usual_work_of
+from ....parallel_runtime.planner.counting import Counted, Counts, Tick, usual_work_of
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
-from ..contract.comfyui import WrapperExecutor, WrappersMP, comfy
+from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, comfy
 from ..contract.refusals import check_controlnets, check_skipped_layers
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
+from ..panel.progress import NodeText
 from ..proof.begin_tries import LastRun, Tunable, with_tries
 from ..sampling.late_previews import with_late_callback
 from ..sampling.run_context import begun
@@ -115,7 +117,7 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     devices, shares = asked.selection.devices, asked.shares
     source = read(path, weight_dtype, devices)
     source = LOOKING.with_found(source) if asked.looks else source
-    decision = decide_for(source, asked)
+    decision = decide_for(source, asked, _while_counted(source))
     transformer = source.model.diffusion_model
     refuse_unplanned(transformer, decision.plan)
     refuse_step_cache(transformer, asked.step_cache)
@@ -151,17 +153,19 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     patcher.step_cache, patcher.worker_loop = asked.step_cache, asked.worker_loop
     patcher.attention, patcher.tries, patcher.shares = asked.attention, asked.tries, shares
     if asked.advises:
-        Thread(target=_counted_or_none, args=(source,), daemon=True).start()
-        patcher.advise = partial(_advised, chooser=asked, source=source)
+        # neither may hold the source: it has the model, which ComfyUI expects to go with its last MODEL
+        of = source.spec, source.sizes.total
+        Thread(target=_counted_or_none, args=of, daemon=True).start()
+        patcher.advise = partial(_advised, chooser=asked, of=of)
     return patcher
 
 
 def _advised(
-    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, source: HostedSource
+    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, of: tuple[ModelSpec, int]
 ) -> dict | None:
     """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is, and
     as long as the model is not counted."""
-    counted = _known_count(source)
+    counted = _known_count(*of)
     if counted is None:
         return None
     weighed = replace(patcher.decision, work=usual_work_of(counted), model=counted.model)
@@ -173,29 +177,43 @@ def _advised(
     return suggestion(plan_part(better.plan), factor=gain, by="predicted")
 
 
-def decide_for(source: HostedSource, chooser: Chooser) -> Decision:
-    """The plan that `chooser` takes for a file. Raises `ValueError` for one that fits neither the devices nor it."""
+def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None) -> Decision:
+    """The plan that `chooser` takes for a file. `tick`: as of `Counts.of`, called while the model is counted.
+
+    Raises `ValueError` for one that fits neither the devices nor it, and what `tick` raises.
+    """
     return chooser.plan_for(
         source.unshared,
         whole_batches=source.whole_batches,
         weight_bytes=source.sizes.total,
-        count=partial(_count, source),
+        count=partial(_count, source.spec, source.sizes.total, tick),
     )
 
 
-def _count(source: HostedSource) -> Counted:
-    counted = COUNTS.of(source.spec.path, source.spec.dtype, this_comfyui(), found=source.spec.found)
-    return counted.with_weights(source.sizes.total)
+def _while_counted(source: HostedSource) -> Tick:
+    """Says on the node how long a model is being counted; raises what ComfyUI raises when the user cancels."""
+    node, name = NodeText(), os.path.basename(source.spec.path)
+
+    def tick(since_s: float) -> None:
+        check_cancelled()
+        node.counting(name, since_s)
+
+    return tick
 
 
-def _known_count(source: HostedSource) -> Counted | None:
-    counted = COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui(), found=source.spec.found)
-    return None if counted is None else counted.with_weights(source.sizes.total)
+def _count(spec: ModelSpec, num_bytes: int, tick: Tick | None = None) -> Counted:
+    counted = COUNTS.of(spec.path, spec.dtype, this_comfyui(), found=spec.found, tick=tick)
+    return counted.with_weights(num_bytes)
 
 
-def _counted_or_none(source: HostedSource) -> None:
+def _known_count(spec: ModelSpec, num_bytes: int) -> Counted | None:
+    counted = COUNTS.known(spec.path, spec.dtype, this_comfyui(), found=spec.found)
+    return None if counted is None else counted.with_weights(num_bytes)
+
+
+def _counted_or_none(spec: ModelSpec, num_bytes: int) -> None:
     with suppress(ValueError):  # what cannot be counted gets no advice
-        _count(source)
+        _count(spec, num_bytes)
 
 
 def memory_for(
@@ -204,7 +222,7 @@ def memory_for(
     """What the plan of `decision` takes of each device, before anything is loaded; `shares` as `remote_patcher` takes
     them. Of measured ones nobody knows yet how much each computes."""
     model, work = decision.model, decision.work
-    if model is None and (counted := _known_count(source)):
+    if model is None and (counted := _known_count(source.spec, source.sizes.total)):
         model, work = counted.model, usual_work_of(counted)
     plan = decision.plan.with_shares(shares or ())
     held = held_by_memory(plan, devices, source.sizes.total) if shares is None else plan

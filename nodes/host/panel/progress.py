@@ -50,6 +50,13 @@ class NodeText:
             self._next_s = now_s + INTERVAL_S
             self.say(f"Loading {name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB")
 
+    def counting(self, name: str, since_s: float) -> None:
+        """What a step computes is being counted, for that long; shown once a second."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + 1.0
+            self.say(f"counting what a step of {name} computes: {since_s:.0f} s")
+
 
 class OncePerPrompt:
     """Whether something was said in the prompt that executes now."""

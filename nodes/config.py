@@ -89,9 +89,11 @@ class SPConfig(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
-        """Run again when a further machine has come or gone."""
+    def fingerprint_inputs(cls, machines: str | None = "", **_: object) -> str:
+        """Run again when a further machine has come or gone. None is what another node gives, not known yet."""
         close_unasked()
+        if machines is None:
+            return MACHINES.fingerprint(None)
         offer = Offer.parse(machines)
         return "" if offer is None else MACHINES.fingerprint(offer)
 

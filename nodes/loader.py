@@ -29,8 +29,10 @@ class ParallelModelLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
-        """Load again when the file changed, workers were lost or devices measured since. Linked inputs are unknown."""
+    def fingerprint_inputs(
+        cls, unet_name: str | None, weight_dtype: str | None, sp_config: ParallelChoice | None
+    ) -> str:
+        """Load again when the file changed, workers were lost or devices measured since. Linked inputs are None."""
         return state_of(unet_name)
 
     @classmethod
@@ -56,7 +58,9 @@ class ParallelFluxLoader(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
+    def fingerprint_inputs(
+        cls, unet_name: str | None, weight_dtype: str | None, sp_config: ParallelChoice | None
+    ) -> str:
         return state_of(unet_name)
 
     @classmethod
@@ -83,9 +87,13 @@ def loader_inputs() -> list[io.Input]:
     ]
 
 
-def state_of(unet_name: str) -> str:
-    """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations."""
-    return f"{file_identity(unet_name)} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
+def state_of(unet_name: str | None) -> str:
+    """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations.
+
+    Of a file that another node names, ComfyUI's cache knows that node alone, as for Load Diffusion Model.
+    """
+    identity = None if unet_name is None else file_identity(unet_name)
+    return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:

@@ -71,6 +71,15 @@ def test_after_a_wait_in_vain_the_next_prompts_wait_briefly_and_nothing_runs_aga
     assert somebody == further.fingerprint(offer) != nobody
 
 
+def test_of_an_offer_that_another_node_gives_any_machine_counts_and_nothing_runs_again_without(module: Any) -> None:
+    further = module.FurtherMachines()
+    assert further.fingerprint(None) == further.fingerprint(None)
+    for address in (HERE, THERE):
+        before = further.fingerprint(None)
+        further._server(address).there = (shelf(),)
+        assert further.fingerprint(None) == further.fingerprint(None) != before
+
+
 def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_is_meant(module: Any) -> None:
     further = module.FurtherMachines()
     devices = {}

@@ -97,14 +97,18 @@ class FurtherMachines:
                 _log.info("further machines may not join at %s any more", address)
             self._servers = staying
 
-    def fingerprint(self, offer: Offer) -> str:
-        """Changes with every machine that comes or goes, and for as long as one has yet to be waited for."""
+    def fingerprint(self, offer: Offer | None) -> str:
+        """Changes with every machine that comes or goes, and for as long as one has yet to be waited for.
+
+        None: an offer that is not known yet, since another node gives it. Then it is all machines that count.
+        """
+        if offer is None:
+            return " ".join(_told(server.machines()) for server in self._servers.values())
         server = self._servers.get(offer.address)
         machines = () if server is None else server.machines()
         if len(machines) < offer.count and self._most.get(offer.address, 0) < offer.count:
             return f"waiting at {time.monotonic_ns()}"
-        there = "".join(f" {machine.name}:{id(machine)}" for machine in machines)
-        return f"{len(machines)} of {offer.count}:{there}"
+        return f"{len(machines)} of {offer.count}: {_told(machines)}"
 
     def offered(self) -> list[str]:
         """The addresses where machines may join now. Never waits."""
@@ -136,6 +140,10 @@ class FurtherMachines:
             others = {key: other for key, other in self._servers.items() if key != address}
             self._servers = {**others, address: server}
             return server
+
+
+def _told(machines: Iterable[Machine]) -> str:
+    return " ".join(f"{machine.name}:{id(machine)}" for machine in machines)
 
 
 def token_file() -> Path:

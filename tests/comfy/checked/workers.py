@@ -27,6 +27,16 @@ assert asked() != asked()
 release.POOLS.has_something_to_release = lambda: False
 assert asked() == asked()
 
+# A loader, and a config, of which another node gives an input, run again only where something else changed.
+for node, given in (
+    ("loader.ParallelModelLoader", {"unet_name": None, "weight_dtype": "default", "sp_config": None}),
+    ("loader.ParallelFluxLoader", {"unet_name": None, "weight_dtype": None, "sp_config": None}),
+    ("config.SPConfig", {"machines": None, "mode": "auto"}),
+):
+    module, _, name = node.partition(".")
+    asked = getattr(importlib.import_module(f"{NAME}.nodes.{module}"), name).fingerprint_inputs
+    assert asked(**given) == asked(**given), node
+
 # A MODEL whose runs try nothing is refused before a rank is started, with the reason.
 tries = importlib.import_module(f"{NAME}.nodes.without_server")
 tunable = SimpleNamespace(of=lambda patcher, shares: SimpleNamespace(why_not=f"{patcher}: {shares} are all"))

@@ -157,8 +157,9 @@ def _skips(names: Sequence[str], kind: type) -> str:
 
 
 def is_of_transformer(name: str) -> bool:
-    """Whether an object patch replaces a part of the transformer; model sampling and the like are this process's."""
-    return name.startswith("diffusion_model.") and not name.startswith("diffusion_model.params.")
+    """Whether an object patch replaces a part of the transformer, its `params` among them, which ranks have as the file
+    says; model sampling and the like are this process's."""
+    return name.startswith("diffusion_model.")
 
 
 def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:

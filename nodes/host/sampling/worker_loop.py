@@ -56,7 +56,7 @@ OPTIONS = {
 UNTRACEABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTRACEABLE += (MemoryError,)
 # Parts of ComfyUI's model that are read before the first step alone, whatever replaced them.
-READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_model.params.")
+READ_BEFORE = ("model_sampling", "latent_format", "concat_keys")
 # Wrappers around the whole run do not see what happens inside it.
 OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
 

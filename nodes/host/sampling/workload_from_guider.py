@@ -27,7 +27,10 @@ def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
 
 
 def asks_both(guider: CFGGuider) -> bool:
-    """Whether both prompt and negative are asked each step."""
+    """Whether both prompt and negative are asked each step, and at once: Dual Model CFG Guider, which has a MODEL for
+    each, asks one after the other."""
+    if sum(isinstance(each, ModelPatcher) for each in vars(guider).values()) > 1:
+        return False
     return len(_asked(guider.conds, guider.cfg, guider.model_options)) > 1
 
 
@@ -42,7 +45,8 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
         return None
     sides = _asked(guider.conds, guider.cfg, guider.model_options)
     keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
-    work = _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
+    at_once = keep_order is None and asks_both(guider)
+    work = _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=at_once)
     return _as_kept(work, guider.model_patcher, guider.model_options)
 
 

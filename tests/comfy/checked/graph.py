@@ -242,7 +242,7 @@ with at("10"):
     ]
     assert refusals.check_transformer_options({"patches": {}, "sigmas": 3}) is None
 transformer = ("diffusion_model.blocks.0", "diffusion_model.params.x", "model_sampling")
-assert [refusals.is_of_transformer(name) for name in transformer] == [True, False, False]
+assert [refusals.is_of_transformer(name) for name in transformer] == [True, True, False]
 
 control = importlib.import_module("comfy.controlnet")
 plain, lora = control.ControlNet(), control.ControlLora({})

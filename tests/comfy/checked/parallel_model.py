@@ -153,6 +153,7 @@ WHAT = (
     (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
     (lambda it: it.set_model_patch_replace(print, "dit", "double_block", 1), "blocks (double_block 1)"),
     (lambda it: it.add_object_patch("diffusion_model.img_in", 1), "it replaces diffusion_model.img_in"),
+    (lambda it: it.add_object_patch("diffusion_model.params.theta", 1), "it replaces diffusion_model.params.theta"),
     (
         lambda it: it.set_model_compute_dtype(torch.float16),
         "compute dtype to float16 where the workers compute in float",
@@ -282,6 +283,9 @@ for more, guided in (
     assert work(guider(positive=[entry | more])).guided is guided
 assert work(guider(negative=None)).guided is False and workload.asks_both(guider())
 assert not workload.asks_both(guider(1.0)) and not workload.asks_both(guider(negative=[]))
+two = guider()
+two.model_patcher = two.uncond_model_patcher = model  # as Dual Model CFG Guider has it: one side after the other
+assert not workload.asks_both(two) and work(guider()).guided and not work(two).guided
 assert work(guider(positive=[{}], negative=[{"cross_attn": None}])).text_tokens == 0
 pictures = [torch.zeros(1, 16, 64, 64), torch.zeros(1, 16, 32, 32)]
 with_references = work(guider(positive=[entry, entry | {"reference_latents": pictures}]))

@@ -6,7 +6,9 @@ Owns: `IdleTrier` and `IdleTries`. Does not own what happens in a try (test_tryi
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,11 +39,13 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         free: int = 10**9,
         kinds: tuple[str, ...] = ("cuda",),
         holds: bool = True,
+        gone: bool = False,
         now: tuple[str, ...] = (),
         later: int = 3,
     ) -> Any:
         found, told = case(takes), []
         found.run.step_seconds.clear()
+        found.run.prover.gone = gone
         model = found.run.model
         model.devices, model.holds, model.started = tuple(MagicMock(kind=kind) for kind in kinds), lambda _: holds, True
         model.give_back, model.deltas = lambda _: told.append("given back"), None
@@ -119,7 +123,7 @@ def test_an_error_that_nobody_foresaw_is_told_and_ends_no_later_tries(idle, capl
     assert "odd" in caplog.text
 
 
-def test_without_room_or_weights_nothing_is_tried(idle) -> None:
+def test_without_room_weights_or_model_nothing_is_tried(idle, caplog) -> None:
     room = 15 * 10**7  # 1.5 times what a plan computes with, for each rank that shares it
     for kinds, free, tries in (
         (("cuda",) * 2, room, True), (("cuda",) * 2, room - 1, False),
@@ -128,4 +132,33 @@ def test_without_room_or_weights_nothing_is_tried(idle) -> None:
         found, _ = idle(SECONDS, iter([]), free=free, kinds=kinds)
         assert bool(found.asked) is tries
         found.store.path.unlink(missing_ok=True)
-    assert not idle(SECONDS, iter([]), holds=False)[0].asked
+    for lack in ({"holds": False}, {"gone": True}):
+        assert not idle(SECONDS, iter([]), **lack)[0].asked
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_what_was_tried_is_not_held_while_prompts_run(module_of_pack) -> None:
+    computed, looked, over = threading.Event(), threading.Event(), threading.Event()
+
+    class Due:
+        trier = SimpleNamespace(key="a run's")
+
+        def compute(self, check: object) -> bool:
+            computed.set()
+            return True
+
+    def busy() -> bool:
+        if computed.is_set():
+            looked.set()
+        return computed.is_set() and not over.is_set()
+
+    tries = module_of_pack("nodes.host.proof.idle_tries").IdleTries(busy, waits_s=0.001)
+    due = Due()
+    held = weakref.ref(due)
+    tries.offer(due)
+    del due
+    assert looked.wait(60)
+    assert held() is None
+    over.set()
+    while tries._thread is not None:
+        time.sleep(0.001)

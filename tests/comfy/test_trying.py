@@ -75,7 +75,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
                 told.append(line)
 
         class Prover:
-            num_computed = 0
+            num_computed, gone = 0, False
 
             def check(self, run: Any, call: Any, check_cancelled: object, *, looks: bool = True) -> None:
                 verdict = (proofs or {}).get(run.plan.name, "proven")

@@ -94,7 +94,8 @@ class IdleTrier:
             self.later(self)
 
     def compute(self, check: Callable[[], None]) -> bool:
-        """Try the plans, where the workers have the weights and room; whether to offer such work again.
+        """Try the plans, where the workers have the weights and room, and a MODEL is left; whether to offer such work
+        again.
 
         Raises whatever `check` raises, and `PoolError`.
         """
@@ -102,7 +103,7 @@ class IdleTrier:
             return True
         run, calls = self._first
         pooled, trier = run.model, self.trier
-        if not pooled.holds(run.plan):
+        if not pooled.holds(run.plan) or trier.prover.gone:
             return True
         free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
         beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1
@@ -165,6 +166,7 @@ class IdleTries:
             except Exception:  # nobody is above; other runs go on having their plans tried
                 self._ended[key] = ATTEMPTS
                 log.exception("plans could not be tried while ComfyUI was idle")
+            due = None  # it has copies of a run's tensors, and the next may be long in coming
 
     def _next(self) -> IdleTrier | None:
         """What is due once no prompt has run for a while; None, and the thread ends, where nothing is."""

@@ -122,13 +122,16 @@ def plan_of_run(
 def without_sharing(refused: Decision, num_ranks: int, *, guided: bool, images: int) -> Decision:
     """In place of an automatic plan that cannot be used: one of at most `num_ranks` ranks that cuts no tokens.
 
-    `guided`: prompt and negative are asked in every step of the run; `images` of its batch. Weights are kept as they
-    are; sharded ones need all ranks, whether or not each has rows to compute.
+    `guided`: prompt and negative are asked in every step of the run; `images` of its batch. Weights stay as they lie,
+    since no other way may fit: of some that are spread over ranks, a plan has as many of them as before. Where ranks
+    are left that would share tokens, each is to compute them all (`RunContext.whole`).
     """
-    weights = refused.plan.weights
-    cfg = 2 if num_ranks > 1 and (guided or weights == "sharded") else 1
-    data = num_ranks // cfg if weights == "sharded" else min(num_ranks // cfg, images)
-    plan = ParallelPlan(cfg=cfg, data=max(1, data), weights=weights)
+    plan, spread = refused.plan, refused.plan.layout.shards > 1
+    if not spread:
+        cfg = 2 if num_ranks > 1 and guided else 1
+        plan = ParallelPlan(cfg=cfg, data=max(1, min(num_ranks // cfg, images)), weights=plan.weights)
+    elif guided and plan.cfg == 1 and plan.parts % 2 == 0:
+        plan = replace(plan, cfg=2, ring=1, ulysses=plan.parts // 2)
     return replace(refused, plan=plan)
 
 

@@ -62,16 +62,20 @@ def test_only_plans_that_cut_tokens_are_proven_and_what_fails_is_refused_or_left
         monkeypatch.setattr(proving.Prover, name, lambda *_, value=value: value)
     monkeypatch.setattr(proving.Prover, "_go_on_without", lambda *given: left.append(given[-1]))
 
-    def noted(plan: str, verdict: str, *, automatic: bool = True, found_by: str = "", looks: bool = True) -> Any:
+    def noted(
+        plan: str, verdict: str, *, automatic: bool = True, found_by: str = "", looks: bool = True, whole: bool = False
+    ) -> Any:
         noted: list[Any] = []
         pooled.found_by = found_by
         monkeypatch.setattr(proving.Prover, "_proof", lambda *_: verdicts[verdict])
         run = SimpleNamespace(plan=plan_of(plan), note=noted.append, decision=SimpleNamespace(automatic=automatic))
+        run.whole = whole
         prover.check(run, call, lambda: None, looks=looks)
         return noted
 
     for plan in ("ulysses=1", "cfg=2", "data=2"):
         assert noted(plan, "refused") == [proving.WHOLE] and not left
+    assert noted("ulysses=2", "refused", whole=True) == [proving.WHOLE] and not left
     assert noted("pipefusion=2", "refused") == noted("pipefusion=2,ulysses=2", "refused") == [proving.STAGED]
     for plan in ("ulysses=2", "ring=2"):
         assert noted(plan, "proven", automatic=False, found_by="a look") == [proof]

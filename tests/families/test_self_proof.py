@@ -95,19 +95,27 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name_and_cau
     assert report["proof"]["verdict"] == "not needed" and "cuts no tokens" in report["proof"]["reason"]
 
 
-@pytest.mark.parametrize(("variant", "cfg", "plan"), [(MIXES, 3.0, "cfg2-ring1-uly1"), (RAISES, 1.0, "single")])
+@pytest.mark.parametrize(
+    ("variant", "cfg", "weights", "plan", "how"),
+    [
+        (MIXES, 3.0, "replicated", "cfg2-ring1-uly1", "where one device computes"),
+        (RAISES, 1.0, "replicated", "single", "where one device computes"),
+        (MIXES, 1.0, "sharded", "uly2-sharded", "each device computes each image whole"),
+    ],
+)
 def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_stock(
-    variant: Any, cfg: float, plan: str, drifted: Drifted
+    variant: Any, cfg: float, weights: str, plan: str, how: str, drifted: Drifted
 ) -> None:
     stock = variant.graph(cfg=cfg, seed=1, steps=2)
-    graph = ours(stock) | {"config": node("SPConfig", mode="auto", devices="cpu:2", ulysses=1, ring=1)}
+    config = {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1, "weights": weights}
+    graph = ours(stock) | {"config": node("SPConfig", **config)}
     result = drifted.client.queue(graph)
     report = result.report()
     assert relative_error(latent_of(drifted.client, graph), latent_of(drifted.client, stock)) <= TOLERANCE
     assert report["plan"]["name"] == plan and report["proof"]["verdict"] == "not needed"
     assert report["loop"] == {"kind": "resident"}
     (warning,) = report["warnings"]
-    parts = ("the proof of uly2 failed for WanModel of ComfyUI", "rror", f"on with {plan}", "one device computes")
+    parts = ("the proof of uly2", " failed for WanModel of ComfyUI", "rror", f"on with {plan}, ", how)
     assert [part for part in parts if part not in warning] == [], warning
     assert any(warning in text for name, text in result.texts if name == "sampler")
     assert drifted.server.log.count(warning) == 1  # however often it runs

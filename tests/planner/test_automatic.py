@@ -175,6 +175,14 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
             assert told.most_chunks == constants(devices).rates.most_chunks == 3
             assert (told.bandwidth, told.latency_s) == (l40.link.all_to_all_bandwidth(2), l40.link.latency_s)
     assert overlap(parse_devices("cpu:2").devices, ParallelPlan(ulysses=2)) is None, "cores carry the bytes themselves"
+    for names, hip, known in (
+        (("L40", "L20"), None, True),
+        (("L40", "L20"), "7.0", False),
+        (("L40",) * 2, "7.0", True),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, names=names: f"NVIDIA {names[index]}")
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert (overlap(devices, ParallelPlan(ulysses=2)) is not None) == known, "ranks attend by different functions"
 
 
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:
@@ -234,12 +242,35 @@ def test_devices_without_weights_are_told_of_where_more_of_them_are_clearly_quic
         ("replicated", 2, False, 1, "ulysses=1"),
         ("replicated", 4, False, 3, "data=3"),
         ("replicated", 4, True, 3, "data=2,cfg=2"),
-        ("sharded", 4, False, 1, "data=2,cfg=2,weights=sharded"),  # all ranks, as each has a part of the weights
+        ("offloaded", 1, True, 1, "weights=offloaded"),
     ],
 )
 def test_without_sharing_no_tokens_are_cut(weights: str, ranks: int, guided: bool, images: int, plan: str) -> None:
-    refused = Decision(plan=ParallelPlan(ulysses=2, weights=weights))
+    refused = Decision(plan=ParallelPlan(ulysses=2 if ranks > 1 else 1, weights=weights))
     assert without_sharing(refused, ranks, guided=guided, images=images).plan == ParallelPlan.parse(plan)
+
+
+@pytest.mark.parametrize(
+    ("refused", "guided", "plan"),
+    [
+        ("ulysses=2", True, "cfg=2"),
+        ("ulysses=2", False, "ulysses=2"),
+        ("ulysses=4", True, "cfg=2,ulysses=2"),
+        ("ulysses=2,ring=2", True, "cfg=2,ulysses=2"),
+        ("ulysses=3", True, "ulysses=3"),
+        ("ulysses=4,data=2", True, "cfg=2,ulysses=2,data=2"),
+        ("ulysses=2,cfg=2", True, "ulysses=2,cfg=2"),
+        ("ulysses=2,shares=2:1", True, "cfg=2,shares=2:1"),
+    ],
+)
+@pytest.mark.parametrize("weights", ["sharded", "offloaded"])
+def test_without_sharing_weights_that_are_spread_over_ranks_stay_as_they_lie(
+    weights: str, refused: str, guided: bool, plan: str
+) -> None:
+    before = ParallelPlan.parse(f"{refused},weights={weights}")
+    found = without_sharing(Decision(plan=before), before.ranks, guided=guided, images=3).plan
+    assert found == ParallelPlan.parse(f"{plan},weights={weights}")
+    assert before.layout.serves(found.layout) and found.ranks == before.ranks
 
 
 @pytest.mark.parametrize(

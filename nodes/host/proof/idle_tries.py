@@ -87,7 +87,7 @@ class IdleTrier:
             if tries is None or not (tries.left or set(self.trier.plans).difference(tries.plans)):
                 return
             self.trier.plans = tuple(plan for plan in self.trier.plans if plan not in tries.failed)
-        if self._first is None:
+        if self._first is None or run.whole:
             return
         began_under, kept = self._first[0].plan, (self.now or self.trier).kept
         if run.plan == began_under or (kept is not None and run.plan == kept.plan):

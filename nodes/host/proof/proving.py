@@ -103,7 +103,7 @@ class Prover:
         if run.plan.pipefusion > 1:
             proof = STAGED
         else:
-            proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
+            proof = WHOLE if run.whole or run.plan.parts == 1 else self._proof(run, call, check_cancelled)
         if proof.verdict == REFUSED and self.pooled.found_by and looks:
             proof = self._by_another_plan(run, call, check_cancelled, proof)
         fails = (REFUSED, NOT_PROVEN) if self.pooled.found_by else (REFUSED,)  # a found plan counts once it is proven
@@ -145,9 +145,13 @@ class Prover:
         decision = without_sharing(run.decision, self.pooled.plan.ranks, guided=run.guided, images=run.images)
         lost = run.decision.gain_over(decision.plan)
         slower = "" if lost is None or lost <= 1 else f", predicted to take {lost:.1f} times as long"
+        if decision.plan.parts == 1:
+            how = f"where one device computes each image{slower}"
+        else:  # the planner does not know it
+            how = "as the weights lie, and each device computes each image whole, which takes as long as on one"
         text = (
             f"the proof of {run.plan.name} failed for {self._name} of ComfyUI {comfyui_version()} ({proof.reason}): "
-            f"the run goes on with {decision.plan.name}, where one device computes each image{slower}; report this line"
+            f"the run goes on with {decision.plan.name}, {how}; report this line"
         )
         run.fall_back(decision, text)
         if text not in self._told:

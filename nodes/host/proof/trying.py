@@ -165,9 +165,9 @@ class Trier:
 
     def after(self, run: RunContext) -> None:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
-        if self.kept is not None and run.plan != self.kept.plan and self.tries is None:
+        if self.kept is not None and (run.plan != self.kept.plan or run.whole) and self.tries is None:
             self._leave(self.kept, run)
-        if self.kept is None or run.plan != self.kept.plan or run.step_cache or run.stock_cache:
+        if self.kept is None or run.plan != self.kept.plan or run.whole or run.step_cache or run.stock_cache:
             return
         if self.kept.by_graphs and run.graphs_under != run.plan:  # what is expected is of blocks as graphs
             return

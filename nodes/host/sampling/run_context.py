@@ -73,10 +73,11 @@ class RunContext:
 
     What it is of stays; what the run finds is noted in it. `decision` changes before the first step alone: `trier` may
     find a quicker plan (`keep`), and an automatic plan whose proof fails gives way to one for the run's `images`, and
-    for both sides at once where it is `guided` (`fall_back`). Under `graphs_under` alone blocks run as CUDA graphs.
-    `remarks` are what the user is told of that. `step_seconds` are what requests of one step took. `loop` says where
-    the sampler's loop ran once it has, in ComfyUI ("host") or in the workers ("resident"); `loop_reason`, why it stayed
-    in ComfyUI where it was to leave. `step` of `steps` is under way, where that is recorded.
+    for both sides at once where it is `guided` (`fall_back`); `whole`: each rank computes all tokens then. Under
+    `graphs_under` alone blocks run as CUDA graphs. `remarks` are what the user is told of that. `step_seconds` are what
+    requests of one step took. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the
+    workers ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way,
+    where that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -91,6 +92,7 @@ class RunContext:
     deltas: WeightDeltas = PRISTINE
     compiled: bool = False
     graphs_under: ParallelPlan | None = None
+    whole: bool = False
     step_cache: float = 0.0
     attention: str = ""
     exchange: str = EXACT
@@ -177,9 +179,9 @@ class RunContext:
         self.listener.tried(decision, line)
 
     @property
-    def proven_for(self) -> tuple[ParallelPlan, str]:
-        """What calls are proven for: the plan, and the one that was found for the model's class."""
-        return self.plan, self.model.spec.found
+    def proven_for(self) -> tuple[ParallelPlan, bool, str]:
+        """What calls are proven for: the plan, whether it shares tokens, and the one that was found for the class."""
+        return self.plan, self.whole, self.model.spec.found
 
     @property
     def usual_step_s(self) -> float | None:
@@ -215,8 +217,9 @@ class RunContext:
             self.late.call_due()
 
     def fall_back(self, decision: Decision, why: str) -> None:
-        """Go on under another plan; `why` is what the user is told."""
-        self.decision = decision
+        """Go on under another plan, with nothing tried any more, and with no tokens shared; `why` is what the user is
+        told."""
+        self.decision, self.trier, self.whole = decision, None, decision.plan.parts > 1
         if why not in self.remarks:
             self.remarks.append(why)
             self.listener.fell_back(decision, why)
@@ -244,7 +247,7 @@ class RunContext:
             on_step(step, denoised)
 
         began_s = time.perf_counter()
-        run = replace(run, conds=tuple(map(self._by_graphs, run.conds)))
+        run = replace(run, conds=tuple(map(self._as_found, run.conds)))
         self.listener.worker_loop_began()
         result = self.model.pool.sample(
             self.model.spec,
@@ -274,8 +277,11 @@ class RunContext:
             **({} if self.exchange == EXACT else {"exchange": self.exchange}),
         }
 
-    def _by_graphs(self, call: ModelCall) -> ModelCall:
-        """The call with its blocks as CUDA graphs, on all ranks, where they were quicker under this plan."""
+    def _as_found(self, call: ModelCall) -> ModelCall:
+        """The call with its blocks as CUDA graphs, on all ranks, where they were quicker under this plan; with all
+        tokens on each rank where the plan may share none."""
+        if self.whole:
+            return replace(call, options={**call.options, "whole": True})
         if self.graphs_under != self.plan:
             return call
         return replace(call, options={**call.options, "graphs": True})
@@ -291,6 +297,7 @@ class RunContext:
             deltas.side_branch,
             self.compiled,
             self.graphs_under,
+            self.whole,
             self.step_cache,
             self.attention,
             self.exchange,
@@ -298,7 +305,7 @@ class RunContext:
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         self.try_plans(calls, check_cancelled)
-        asked = list(map(self._by_graphs, calls))
+        asked = list(map(self._as_found, calls))
         result = self.model.pool.run(
             self.model.spec,
             self.plan,

@@ -146,7 +146,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         names = cond_names(guider, model_options)
         before, conds = None, []
         while before != context.proven_for:  # a plan whose proof fails gives way to another, which calls otherwise
-            before = plan, _ = context.proven_for
+            before = plan, *_ = context.proven_for
             _refuse_idle(plan, x.shape[0], len(names))
             conds = conds_of_run(guider, model_options, x, sigmas[:1])
             for cond in conds:

@@ -486,7 +486,16 @@ assert run.plan == decisions.without_sharing(decisions.Decision(plan=plain.plan)
 assert (
     "the proof of uly2 failed for Flux" in run.remarks[0] and "where one device computes each image" in run.remarks[0]
 )
-assert run.proofs == [proving.WHOLE]
+assert run.proofs == [proving.WHOLE] and not run.whole and run._as_found(call) is call
+spread = plans.ParallelPlan(ulysses=3, weights="sharded")
+prover.check(run := running(spread, automatic=True), call, print)
+assert run.plan == spread and run.whole and run.proofs == [proving.WHOLE] and run.trier is None
+assert "goes on with uly3-sharded, as the weights lie, and each device computes each image whole" in run.remarks[0]
+run.graphs_under = spread
+assert run._as_found(call).options == {**call.options, "whole": True}
+verdicts.append("not asked again")
+prover.check(run, call, print)
+assert run.proofs == [proving.WHOLE] and len(run.remarks) == 1
 assert prover._room(call, [600, 400]) == proving.SPARE * 400 / (2 * prover.memory_required([1, 16, 8, 8]))
 assert prover._room(call, [400]) == proving.SPARE * 400 / prover.memory_required([1, 16, 8, 8])
 prover.memory_required = lambda shape: 0.0

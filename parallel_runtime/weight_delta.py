@@ -4,7 +4,7 @@ Owns the record and its form on the wire. What a change does to a weight is `mod
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,6 +86,12 @@ class WeightDeltas:
             and len(self.deltas) == len(other.deltas)
             and all(_same_but_strength(a, b) for a, b in zip(self.deltas, other.deltas, strict=True))
         )
+
+
+    @property
+    def applied(self) -> "WeightDeltas":
+        """What need be known of them once weights have them: of merged ones no tensor, which would be held for long."""
+        return self if self.side_branch else replace(self, deltas=())
 
 
 PRISTINE = WeightDeltas()

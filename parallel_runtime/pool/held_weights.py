@@ -49,7 +49,8 @@ class LoadResult:
 
 @dataclass
 class HeldModel:
-    """A model that the first `layout.ranks` ranks hold. `deltas` is the set its weights have; None: not known."""
+    """A model that the first `layout.ranks` ranks hold. `deltas` is the set its weights have, as
+    `WeightDeltas.applied`; None: not known."""
 
     spec: ModelSpec
     handle: int
@@ -193,7 +194,7 @@ class HeldWeights:
             self._generation.ask(
                 change, check, self._generation.arena.place(batch.tensors).specs, num_ranks=model.layout.ranks
             )
-        model.deltas = deltas
+        model.deltas = deltas.applied
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""

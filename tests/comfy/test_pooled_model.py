@@ -146,7 +146,11 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     first, second, third = (
         (devices, name, (2, False, 1, 1)) for devices, name in ((two, "a"), (two, "b"), (four, "c"))
     )
-    registry._pools |= {two: (workers := Holding(("a", plan), ("b", plan))), four: Holding(), far: Holding()}
+    registry._pools |= {
+        two: (workers := Holding(("a", plan), ("b", plan), ("a", plan))),
+        four: Holding(),
+        far: Holding(),
+    }
     registry._pools[four].state = "stopped"
     assert (registry.last_loaded, registry.root(first, Root)) == (None, root := registry.root(first, Root))
     loaded = []
@@ -156,16 +160,16 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     assert registry.plan_of_load(second, plan_of("cfg=2")) == plan
     assert registry.plan_of_load(third, plan_of("cfg=2")) == plan_of("cfg=2")
     registry.load(first, plan, loaded.append)
-    assert workers.held == [("a", plan)] and workers.asked == ["unload"] and registry.last_loaded is root
+    assert workers.held == [("a", plan)] * 2 and workers.asked == ["unload"] and registry.last_loaded is root
     registry.unload(second, plan)
-    registry.unload(first, plan_of("ring=2"))
-    assert workers.asked == ["unload"]
+    registry.unload(first, plan_of("ulysses=4"))  # the MODEL that is asked has a plan of more ranks than the weights
+    assert workers.asked == ["unload"] * 2 and workers.held == [("a", plan)]
     # Another set of devices starts: workers that hold nothing end, others stay.
     registry.load(first, plan, loaded.append)
     kept = registry.root(third, Root)
     assert registry.lost_generations() == 1, "of the pool without workers"
     registry.load(third, plan, loaded.append)
-    assert registry._pools[far].asked == ["close"] and workers.asked == ["unload"]
+    assert registry._pools[far].asked == ["close"] and workers.asked == ["unload"] * 2
     assert registry.lost_generations() == 1 and registry.last_loaded is kept
     registry.unload(first, plan)
     assert workers.held == [] and registry.all() == [*registry._pools.values()]
@@ -182,9 +186,9 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     registry.close_without(["b"])
     assert registry._pools[far].asked == ["close"]
     registry.close_without(["c"])
-    assert registry._pools[far].asked == ["close"] * 2 and workers.asked == ["unload"] * 2
+    assert registry._pools[far].asked == ["close"] * 2 and workers.asked == ["unload"] * 3
     registry.close_all()
-    assert workers.asked == ["unload"] * 2 + ["close"] and registry.last_loaded is None
+    assert workers.asked == ["unload"] * 3 + ["close"] and registry.last_loaded is None
     assert not registry.has_something_to_release() and not registry.is_alive(two)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,6 +191,12 @@ def test_weights_are_changed_once_and_strengths_alone_where_nothing_is_merged() 
         held.apply_deltas(model, other, int)
         assert ([type(each) for each in generation.taken()], model.deltas) == (asked, other)
         first, other = other, first
+    merged = replace(first, name="merged", side_branch=False)
+    held.apply_deltas(model, merged, int)
+    assert model.deltas == WeightDeltas("merged"), "tensors that nobody needs are held"
+    generation.taken()
+    held.apply_deltas(model, merged, int)
+    assert generation.taken() == []
     generation.answers[ChangeWeights] = InterruptedError()
     with pytest.raises(InterruptedError):
         held.apply_deltas(model, PRISTINE, int)

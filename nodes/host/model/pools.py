@@ -100,7 +100,8 @@ class PoolRegistry:
         load(pool)
 
     def unload(self, weights: Weights, plan: ParallelPlan) -> None:
-        """Free these weights in the workers; nothing when they are not there, or not as `plan` needs them."""
+        """Free these weights in the workers, on however many ranks they lie; nothing when they are not there. `plan`:
+        what they serve, where it is not known for which they were loaded."""
         with self._lock:
             self._unload(weights, plan)
 
@@ -177,7 +178,7 @@ class PoolRegistry:
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
         devices, spec, _ = weights
-        self._loaded.pop(weights, None)
+        plan = self._loaded.pop(weights, plan)  # ComfyUI's manager may ask by a MODEL of more ranks
         if self.is_alive(devices) and self._pools[devices].holds(spec, plan):
             self._pools[devices].unload(spec, plan)
 

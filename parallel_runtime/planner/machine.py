@@ -123,8 +123,12 @@ def as_told(calibration: Calibration, *, link: str | None) -> Calibration:
 
 def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | None:
     """By what ranks of a plan on these devices send heads in chunks. None on a CPU, whose cores carry the bytes
-    themselves, on unknown devices, and where a plan shares out no heads."""
+    themselves, on unknown devices, and where a plan shares out no heads. Nor on AMD's of several kinds: ComfyUI chooses
+    its attention function by the kind, and not every one can take the heads of a call in parts."""
+    here = [device.index for device in devices if not device.machine]
     if devices[0].kind == "cpu" or plan.ulysses == 1:
+        return None
+    if torch.version.hip is not None and len(set(map(torch.cuda.get_device_name, here))) > 1:
         return None
     try:
         found = constants(devices)

@@ -16,6 +16,7 @@ import torch
 from ..models.block_chain import GATHER, hook_entries
 from ..models.parts import Make, as_parameter, plain_parts
 from ..parallel.collectives import Axis
+from ..timing import wait_for
 from .host_memory import host_bytes
 from .unit_feed import UnitFeed
 from .unit_layout import UnitLayout
@@ -186,6 +187,8 @@ class BlockShards:
 
     def _cut(self, path: str, changed: Mapping[str, torch.nn.Parameter]) -> None:
         held = self._lengths(path)[self._index]
+        if self.offloaded and path in self._shards:
+            wait_for(self.device)  # a copy from its pages may be under way
         self._shards.pop(path, None)  # the old goes before the new comes
         if self.offloaded:
             shard = host_bytes(held, device=self.device)

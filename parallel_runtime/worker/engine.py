@@ -6,7 +6,7 @@ ComfyUI, no socket, and no arithmetic of a model.
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import LaunchThrottle, RegionTimer
+from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
 from ..wire.replies import (
@@ -81,6 +82,7 @@ class Engine:
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
         self._process = psutil.Process()  # asked after many requests, and slow to make
+        self._flags: Mapping[str, bool | str] | None = None  # torch's switches, as a run's model had them set
         self._asked: tuple[float, Memory] | None = None  # when a step asked for its memory, and the answer
 
     @torch.inference_mode()
@@ -99,6 +101,7 @@ class Engine:
         """
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
+            self._flags = None  # which it sets
             self.models.end_runs()
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
@@ -115,6 +118,7 @@ class Engine:
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
+            self._flags = None
             group = Axis("shards") if request.plan is None else self.meshes[request.plan].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
@@ -193,6 +197,7 @@ class Engine:
         beat: Callable[[], None],
     ) -> StepReply:
         mesh = self.meshes[request.plan]
+        self._keep_graphs(request)
         if not mesh.member:
             return StepReply(memory=self._memory(), ran=None)
         began = time.perf_counter()
@@ -238,6 +243,7 @@ class Engine:
     ) -> SampleReply:
         mesh = self.meshes[request.plan]
         self.held_state.drop()
+        self._keep_graphs(request)
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
         if mesh.plan.pipefusion > 1 and request.cache is not None:
@@ -265,6 +271,11 @@ class Engine:
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
         return SampleReply(memory=self._memory(), ran=ran)
 
+    def _keep_graphs(self, request: Step | Sample) -> None:
+        """Also on a rank that the plan leaves out, which may have graphs of an earlier one."""
+        if request.model in self.models and _asks(request, "graphs"):
+            self.models[request.model].keep_graphs_of(request.plan)
+
     def _tensors(self, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
         """A request's tensors, views of shared memory."""
         return {spec.name: self.segments.tensor(spec) for spec in specs}
@@ -281,11 +292,14 @@ class Engine:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
-        timer = self.new_timer(on=any(options.get("timed") for options in request.calls))
+        if self._flags is not model.weights.spec.flags:  # another model's, or a VAE's, may be set
+            self._flags = model.weights.spec.flags
+            set_flags(self._flags)
+        timer = self.new_timer(on=_asks(request, "timed"))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         ATTENDED.clear()
-        compiled, graphs = (any(options.get(name) for options in request.calls) for name in ("compiled", "graphs"))
+        compiled, graphs = _asks(request, "compiled"), _asks(request, "graphs")
         watch = Watch(timer, beat, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
             forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.held_state)
@@ -328,3 +342,8 @@ class Engine:
             allocated_bytes=torch.cuda.memory_allocated(self.device),
             reserved_bytes=torch.cuda.memory_reserved(self.device),
         )
+
+
+def _asks(request: Step | Sample, option: str) -> bool:
+    """Whether any call of a request has this option."""
+    return any(options.get(option) for options in request.calls)

@@ -4,6 +4,7 @@ Owns how the module runs under this rank's part of a plan. Does not own the modu
 (hosted_weights.py), how its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/attention.py).
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, forget_keys, kept_state
 from ..models.hosted.other_calls import METHODS
+from ..models.hosted.scales import agree
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.hosted.stock_functions import ATTENTION, OVERRIDE, SKIPPED, SkippedBlocks, attention_named
@@ -44,6 +46,8 @@ from .own_tokens import OwnTokens
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class HostedModel:
@@ -56,6 +60,7 @@ class HostedModel:
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
     graphs: BlockGraphs | None = None
+    graphs_under: ParallelPlan | None = None  # the plan of the last request that asked for graphs
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -101,6 +106,13 @@ class HostedModel:
         }
         why_not = next((f"no graphs of blocks: {reason}" for reason, holds in reasons.items() if holds), "")
         return GraphRun(self.graphs, version=self.changes.version, watch=watch, why_not=why_not)
+
+    def keep_graphs_of(self, plan: ParallelPlan) -> None:
+        """Have none but of this plan. Every rank that has the model is told, in the plan or not: ranks of an earlier
+        plan replay together, so they drop its graphs together."""
+        if self.graphs_under != plan:
+            self.drop_graphs()
+            self.graphs_under = plan
 
     def drop_graphs(self) -> None:
         """Have no graphs of blocks: what they exchange over ends, or others want their memory."""
@@ -402,10 +414,17 @@ class HostedForward:
 
     def _scales(self, sequence: SequenceParallelAttention, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""
-        if not self.model.weights.quantised:
+        weights = self.model.weights
+        if not weights.quantised:
             return nullcontext()
         sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
-        return shared_scales([each for each in sharing if each.parts > 1])
+        sharing = [each for each in sharing if each.parts > 1]
+        agreed = weights.agreed.setdefault(sequence, set())
+        if weights.scaled_by_all is not None and sharing and (over is not None) not in agreed:
+            agreed.add(over is not None)
+            if not agree(weights.scaled_by_all, sharing, self.timer.device):
+                log.warning("a format is not rounded to, as not every device of these has a kernel for it")
+        return shared_scales(sharing)
 
     def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
         """Attention over the ranks that share the tokens. A proof asks for none, and for the negative control."""

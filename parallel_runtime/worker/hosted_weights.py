@@ -6,6 +6,7 @@ deltas are merged (models/hosted/deltas.py).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -24,6 +25,7 @@ from ..models.parts import plain_parts
 from ..models.specs import find_spec, spec_of
 from ..models.specs.found import give_found, of_text
 from ..models.specs.whole import find_whole
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..parallel.pipefusion import balanced_stages
 from ..weight_delta import HOOK_WEIGHT, WeightDelta, unpack
@@ -64,11 +66,13 @@ class HostedWeights:
         self.dtype = getattr(torch, spec.dtype)
         self.shards: BlockShards | None = None
         self._group, self._offloaded = group, offloaded
-        self._spec = spec
+        self.spec = spec
         self._file = MappedFile(spec)
         self.viewed_file = self._file if device.type == "cpu" else None  # whose pages weights are
         self._whole: Any = None  # comfy.model_base.BaseModel
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
+        self.scaled_by_all: set[Any] | None = None  # layers that take a scale of all they are given (scales.py)
+        self.agreed: WeakKeyDictionary[SequenceParallelAttention, set[bool]] = WeakKeyDictionary()  # by whom, on these
         self.declared: dict[str, torch.dtype] = {}
         self.hook_modules = HookModules()
         self.branches = SideBranches()
@@ -84,7 +88,7 @@ class HostedWeights:
     def whole(self) -> Any:  # noqa: ANN401  comfy.model_base.BaseModel
         """ComfyUI's model, with the transformer in it."""
         if self._whole is None:
-            raise RuntimeError(f"{self._spec.path} is not loaded")
+            raise RuntimeError(f"{self.spec.path} is not loaded")
         return self._whole
 
     @property
@@ -145,13 +149,13 @@ class HostedWeights:
 
         One a number where weights are kept in fp8; where narrow ones are widened, those of the compute dtype.
         """
-        widened = self.own_copy and not self._spec.kept
-        header = read_header(self._spec.path)
+        widened = self.own_copy and not self.spec.kept
+        header = read_header(self.spec.path)
         tensors = header.tensors
         inside = {name: entry for name, entry in tensors.items() if name.startswith(IN_CHECKPOINT)} or tensors
         least = self.dtype.itemsize if widened and not says_formats(inside, header.metadata) else 1
         numbers = [(each.num_bytes // each.dtype.itemsize, each.dtype.itemsize) for each in inside.values()]
-        return sum(number * (1 if self._spec.kept else max(size, least)) for number, size in numbers)
+        return sum(number * (1 if self.spec.kept else max(size, least)) for number, size in numbers)
 
     @property
     def _spread(self) -> bool:
@@ -174,16 +178,16 @@ class HostedWeights:
 
     def _loading(self) -> Iterator[int]:
         yield 0
-        import_comfyui(self._spec.comfyui, self.device)
+        import_comfyui(self.spec.comfyui, self.device)
         yield 0
-        header = read_header(self._spec.path)
+        header = read_header(self.spec.path)
         tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
-        recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
+        recognised = recognise(self.spec.path, tensors, header.metadata, checkpoint=self.spec.checkpoint)
         self.quantised = recognised.quantised
         yield 0
         in_place = not self._spread and not self.own_copy
-        kept, widened = self._spec.kept, self.own_copy
-        built = build(self._spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
+        kept, widened = self.spec.kept, self.own_copy
+        built = build(self.spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
         self._take(built)
         blocks, spec = self._find_blocks(), find_spec(self.module)
         if self.stages > 1 and spec is not None:
@@ -222,10 +226,10 @@ class HostedWeights:
 
     def _take(self, built: Built) -> None:
         self._whole, self.declared = built.whole, built.declared
-        if self._spec.found:
-            give_found(self.module, of_text(self._spec.found))
+        if self.spec.found:
+            give_found(self.module, of_text(self.spec.found))
         if self.quantised:
-            watch(self.module)
+            self.scaled_by_all = watch(self.module)
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` when the file was written to since it was identified."""

@@ -164,19 +164,25 @@ def exchanged(model: HostedModel, sequence: SequenceParallelAttention) -> int:
 
 def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     """Two rows, each run by a batch group of cfg parallel, that are of these calls: of one, or each of another."""
-    module, rank = model.weights.module, dist.get_rank()
-    mesh = Mesh(ParallelPlan(cfg=2), device=CPU, groups=Groups(), show_waiting=lambda _: None)
-    inputs = {name: noise(*shape) for name, shape in INPUTS.items()}
-    made = forward_call(module, 16, [inputs["x"], at(700, 650)], {"context": inputs["context"]})
-    out = torch.zeros(made.out_shape)
-    tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
-    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, HeldState(CPU))
-    forward.run_batch_groups(
-        [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
-    )
+    rank = dist.get_rank()
+    out = by_plan(model, ParallelPlan(cfg=2), [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]])
     everybody = Axis("all", 2, rank, dist.group.WORLD)
     rows = SequenceParallelAttention(ulysses=everybody).gather(out[rank : rank + 1], dim=0, lengths=(1, 1))
     return rows.flatten()
+
+
+def by_plan(model: HostedModel, plan: ParallelPlan, groups: list[list[BatchSlice]]) -> Tensor:
+    """What this rank wrote (2, numbers) of the pieces of calls that each batch group runs."""
+    module = model.weights.module
+    mesh = Mesh(plan, device=CPU, groups=Groups(), show_waiting=lambda _: None)
+    inputs = {name: noise(*shape) for name, shape in INPUTS.items()}
+    made = forward_call(module, 16, [inputs["x"], at(700, 650)], {"context": inputs["context"]})
+    out = torch.zeros(made.out_shape)
+    given = {**made.tensors, "out": out}
+    tensors = {f"{each.call}.{name}": given[name] for pieces in groups for each in pieces for name in given}
+    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, HeldState(CPU))
+    forward.run_batch_groups(groups, mesh, tensors, [made.options] * 2)
+    return out
 
 
 def bytes_elsewhere(model: HostedModel, path: str) -> int:

@@ -87,6 +87,18 @@ def test_a_change_leaves_no_block_due_and_keeps_what_was_changed_before() -> Non
     shards.end()
 
 
+def test_host_memory_that_a_change_replaces_is_freed_once_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr("parallel_runtime.weights.block_shards.wait_for", lambda device: waited.append(device.type))
+    for offloaded in (True, False):
+        shards = BlockShards({"a": nn.Linear(3, 3)}, Alone(), rounded={}, device=CPU, offloaded=offloaded)  # type: ignore[arg-type]
+        list(shards.load())
+        assert not waited, "nothing is replaced yet"
+        shards.change({"a.bias": nn.Parameter(torch.zeros(3))})
+        assert waited == ["cpu"] * offloaded
+        waited.clear()
+
+
 def test_what_stands_around_a_block_runs_once_whichever_method_is_called() -> None:
     block, said = Block(), list[str]()
     hook_entries(block, entries_of(block), BEAT, before=lambda: said.append("in"), after=lambda: said.append("out"))

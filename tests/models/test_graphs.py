@@ -189,7 +189,19 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.asked.append(("synchronize", device)))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
-        self.replay = object()
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocating, raising=False)
+        monkeypatch.setattr(
+            torch._C, "_cuda_releasePool", lambda *of: self.asked.append(("released", *of)), raising=False
+        )
+        self.replay, self.ends = object(), True
+
+    def release(self, *of: Any) -> None:
+        self.asked.append(("released", *of))
+
+    def end_allocating(self, *of: Any) -> None:
+        if not self.ends:
+            raise RuntimeError("not currently recording to mempool_id")
+        self.asked.append(("ended", *of))
 
     @contextmanager
     def on(self, stream: str) -> Any:
@@ -220,6 +232,10 @@ def test_a_graph_is_recorded_when_the_device_is_done_and_ended_whatever_happens(
         cuda.asked.append("failed")
         raise ValueError("the first error")
 
-    with pytest.raises(ValueError, match="the first error"):
-        recorder.record(fails)
-    assert cuda.asked == [*before, "failed", "end"]
+    for ended in ([("ended", 1, "pool"), ("released", 1, "pool")], []):  # by us; by a torch that has done it
+        cuda.asked.clear()
+        cuda.ends = bool(ended)
+        with pytest.raises(ValueError, match="the first error"):
+            recorder.record(fails)
+        assert cuda.asked == [*before, "failed", "end", *ended]
+    assert CudaRecorder(card)._stream is recorder._stream, "torch keeps memory for each"

@@ -17,6 +17,7 @@ from host.formats import allowed_by
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.worker.own_tokens import OwnTokens
 
 from .gloo_group import GlooGroup
@@ -26,6 +27,7 @@ from .quantised_model import (
     ON_A_GPU,
     SOME,
     alone,
+    by_plan,
     bytes_elsewhere,
     call,
     exchanged,
@@ -77,6 +79,22 @@ def test_a_shared_file_equals_the_same_module_in_one_process(group: GlooGroup, c
         for layout in LAYOUTS:
             ring = layout == "sharded" and group.parts == 2
             judge(group, case, spec, want, bound, sharded=layout == "sharded", ring=ring)
+
+
+@in_ranks(2)
+def test_where_one_rank_has_no_kernel_for_a_format_none_rounds_to_it(group: GlooGroup, tmp_path: str) -> None:
+    case, first = FROM_ALL_TOKENS[0], group.axis.index == 0
+    spec = write(Path(tmp_path) / "model.safetensors", case)
+    one, as_in_file = Axis("one"), case.removesuffix(ON_A_GPU)
+    with kernels(as_in_file):
+        want = call(loaded(spec, one), alone()).flatten()
+    with kernels(case):
+        assert difference(call(loaded(spec, one), alone()).flatten(), want) > OWN_SCALES, "rounding shows"
+    with kernels(case if first else as_in_file):
+        model = loaded(spec, one)
+        both = by_plan(model, ParallelPlan(ulysses=2), [[BatchSlice(0, 0, 2)]])
+        assert not first or difference(both.flatten(), want) <= ERROR
+        assert difference(over_groups(loaded(spec, one), (0, 0)), want) <= ERROR
 
 
 def judge(

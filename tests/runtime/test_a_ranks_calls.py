@@ -36,6 +36,7 @@ from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 from .pretend_device import pretended_cuda
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+NONE_OF_OURS = {"plan": ParallelPlan(), "model": 7, "calls": ()}  # a request for a model that the rank has not
 
 
 def table() -> SegmentTable:
@@ -251,14 +252,14 @@ def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
         engine._of_ranks(SimpleNamespace(op=Op.HELLO))
     engine.meshes[ParallelPlan()] = SimpleNamespace(member=True, plan=ParallelPlan(pipefusion=2))
     with pytest.raises(ValueError, match="a cache of ComfyUI's decides between the steps of a pipeline; use the host"):
-        engine._sample(SimpleNamespace(plan=ParallelPlan(), cache="easy"), (), gate=None, progress=None, beat=None)
+        engine._sample(SimpleNamespace(**NONE_OF_OURS, cache="easy"), (), gate=None, progress=None, beat=None)
 
 
 def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> None:
     engine: Any = Engine(rank=2, device=CPU, segments=table())
     engine.held_state.slots[0, FIRST] = torch.ones(3)
     engine.meshes[ParallelPlan()] = SimpleNamespace(member=False)
-    assert engine._sample(SimpleNamespace(plan=ParallelPlan()), (), gate=None, progress=None, beat=None).ran is None
+    assert engine._sample(SimpleNamespace(**NONE_OF_OURS), (), gate=None, progress=None, beat=None).ran is None
     assert engine.held_state.slots == {}
 
 
@@ -282,6 +283,45 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
     assert ran is not None and (ran.pieces, ran.regions, ran.trace_bytes, ran.tokens) == (groups[1], None, None, 44)
 
 
+def test_graphs_of_an_earlier_plan_go_on_all_its_ranks_also_on_those_that_the_next_leaves_out() -> None:
+    engine: Any = Engine(rank=2, device=CPU, segments=table())
+    dropped: list[str] = []
+    model: Any = HostedModel.__new__(HostedModel)
+    model.graphs, model.graphs_under = SimpleNamespace(drop=lambda: dropped.append("drop")), None
+    engine.models[7] = model
+    wide, narrow = ParallelPlan(ulysses=4), ParallelPlan(ulysses=2)
+    engine.meshes = dict.fromkeys((wide, narrow), SimpleNamespace(member=False))
+    drops = []
+    for plan, graphs in ((wide, True), (wide, True), (narrow, False), (wide, True), (narrow, True), (wide, True)):
+        asked: Any = SimpleNamespace(model=7, plan=plan, calls=({}, {"graphs": graphs}))
+        assert engine._step(asked, (), progress=None, beat=None).ran is None
+        drops.append(len(dropped))
+    assert drops == [1, 1, 1, 1, 2, 3]
+    asked = SimpleNamespace(model=7, plan=narrow, calls=({"graphs": True},))
+    assert engine._sample(asked, (), gate=None, progress=None, beat=None).ran is None and len(dropped) == 4
+    engine._step(SimpleNamespace(model=8, plan=wide, calls=({"graphs": True},)), (), progress=None, beat=None)
+
+
+def test_a_model_has_torchs_switches_as_its_file_was_loaded_with_whatever_ran_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine: Any = Engine(rank=0, device=CPU, segments=table())
+    was = list[dict]()
+    monkeypatch.setattr("parallel_runtime.worker.engine.set_flags", was.append)
+    traffic = SimpleNamespace(reset=lambda timer: None)
+    mesh = SimpleNamespace(traffic=traffic, attention=SequenceParallelAttention(), plan=ParallelPlan())
+    models = [
+        SimpleNamespace(
+            weights=SimpleNamespace(viewed_file=None, spec=SimpleNamespace(flags={"a": each})),
+            group=SimpleNamespace(traffic=traffic),
+        )
+        for each in (1, 2)
+    ]
+    for number in (0, 0, 1, 1, 0):
+        engine._forward(models[number], mesh, SimpleNamespace(calls=({},)), progress=None, beat=None)
+    assert was == [{"a": 1}, {"a": 2}, {"a": 1}]
+
+
 def test_what_was_sent_is_counted_anew_for_each_request_of_weights_too() -> None:
     engine: Any = Engine(rank=0, device=CPU, segments=table())
     reset = list[tuple[str, bool]]()
@@ -289,7 +329,10 @@ def test_what_was_sent_is_counted_anew_for_each_request_of_weights_too() -> None
     def traffic(name: str) -> Any:
         return SimpleNamespace(reset=lambda timer: reset.append((name, timer.asked)))
 
-    weights, group = SimpleNamespace(viewed_file=None), SimpleNamespace(traffic=traffic("weights"))
+    weights, group = (
+        SimpleNamespace(viewed_file=None, spec=SimpleNamespace(flags={})),
+        SimpleNamespace(traffic=traffic("weights")),
+    )
     mesh = SimpleNamespace(traffic=traffic("tokens"), attention=SequenceParallelAttention(), plan=ParallelPlan())
     for timed in (False, True):
         request, model = SimpleNamespace(calls=({"timed": timed},)), SimpleNamespace(weights=weights, group=group)

@@ -5,6 +5,7 @@ Owns how one is made, and its memory. Does not own what is recorded, nor when it
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Protocol, TypeAlias
 
 import torch
@@ -27,7 +28,7 @@ class CudaRecorder:
     """Graphs of CUDA that share one pool of memory: none leaves anything in it that another one reads."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device, self._stream = device, _stream_of(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], None]) -> Replay:
@@ -41,7 +42,27 @@ class CudaRecorder:
                 function()
             except BaseException:
                 with suppress(RuntimeError):  # the first error says more
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         return graph.replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording, also one that CUDA calls invalid, as after a wait for the device.
+
+        There torch before pull request 180395 takes it for under way for ever: no memory could be given back any more.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with suppress(AttributeError, RuntimeError):  # another torch, or one that has ended it
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+                torch._C._cuda_releasePool(self._device.index, self._pool)
+            raise
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream that graphs of a device are recorded on, one for the process's life: torch keeps memory for matrix
+    products by stream, and does not give it back with a graph (pytorch issue 99196)."""
+    return torch.cuda.Stream(device)

@@ -71,7 +71,12 @@ class Graphs:
 
     def _for_all_lengths(self, function: Function) -> Function:
         import torch._dynamo.config as config
+        import torch._inductor.config as inductor
         from torch.fx.experimental import _config
+
+        if "reorder_for_peak_memory" in dir(inductor):
+            # by sizes, which differ by rank: two attentions that do not need each other would exchange in two orders
+            inductor.reorder_for_peak_memory = False
 
         _config.use_duck_shape = False  # two lengths that are equal today need not be tomorrow
         limit = "recompile_limit" if "recompile_limit" in dir(config) else "cache_size_limit"

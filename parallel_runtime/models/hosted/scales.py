@@ -112,9 +112,10 @@ def shared(sharing: Sequence[SequenceParallelAttention]) -> Iterator[None]:
         switch.share(())
 
 
-def watch(module: torch.nn.Module) -> None:
+def watch(module: torch.nn.Module) -> set[Any] | None:
     """Have the layers of a module that take a scale of all they are given say what that is; not where it is changed
-    before it is rounded.
+    before it is rounded. Returns these layers (`agree`), which on a card without a kernel for the format are none; None
+    where no card has any.
 
     No class that ranks share may write to a tensor between two layers that it gives it to.
     """
@@ -122,14 +123,15 @@ def watch(module: torch.nn.Module) -> None:
 
     switch = _installed()
     if switch is None:
-        return
-    asking = set()
+        return None
+    asking, any_card = set[Any](), False
     for layer in module.modules():
         name: str = getattr(layer, "quant_format", None) or ""
         told: dict[str, Any] = comfy.quant_ops.QUANT_ALGOS.get(name, {})
-        rounds = bool(name) and told.get("quantize_input", True) and not layer._full_precision_mm
-        takes = rounds and getattr(layer, "input_scale", None) is None
-        if takes and switch.takes_maximum(told["comfy_tensor_layout"]):
+        rounds = bool(name) and told.get("quantize_input", True) and getattr(layer, "input_scale", None) is None
+        takes = rounds and switch.takes_maximum(told["comfy_tensor_layout"])
+        any_card |= takes
+        if takes and not layer._full_precision_mm:
             asking.add(layer)
             if getattr(layer, "pre_quant_scale", None) is None:
                 layer.forward = partial(_say_input, switch, layer.forward)
@@ -137,6 +139,25 @@ def watch(module: torch.nn.Module) -> None:
         experts = getattr(mixture, "experts", None)
         if isinstance(experts, torch.nn.ModuleList) and hasattr(mixture, INFER) and asking & set(experts.modules()):
             Experts(switch, mixture, experts)
+    return asking if any_card else None
+
+
+def agree(asking: set[Any], sharing: Sequence[SequenceParallelAttention], device: torch.device) -> bool:
+    """Whether all ranks of `sharing` have as many such layers; where they have not, none rounds what it is given.
+
+    ComfyUI leaves a format alone on a card that has no kernel for it, and such a rank takes part in no exchange of a
+    scale, for which the others would wait. Every rank of them asks at the same moment.
+    """
+    most = torch.tensor([len(asking), -len(asking)], dtype=torch.float32, device=device)
+    for ranks in sharing:
+        most = ranks.maximum(most)
+    largest, smallest = most.tolist()
+    if largest == -smallest:
+        return True
+    for layer in asking:
+        layer._full_precision_mm = True
+    asking.clear()
+    return False
 
 
 def _say_input(switch: SharedScales, inner: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -182,7 +203,7 @@ class Experts:
     def _catch_up(self, number: int) -> None:
         """Call the experts before this one that no token of this rank goes to."""
         for forward in self._forwards[self._next : number] if self._switch.sharing else ():
-            forward(self._nothing)
+            forward(self._nothing[:0])  # a tensor of its own: by the same one, two would count as one exchange
 
 
 def install() -> None:

@@ -90,9 +90,9 @@ def loader_inputs() -> list[io.Input]:
 def state_of(unet_name: str | None) -> str:
     """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations.
 
-    Of a file that another node names, ComfyUI's cache knows that node alone, as for Load Diffusion Model.
+    Which file another node names is not known: then any that was loaded and was written to since counts.
     """
-    identity = None if unet_name is None else file_identity(unet_name)
+    identity = POOLS.changed_files() if unet_name is None else file_identity(unet_name)
     return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 

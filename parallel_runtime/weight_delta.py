@@ -87,7 +87,6 @@ class WeightDeltas:
             and all(_same_but_strength(a, b) for a, b in zip(self.deltas, other.deltas, strict=True))
         )
 
-
     @property
     def applied(self) -> "WeightDeltas":
         """What need be known of them once weights have them: of merged ones no tensor, which would be held for long."""

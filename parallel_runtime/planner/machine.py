@@ -125,11 +125,13 @@ def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | Non
     """By what ranks of a plan on these devices send heads in chunks. None on a CPU, whose cores carry the bytes
     themselves, on unknown devices, and where a plan shares out no heads. Nor on AMD's of several kinds: ComfyUI chooses
     its attention function by the kind, and not every one can take the heads of a call in parts."""
-    here = [device.index for device in devices if not device.machine]
     if devices[0].kind == "cpu" or plan.ulysses == 1:
         return None
-    if torch.version.hip is not None and len(set(map(torch.cuda.get_device_name, here))) > 1:
-        return None
+    if torch.version.hip is not None:
+        if any(device.machine for device in devices):  # whose kinds are not known here
+            return None
+        if len({torch.cuda.get_device_name(device.index) for device in devices}) > 1:
+            return None
     try:
         found = constants(devices)
     except ValueError:  # neither calibrated nor in the table

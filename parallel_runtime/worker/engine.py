@@ -101,7 +101,7 @@ class Engine:
         """
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
-            self._flags = None  # which it sets
+            self._flags = None  # it has its own
             self.models.end_runs()
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
@@ -124,7 +124,7 @@ class Engine:
         if isinstance(request, Unload):
             return self._unload(request)
         if isinstance(request, ChangeWeights | SetStrengths):
-            tensors = self._tensors(message.tensors) if request.model in self.models else {}
+            tensors = self._given(request.model, message.tensors)
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         return self._of_ranks(request)
 
@@ -276,6 +276,19 @@ class Engine:
         if request.model in self.models and _asks(request, "graphs"):
             self.models[request.model].keep_graphs_of(request.plan)
 
+    def _given(self, handle: int, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
+        """What a change of a model's weights is given, and its switches are set; nothing on a rank without it."""
+        if handle not in self.models:
+            return {}
+        self._switch_to(self.models[handle])
+        return self._tensors(specs)
+
+    def _switch_to(self, model: HostedModel) -> None:
+        """Have torch's switches as the model's file was loaded with; another model's, or a VAE's, may be set."""
+        if self._flags is not model.weights.spec.flags:
+            self._flags = model.weights.spec.flags
+            set_flags(self._flags)
+
     def _tensors(self, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
         """A request's tensors, views of shared memory."""
         return {spec.name: self.segments.tensor(spec) for spec in specs}
@@ -292,9 +305,7 @@ class Engine:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
-        if self._flags is not model.weights.spec.flags:  # another model's, or a VAE's, may be set
-            self._flags = model.weights.spec.flags
-            set_flags(self._flags)
+        self._switch_to(model)
         timer = self.new_timer(on=_asks(request, "timed"))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)

@@ -28,7 +28,7 @@ class RankVae:
         self, *, rank: int, device: torch.device, segments: SegmentTable, memory: Callable[[], Memory]
     ) -> None:
         self._rank, self._device, self._segments, self._memory = rank, device, segments, memory
-        self._held: tuple[int, torch.nn.Module] | None = None
+        self._held: tuple[int, torch.nn.Module, Mapping[str, bool | str]] | None = None
         self._handle = 0  # of what is held or coming
         self._coming: dict[str, torch.Tensor] = {}
         self.on_device = False  # on a GPU: between the rounds of a decode, and after one that was given up there
@@ -85,11 +85,10 @@ class RankVae:
             parts, self._coming = self._coming, {}
             dtype = getattr(torch, request.dtype)
             module = build_vae(request.comfyui, parts, dtype=dtype, metadata=request.metadata, device=self._device)
-            set_flags(request.flags)  # after ComfyUI's import, which sets some
             for layer in module.modules():
                 if next(layer.children(), None) is None:
                     layer.register_forward_pre_hook(lambda *_: self._sign_of_life())
-            self._held = (request.vae, module)
+            self._held = (request.vae, module, request.flags)
         return MemoryReply(memory=self._memory())
 
     def _decode(
@@ -97,7 +96,8 @@ class RankVae:
     ) -> DecodeReply:
         if self._held is None or self._held[0] != request.vae or request.method not in METHODS:
             raise ValueError(f"rank {self._rank} was asked for {request.method} of VAE {request.vae}, which it lacks")
-        began, (_, module), refused = time.perf_counter(), self._held, ""
+        began, (_, module, flags), refused = time.perf_counter(), self._held, ""
+        set_flags(flags)  # ComfyUI's import sets some, and models have theirs
         mine, random = request.tiles[self._rank], self._random_state()
         if mine:
             self.on_device = self._device.type != "cpu"

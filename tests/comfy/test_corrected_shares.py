@@ -72,6 +72,7 @@ def test_what_says_nothing_of_speed_or_leaves_a_rank_no_room_changes_nothing(ran
     book.after(ran(SHARES, cfg=2), SHARES, free)
     book.after(ran((1, 1)), (), free)
     book.after(replace(ran(SHARES), step_cache=0.1), SHARES, free)
+    book.after(replace(ran(SHARES), whole=True), SHARES, free)
     book.after(ran(SHARES), SHARES, [3.5 * GIB, 80 * GIB])  # its share is 10 of 14 of 4 GiB
     assert book.now == ()
     book.after(ran(SHARES), SHARES, [4.5 * GIB, 80 * GIB])

@@ -126,8 +126,11 @@ class Holding(Workers):
     def holds(self, spec: object, plan: object) -> bool:
         return (spec, plan) in self.held
 
+    def layout_of(self, spec: object, plan: object) -> object:
+        return next((plan.layout for name, plan in self.held if name == spec), None)
+
     def unload(self, spec: object, plan: object) -> None:
-        self.held.remove((spec, plan))
+        self.held.remove(next(each for each in self.held if each[0] == spec))
         self.asked.append("unload")
 
     def close(self) -> None:

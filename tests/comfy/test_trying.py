@@ -45,6 +45,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         *,
         rows: int = 1,
         proofs: dict[str, str] | None = None,
+        spread: bool = False,
         kept: Any = None,
         graphs: tuple[float, dict[str, Any]] = (0.0, {}),
     ) -> SimpleNamespace:
@@ -79,8 +80,8 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
 
             def check(self, run: Any, call: Any, check_cancelled: object, *, looks: bool = True) -> None:
                 verdict = (proofs or {}).get(run.plan.name, "proven")
-                if verdict == "refused":
-                    run.fall_back(replace(run.decision, plan=plan_of()), "refused")
+                if verdict == "refused":  # weights that are spread over ranks stay so, and the plan stays then
+                    run.fall_back(run.decision if spread else replace(run.decision, plan=plan_of()), "refused")
                 else:
                     run.note(proof(verdict=verdict, error=0.0, control=1.0, tolerance=1.0))
 
@@ -241,9 +242,9 @@ def test_of_a_part_of_a_step_plans_that_share_out_the_parts_are_not_tried(case) 
     assert "cfg2" not in names(found) and found.run.plan == found.plans.ring2
 
 
-@pytest.mark.parametrize("verdict", ["refused", "not proven"])
-def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, case) -> None:
-    found = case(SECONDS, proofs={"ring2": verdict})
+@pytest.mark.parametrize(("verdict", "spread"), [("refused", False), ("refused", True), ("not proven", False)])
+def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, spread: bool, case) -> None:
+    found = case(SECONDS, proofs={"ring2": verdict}, spread=spread)
     found.step()
     assert found.run.plan == found.plans.uly2 and not found.run.remarks
     assert found.told == ["tried cfg 2: 0.50x, ring 2: not proven to compute the same, kept ulysses 2"]

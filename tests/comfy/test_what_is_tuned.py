@@ -28,9 +28,14 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
     }
 
     def run(
-        takes: dict[str, Any], predicted: dict[str, float], check: Callable[[], None] = lambda: None, **asked: Any
+        takes: dict[str, Any],
+        predicted: dict[str, float],
+        check: Callable[[], None] = lambda: None,
+        *,
+        proofs: dict[str, str] | None = None,
+        **asked: Any,
     ) -> tuple[dict, SimpleNamespace]:
-        found, rows = case(takes), []
+        found, rows = case(takes, proofs=proofs, spread=True), []
         for name, step_s in predicted.items():
             parts = {"compute_s": step_s, "communication_s": 0.0, "launch_s": 0.0, "warmup_step_s": step_s}
             cost = planner["cost"].Cost(step_s=step_s, **parts)
@@ -70,6 +75,12 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert (told["line"], told["kept"]) == (line, kept)
     assert len(set(names(found))) == tried and (found.store.load(found.key) is not None) == bool(kept)
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
+
+
+def test_where_the_runs_own_plan_is_refused_nothing_is_tuned_though_its_weights_stay(tuned) -> None:
+    told, found = tuned(SECONDS, NEAR, seconds=60, proofs={"uly2": "refused"})
+    assert (told["line"], told["kept"], names(found)) == ("refused", None, [])
+    assert found.store.load(found.key) is None
 
 
 def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(

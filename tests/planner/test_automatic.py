@@ -183,6 +183,7 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, names=names: f"NVIDIA {names[index]}")
         monkeypatch.setattr(torch.version, "hip", hip)
         assert (overlap(devices, ParallelPlan(ulysses=2)) is not None) == known, "ranks attend by different functions"
+    assert overlap((*devices, Device("cuda", 0, "attic")), ParallelPlan(ulysses=2)) is None, "of AMD's there who knows"
 
 
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:

@@ -99,9 +99,19 @@ class PoolRegistry:
             self._loaded[weights] = plan
         load(pool)
 
+    def changed_files(self) -> list[str]:
+        """The files of MODELs that were written to, or went, since."""
+        found = []
+        for _, spec, _ in list(self._roots):
+            try:
+                spec.refuse_changed()
+            except ValueError:
+                found.append(spec.path)
+        return found
+
     def unload(self, weights: Weights, plan: ParallelPlan) -> None:
-        """Free these weights in the workers, on however many ranks they lie; nothing when they are not there. `plan`:
-        what they serve, where it is not known for which they were loaded."""
+        """Free these weights in the workers, on however many ranks they lie; nothing when they are not there, or of
+        another layout than `plan` needs."""
         with self._lock:
             self._unload(weights, plan)
 
@@ -178,8 +188,9 @@ class PoolRegistry:
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
         devices, spec, _ = weights
-        plan = self._loaded.pop(weights, plan)  # ComfyUI's manager may ask by a MODEL of more ranks
-        if self.is_alive(devices) and self._pools[devices].holds(spec, plan):
+        self._loaded.pop(weights, None)
+        # on however many ranks: ComfyUI's manager may know them by a MODEL that has more
+        if self.is_alive(devices) and self._pools[devices].layout_of(spec, plan) is not None:
             self._pools[devices].unload(spec, plan)
 
     def _close_idle(self) -> None:

@@ -15,6 +15,7 @@ from weakref import WeakMethod
 import torch
 
 from ....parallel_runtime.models.hosted.other_calls import METHODS
+from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cache
 from ....parallel_runtime.stock_caches import kept_bytes
@@ -57,7 +58,8 @@ def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
     found = float(kept_bytes(shape[0] * numbers)) if run.stock_cache else 0.0
     if run.step_cache and isinstance(model, CountedModel) and work is not None:
         asked = replace(work, image_tokens=model.image_tokens(numbers), step_cache=True)
-        found += shape[0] * kept_by_step_cache(model, asked, run.plan)
+        plan = ParallelPlan() if run.whole else run.plan
+        found += shape[0] * kept_by_step_cache(model, asked, plan)
     return found
 
 
@@ -99,7 +101,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         plan = run.plan
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
         # functions between blocks meet whole tokens on every rank
-        parts = 1 if any(delta.kind == HOOK_WEIGHT for delta in run.deltas.deltas) else plan.parts
+        everywhere = run.whole or any(delta.kind == HOOK_WEIGHT for delta in run.deltas.deltas)
+        parts = 1 if everywhere else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         kept = kept_by_caches(run, [rows, *input_shape[1:]])

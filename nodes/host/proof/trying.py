@@ -150,7 +150,7 @@ class Trier:
                 tries.fail(kept.plan, _why(error))
                 continue
             unproven = not all(proof.verdict in (PROVEN, NOT_NEEDED) for proof in other.proofs)
-            if other.plan == kept.plan and not (unproven and all(as_good)):
+            if other.plan == kept.plan and not other.whole and not (unproven and all(as_good)):
                 break
             tries.fail(kept.plan, "not proven to compute the same")
         return kept

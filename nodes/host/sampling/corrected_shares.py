@@ -45,7 +45,7 @@ class CorrectedShares:
         requests = [] if run.recorder is None else run.recorder.requests
         if not plan.shares or plan.ranks != len(shares) or max(plan.cfg, plan.pipefusion) > 1:
             return
-        if run.step_cache or run.stock_cache:
+        if run.whole or run.step_cache or run.stock_cache:
             return
         took_s = computed_s(requests[1:] if len(requests) > 1 else requests, plan.ranks)
         if took_s is None:

@@ -120,9 +120,14 @@ with run_context.begun({}, run):
     run.stock_cache = True
     kept = caches.kept_bytes(3 * 16 * 64)
     assert model.model.memory_required([5, 16, 8, 8]) == 2 * (stock_bytes(model.model, [3, 16, 8, 8], {}) + kept)
+run = under.new_run(decisions.Decision(plan=plans.ParallelPlan(ulysses=2)))
+for run.whole in (True, False):  # each rank computes all tokens, or its part
+    with run_context.begun({}, run):
+        part = 1 if run.whole else 2
+        assert model.model.memory_required([4, 16, 8, 8]) == 2 * stock_bytes(model.model, [4, 16, 8, 8], {}) / part
 visiting = 2 * sharded.model.pooled.sizes.biggest_block
 assert sharded.model.memory_required([4, 16, 8, 8]) == 2 * (whole / 2 + visiting)
-run = SimpleNamespace(stock_cache=True, step_cache=0.0, decision=other, plan=other.plan)
+run = SimpleNamespace(stock_cache=True, step_cache=0.0, decision=other, plan=other.plan, whole=False)
 assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == caches.kept_bytes(3 * 16 * 64)
 run.stock_cache = False
 assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 0.0
@@ -133,6 +138,13 @@ run.decision, run.step_cache = weighed, 0.1
 tokens = counted.model.image_tokens(16 * 64)
 one = stand_in.kept_by_step_cache(counted.model, replace(usual, image_tokens=tokens, step_cache=True), other.plan)
 assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 3 * one > 0
+run.whole, run.plan, asked_work = (
+    True,
+    plans.ParallelPlan(ulysses=2),
+    replace(usual, image_tokens=tokens, step_cache=True),
+)
+whole_rows = stand_in.kept_by_step_cache(counted.model, asked_work, plans.ParallelPlan())
+assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 3 * whole_rows > 3 * one / 2
 
 # A run's context.
 context = model.new_run(other)

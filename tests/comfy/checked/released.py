@@ -68,6 +68,16 @@ else:
     raise AssertionError("counted")
 assert not alive_after(manual_model), "nor does the refusal hold it"
 
+# A loader whose file another node names runs again where a file that was loaded is another one.
+loader, made = importlib.import_module(f"{NAME}.nodes.loader"), manual_model()
+as_loaded = loader.state_of(None)
+assert loader.state_of(None) == as_loaded
+os.utime(file, ns=(1, 1))
+assert loader.state_of(None) != as_loaded
+del made
+gc.collect()
+assert loader.state_of(None) == as_loaded
+
 # Under auto the prompt waits for the count: its node says so, and the user can cancel.
 said, held = [], threading.Event()
 progress.NodeText.say = lambda self, text: said.append(text)

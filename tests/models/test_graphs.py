@@ -179,6 +179,18 @@ def test_a_graph_that_is_made_while_another_is_made_is_told_with_it() -> None:
         assert told == [Compiling(begins=True), Compiling(begins=False)]
 
 
+def test_the_order_of_two_attentions_in_a_graph_is_no_matter_of_sizes_which_differ_by_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    if hasattr(inductor, "reorder_for_peak_memory"):
+        monkeypatch.setattr(inductor, "reorder_for_peak_memory", True)
+    assert graphs.Graphs()._for_all_lengths(len) is len
+    assert not getattr(inductor, "reorder_for_peak_memory", False)
+
+
 class Cuda:
     """torch.cuda as far as graphs need it: notes what is asked of the device, in its order."""
 

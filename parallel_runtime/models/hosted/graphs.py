@@ -74,7 +74,7 @@ class Graphs:
         import torch._inductor.config as inductor
         from torch.fx.experimental import _config
 
-        if "reorder_for_peak_memory" in dir(inductor):
+        if hasattr(inductor, "reorder_for_peak_memory"):
             # by sizes, which differ by rank: two attentions that do not need each other would exchange in two orders
             inductor.reorder_for_peak_memory = False
 

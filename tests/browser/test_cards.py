@@ -106,15 +106,21 @@ FOREIGN = """async () => {
     traceback: ['  File "/comfy/nodes.py", line 1'] }) }"""
 
 
+OURS_FIRST = """
+  const ours = LiteGraph.registered_node_types.SPConfig.nodeData.python_module.split('.')[1]
+  app.api.dispatchCustomEvent('execution_error', { prompt_id: 'p', node_id: '999', node_type: 'SPConfig',
+    exception_message: 'an older error of ours', traceback: [`  File "/comfy/custom_nodes/${ours}/nodes/a.py"`] })"""
+
+
 def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_comfyui(comfy: ComfyPage) -> None:
     page = comfy.page
     card = page.get_by_test_id("pdit-error-card")
     answer = {"prompt_id": "p", "number": 1, "node_errors": {}}
     page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
     comfy.load_example()
-    page.evaluate(FOREIGN)
-    expect(page.get_by_test_id("error-overlay")).to_be_visible()
-    expect(card).to_have_count(0)
+    page.evaluate(FOREIGN.replace("await app.queuePrompt(0, 1)", f"await app.queuePrompt(0, 1); {OURS_FIRST}"))
+    expect(page.get_by_test_id("error-overlay")).to_be_visible()  # whether or not a card says that workers failed
+    expect(card.get_by_role("button", name="Go to node")).to_have_count(0)
     page.evaluate("document.activeElement.blur()")
     for text, kind, there, helps in REFUSALS:
         page.evaluate(RAISE, [text, kind, there])

@@ -22,7 +22,10 @@ export class ErrorCard {
   /** ComfyUI's `execution_error` event. True when it is told here: an error of our code, on whichever node. */
   failed({ node_id, node_type, exception_message, traceback }) {
     const node = nodeById(this.app, node_id)
-    if (!this._isOurs(node_type) && !this._ran(traceback)) return false
+    if (!this._isOurs(node_type) && !this._ran(traceback)) {
+      if (this.about === 'node') this.hide() // ComfyUI tells of the new error, which the card of an older one would hide
+      return false
+    }
     this._show({ about: 'node', title: this._title(node, node_type), text: String(exception_message ?? ''), node })
     return true
   }
@@ -75,7 +78,7 @@ export class ErrorCard {
     this.told = h('p', { class: 'pdit-quiet', role: 'status' })
     this.root = h(
       'div',
-      { class: 'pdit pdit-card', role: 'alert', 'data-testid': 'pdit-error-card' },
+      { class: 'pdit pdit-card', role: 'alert', 'data-testid': 'pdit-error-card', 'data-of-node': about === 'node' },
       h('h3', { text: title }),
       h('p', { class: 'pdit-reason', text: reason }),
       remedy ? h('p', { text: remedy[0].toUpperCase() + remedy.slice(1) }) : null,

@@ -6,7 +6,7 @@ ComfyUI, no socket, and no arithmetic of a model.
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from ..parallel.collectives import Axis
 from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import LaunchThrottle, RegionTimer
-from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
 from ..wire.replies import (
@@ -82,7 +81,6 @@ class Engine:
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
         self._process = psutil.Process()  # asked after many requests, and slow to make
-        self._flags: Mapping[str, bool | str] | None = None  # torch's switches, as a run's model had them set
         self._asked: tuple[float, Memory] | None = None  # when a step asked for its memory, and the answer
 
     @torch.inference_mode()
@@ -101,7 +99,7 @@ class Engine:
         """
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
-            self._flags = None  # it has its own
+            self.models.switched = None  # it has switches of its own
             self.models.end_runs()
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
@@ -118,13 +116,12 @@ class Engine:
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
-            self._flags = None
             group = Axis("shards") if request.plan is None else self.meshes[request.plan].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             return self._unload(request)
         if isinstance(request, ChangeWeights | SetStrengths):
-            tensors = self._given(request.model, message.tensors)
+            tensors = self._tensors(message.tensors) if request.model in self.models else {}
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         return self._of_ranks(request)
 
@@ -276,19 +273,6 @@ class Engine:
         if request.model in self.models and _asks(request, "graphs"):
             self.models[request.model].keep_graphs_of(request.plan)
 
-    def _given(self, handle: int, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
-        """What a change of a model's weights is given, and its switches are set; nothing on a rank without it."""
-        if handle not in self.models:
-            return {}
-        self._switch_to(self.models[handle])
-        return self._tensors(specs)
-
-    def _switch_to(self, model: HostedModel) -> None:
-        """Have torch's switches as the model's file was loaded with; another model's, or a VAE's, may be set."""
-        if self._flags is not model.weights.spec.flags:
-            self._flags = model.weights.spec.flags
-            set_flags(self._flags)
-
     def _tensors(self, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
         """A request's tensors, views of shared memory."""
         return {spec.name: self.segments.tensor(spec) for spec in specs}
@@ -305,7 +289,7 @@ class Engine:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
-        self._switch_to(model)
+        self.models.switch_to(model)
         timer = self.new_timer(on=_asks(request, "timed"))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)

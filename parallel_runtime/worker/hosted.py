@@ -419,11 +419,12 @@ class HostedForward:
             return nullcontext()
         sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
         sharing = [each for each in sharing if each.parts > 1]
-        agreed = weights.agreed.setdefault(sequence, set())
-        if weights.scaled_by_all is not None and sharing and (over is not None) not in agreed:
-            agreed.add(over is not None)
-            if not agree(weights.scaled_by_all, sharing, self.timer.device):
-                log.warning("a format is not rounded to, as not every device of these has a kernel for it")
+        if weights.scaled_by_all is not None and sharing:
+            agreed, with_rows = weights.agreed.setdefault(sequence, set()), over is not None
+            if with_rows not in agreed:
+                agreed.add(with_rows)
+                if not agree(weights.scaled_by_all, sharing, self.timer.device):
+                    log.warning("a format is not rounded to, as not every device of these has a kernel for it")
         return shared_scales(sharing)
 
     def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:

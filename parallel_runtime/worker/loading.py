@@ -51,6 +51,7 @@ class LoadedModels(dict[int, HostedModel]):
     def __init__(self, *, rank: int, device: torch.device, memory: Callable[[], Memory]) -> None:
         super().__init__()
         self._rank, self._device, self._memory = rank, device, memory
+        self.switched: ModelSpec | None = None  # whose switches of torch are set; None: not known
 
     def load(
         self,
@@ -81,7 +82,8 @@ class LoadedModels(dict[int, HostedModel]):
             self._let_go()
             return Cancelled(evicted=tuple(evicted))
         self[request.model] = model
-        set_flags(request.spec.flags)  # after ComfyUI's import, which sets some
+        self.switched = None  # ComfyUI's import sets some
+        self.switch_to(model)
         wait_for(self._device)
         keep_from_collections()
         return LoadReply(
@@ -107,6 +109,12 @@ class LoadedModels(dict[int, HostedModel]):
                 evicted.append(handle)
                 self._let_go()
         return evicted
+
+    def switch_to(self, model: HostedModel) -> None:
+        """Have torch's switches as the model's file was loaded with; another model's, or a VAE's, may be set."""
+        if self.switched is not model.weights.spec:
+            self.switched = model.weights.spec
+            set_flags(self.switched.flags)
 
     def end_runs(self, *, but: int | None = None) -> None:
         """Have no model keep anything of a sampling run, but the one of that handle."""
@@ -134,6 +142,7 @@ class LoadedModels(dict[int, HostedModel]):
             changed = model is None or model.changes.set_strengths(request.strengths)
             return StrengthsReply(changed=changed, memory=self._memory())
         if model is not None:
+            self.switch_to(model)
             model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
         return MemoryReply(memory=self._memory())
 

@@ -307,7 +307,7 @@ def test_a_model_has_torchs_switches_as_its_file_was_loaded_with_whatever_ran_be
 ) -> None:
     engine: Any = Engine(rank=0, device=CPU, segments=table())
     was = list[dict]()
-    monkeypatch.setattr("parallel_runtime.worker.engine.set_flags", was.append)
+    monkeypatch.setattr("parallel_runtime.worker.loading.set_flags", was.append)
     traffic = SimpleNamespace(reset=lambda timer: None)
     mesh = SimpleNamespace(traffic=traffic, attention=SequenceParallelAttention(), plan=ParallelPlan())
     models = [

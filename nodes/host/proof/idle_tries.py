@@ -87,10 +87,10 @@ class IdleTrier:
             if tries is None or not (tries.left or set(self.trier.plans).difference(tries.plans)):
                 return
             self.trier.plans = tuple(plan for plan in self.trier.plans if plan not in tries.failed)
-        if self._first is None or run.whole:
+        if self._first is None:
             return
         began_under, kept = self._first[0].plan, (self.now or self.trier).kept
-        if run.plan == began_under or (kept is not None and run.plan == kept.plan):
+        if run.shares_by(began_under) or (kept is not None and run.shares_by(kept.plan)):
             self.later(self)
 
     def compute(self, check: Callable[[], None]) -> bool:

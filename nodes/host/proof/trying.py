@@ -150,7 +150,7 @@ class Trier:
                 tries.fail(kept.plan, _why(error))
                 continue
             unproven = not all(proof.verdict in (PROVEN, NOT_NEEDED) for proof in other.proofs)
-            if other.plan == kept.plan and not other.whole and not (unproven and all(as_good)):
+            if other.shares_by(kept.plan) and not (unproven and all(as_good)):
                 break
             tries.fail(kept.plan, "not proven to compute the same")
         return kept
@@ -165,9 +165,9 @@ class Trier:
 
     def after(self, run: RunContext) -> None:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
-        if self.kept is not None and (run.plan != self.kept.plan or run.whole) and self.tries is None:
+        if self.kept is not None and not run.shares_by(self.kept.plan) and self.tries is None:
             self._leave(self.kept, run)
-        if self.kept is None or run.plan != self.kept.plan or run.whole or run.step_cache or run.stock_cache:
+        if self.kept is None or not run.shares_by(self.kept.plan) or run.step_cache or run.stock_cache:
             return
         if self.kept.by_graphs and run.graphs_under != run.plan:  # what is expected is of blocks as graphs
             return

@@ -173,7 +173,7 @@ def _tried(
     )
     calls = [replace(call, options={**call.options, **run.engine_options()})]
     run.check(calls[0], check)
-    if run.whole or run.plan != decision.plan:
+    if not run.shares_by(decision.plan):
         return run.remarks[-1]
     began_s = time.perf_counter()
     trier.kept = before

@@ -125,6 +125,10 @@ class RunContext:
         """The plan that runs."""
         return self.decision.plan
 
+    def shares_by(self, plan: ParallelPlan) -> bool:
+        """Whether the run goes by this plan and has not given it up."""
+        return self.plan == plan and not self.whole
+
     def call(self, call: ModelCall, *, check_cancelled: Callable[[], None], place: str | None = None) -> torch.Tensor:
         """One call of the transformer; in a task, others go first.
 

@@ -79,7 +79,7 @@ gc.collect()
 assert loader.state_of(None) == as_loaded
 
 # Under auto the prompt waits for the count: its node says so, and the user can cancel.
-said, held = [], threading.Event()
+said = []
 progress.NodeText.say = lambda self, text: said.append(text)
 cancel = comfyui.comfy.model_management.InterruptProcessingException
 new_model.check_cancelled = lambda: (_ for _ in ()).throw(cancel()) if len(said) else None

@@ -172,10 +172,10 @@ def of_a_probe(stream: Stream, patched: pytest.MonkeyPatch) -> float:
 
 def of_a_load(stream: Stream, patched: pytest.MonkeyPatch) -> float:
     weights = SimpleNamespace(load=lambda **told: stream.run(0.5), parameter_bytes=1, dtype=torch.float32)
-    weights.needed_bytes = 0
+    weights.needed_bytes, weights.spec = 0, SimpleNamespace(flags={})
     patched.setattr(loading, "open_model", lambda *given, **told: SimpleNamespace(weights=weights))
     patched.setattr(loading, "keep_from_collections", int)
-    request = SimpleNamespace(first_rank=0, layout=ParallelPlan().layout, spec=SimpleNamespace(flags={}), model=1)
+    request = SimpleNamespace(first_rank=0, layout=ParallelPlan().layout, spec=weights.spec, model=1)
     request.eviction_order, request.budget_bytes = (), None
     models = loading.LoadedModels(rank=0, device=CUDA, memory=lambda: None)
     return models.load(request, group=None, progress=None, cancelled=None, beat=None).load_s

@@ -47,7 +47,7 @@ NAMED = {
     "SageAttention": PackageKernel(
         member="SAGE_AUTO",
         package="sageattention",
-        install="pip install yunchang sageattention",
+        install="pip install yunchang, and SageAttention 2 from thu-ml/SageAttention; pip's 1.0.6 has no log-sum-exp",
         exact=False,
         takes=(("is_causal", False),),
         scale="sm_scale",

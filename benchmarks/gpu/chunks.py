@@ -2,11 +2,18 @@
 
 One rank's share whose exchanges are there when the named link would have delivered them (benchmarks/share/exchange.py):
 on a GPU a kernel on a stream of its own runs as long, while attention does. Beside each step stands what overlap.py
-predicts.
+predicts. All of it twice: once with as many hardware queues as CUDA gives, and once with one (`ONE_QUEUE`), in which
+kernels start in the order in which the host queued them, whatever their streams. What is chosen is of the first.
 """
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.share.attended import Attended, noting
 from benchmarks.share.bound import link_named
@@ -15,7 +22,7 @@ from benchmarks.share.rank import OneRank, timed_runs
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.planner.hardware import Interconnect
 
-from .setting import Result, Setting
+from .setting import ROOT, Result, Setting, find_setting
 
 RATES = ("6", "10", "22")  # GB/s: PCIe 3.0, through host memory, PCIe 4.0 with peer access
 MODELS = ("flux.1", "wan 14b")
@@ -23,6 +30,8 @@ MOST = (1, 2, 4, 8)
 NEAR = 1.02  # what counts as the quickest
 OF_THE_HOST = 1.1  # times as long a step may take by its chunks alone; above it, it waits for the host
 RANKS = 2
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+HEAD = ("model", "link", "queues", "way", "ms a step", "of it exchange that shows", "predicted")
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,19 @@ class Timed:
 
 def run(setting: Setting) -> Result:
     """Every model, link and way."""
-    lines = ["| model | link | way | ms a step | of it exchange that shows | predicted |", "| --- " * 6 + "|"]
-    quickest: list[int] = []
+    rows, quickest = measured(setting, "usual")
+    lines = [f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|", *rows, *in_one_queue(setting)]
+    if not quickest:
+        return Result(table=lines, decided="steps wait for the host, the more the more chunks: nothing is chosen")
+    most = max(quickest)
+    decided = f"fewest chunks within 2 % of the quickest, where the host does not: {min(quickest)} to {most}"
+    return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
+
+
+def measured(setting: Setting, queues: str) -> tuple[list[str], list[int]]:
+    """A row a model, link and way; and of each model and link that the host does not hold up, the fewest chunks that
+    count as the quickest."""
+    lines, quickest = list[str](), list[int]()
     for name in setting.model_names()[:1] if setting.small else MODELS:
         rank = setting.rank(name)
         call = rank.call(setting.size(name))
@@ -49,17 +69,35 @@ def run(setting: Setting) -> Result:
             without = [each.seconds - each.shown_s for each in timed.values()]
             if max(without) <= OF_THE_HOST * min(without):
                 quickest.append(min(most for most, each in timed.items() if each.seconds <= NEAR * least))
-            rows = [*timed.values(), around_a_ring(rank, call, link_named(rate), setting.steps)]
-            lines += [
-                f"| {name} | {each.link.name} | {each.way} | {1e3 * each.seconds:.2f} | {1e3 * each.shown_s:.2f} | "
-                f"{1e3 * each.predicted_s:.2f} |"
-                for each in rows
-            ]
-    if not quickest:
-        return Result(table=lines, decided="steps wait for the host, the more the more chunks: nothing is chosen")
-    most = max(quickest)
-    decided = f"fewest chunks within 2 % of the quickest, where the host does not: {min(quickest)} to {most}"
-    return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
+            for each in (*timed.values(), around_a_ring(rank, call, link_named(rate), setting.steps)):
+                times = (f"{1e3 * seconds:.2f}" for seconds in (each.seconds, each.shown_s, each.predicted_s))
+                lines.append(f"| {' | '.join((name, each.link.name, queues, each.way, *times))} |")
+    return lines, quickest
+
+
+def in_one_queue(setting: Setting) -> list[str]:
+    """The rows by a process of its own: CUDA reads the number of its queues once. Raises `ValueError` where it fails.
+
+    A process on a CPU has no queues: there it shows that the path runs.
+    """
+    given = {"models": str(setting.models), "comfyui": setting.comfyui.path, "small": setting.small}
+    given |= {} if setting.small else {"device": str(setting.device)}
+    command = [sys.executable, "-m", "benchmarks.gpu.chunks", json.dumps(given)]
+    done = subprocess.run(  # noqa: S603  this module
+        command, cwd=ROOT, env={**os.environ, **ONE_QUEUE}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise ValueError(f"with one hardware queue the measurement ended with {done.returncode}; its text is above")
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """What `in_one_queue` runs: prints the rows as a line of JSON."""
+    given = json.loads(sys.argv[1])
+    with contextlib.redirect_stdout(sys.stderr):  # ComfyUI prints
+        rows, _ = measured(find_setting(**{**given, "models": Path(given["models"])}), "one")
+    sys.stdout.write(json.dumps(rows) + "\n")
 
 
 def by_chunks(rank: OneRank, call: ModelCall, link: Interconnect, most: Sequence[int], steps: int) -> dict[int, Timed]:
@@ -92,3 +130,7 @@ def _step(
     with noting(sequence, rank.device) as attended:
         run()
     return seconds, attended
+
+
+if __name__ == "__main__":
+    main()

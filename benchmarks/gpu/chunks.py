@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.share.attended import Attended, noting
 from benchmarks.share.bound import link_named
 from benchmarks.share.exchange import at_most, local_sequence
@@ -95,6 +97,8 @@ def in_one_queue(setting: Setting) -> list[str]:
 def main() -> None:
     """What `in_one_queue` runs: prints the rows as a line of JSON."""
     given = json.loads(sys.argv[1])
+    if given["small"]:
+        torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):  # ComfyUI prints
         rows, _ = measured(find_setting(**{**given, "models": Path(given["models"])}), "one")
     sys.stdout.write(json.dumps(rows) + "\n")

@@ -50,12 +50,21 @@ class Timed:
 def run(setting: Setting) -> Result:
     """Every model, link and way."""
     rows, quickest = measured(setting, "usual")
-    lines = [f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|", *rows, *in_one_queue(setting)]
+    failed = dict[str, str]()
+    try:
+        rows += in_one_queue(setting)
+    except ValueError as error:  # what was measured before stays on the page
+        if setting.small:
+            raise
+        failed["one hardware queue"] = str(error)
+    lines = [f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|", *rows]
     if not quickest:
-        return Result(table=lines, decided="steps wait for the host, the more the more chunks: nothing is chosen")
+        decided = "steps wait for the host, the more the more chunks: nothing is chosen"
+        return Result(table=lines, decided=decided, failed=failed)
     most = max(quickest)
     decided = f"fewest chunks within 2 % of the quickest, where the host does not: {min(quickest)} to {most}"
-    return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
+    choices = {"most_chunks": most} if setting.capability else {}
+    return Result(table=lines, decided=decided, failed=failed, choices=choices)
 
 
 def measured(setting: Setting, queues: str) -> tuple[list[str], list[int]]:

@@ -25,7 +25,7 @@ PASSED_ON = (
     *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
     *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
     *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
-    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX", "THP_MEM_ALLOC_ENABLE"),
     # What changes a result: ComfyUI sets or reads some of them itself.
     *("CUBLAS_WORKSPACE_CONFIG", "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "OCL_SET_SVM_SIZE"),
     *("COMFYUI_ENABLE_MIOPEN", "ATEN_CPU_CAPABILITY", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "MKL_CBWR"),
@@ -46,6 +46,12 @@ LISTEN_HERE = {
 }
 # What a rank has unless the caller says otherwise.
 DEFAULTS = {
+    # torch asks for huge pages where it takes 2 MB and more of the host's memory and the system leaves it to programs:
+    # a rank on a CPU spent up to half of its time on pages of 4 KB, a large tensor's being new ones each time.
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+# And, through NCCL.
+NCCL_DEFAULTS = {
     # Exchanges go ahead of matrix products that would fill the device; of all groups, those of new_group included.
     "TORCH_NCCL_HIGH_PRIORITY": "1",
     # The parent watches: NCCL's own monitor ends a rank whose machine was frozen for eight minutes, and
@@ -117,7 +123,8 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
     if taken_over.get("NCCL_CONF_FILE"):  # a rank's current folder is another
         taken_over["NCCL_CONF_FILE"] = str(Path(taken_over["NCCL_CONF_FILE"]).absolute())
     return (
-        (DEFAULTS if settings.backend == "nccl" else {})
+        DEFAULTS
+        | (NCCL_DEFAULTS if settings.backend == "nccl" else {})
         | taken_over
         | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})

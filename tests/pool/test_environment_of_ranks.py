@@ -45,6 +45,7 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "PYTHONPATH": f"{ROOT}:/more:/elsewhere:/more packages",
         "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": "3",
+        "THP_MEM_ALLOC_ENABLE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "=lo",
         "NCCL_OOB_NET_IFNAME": "=lo",
@@ -84,6 +85,13 @@ def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent
     headers = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     read_by_torch = (headers / "ProcessGroupNCCL.hpp").read_text(encoding="utf-8")
     assert all(f'"{name}"' in read_by_torch for name in found if name.startswith("TORCH_NCCL_")), "torch reads no such"
+
+
+def test_large_tensors_of_a_rank_lie_in_huge_pages_unless_the_user_says_otherwise():
+    on_cpus = RankSettings(devices=(Device("cpu", 0),), threads=1, engine="a:B")
+    assert rank_environment({"THP_MEM_ALLOC_ENABLE": "0"}, on_cpus)["THP_MEM_ALLOC_ENABLE"] == "0"
+    read_by_torch = (Path(torch.__file__).parent / "lib/libc10.so").read_bytes()
+    assert b"THP_MEM_ALLOC_ENABLE" in read_by_torch, "torch reads no such"
 
 
 def test_a_rank_imports_no_attention_package_and_changes_no_environment():

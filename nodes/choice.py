@@ -118,7 +118,8 @@ class ParallelChoice:
             counted = count()
         except ValueError as error:
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
-        work = replace(usual_work_of(counted), step_cache=self.step_cache > 0)
+        graphs = self.tries and not self.compiled and not self.step_cache and devices[0].kind == "cuda"
+        work = replace(usual_work_of(counted), step_cache=self.step_cache > 0, graphs=graphs)
         decision = self._automatic(counted.model, work, everything=plan)
         return replace(decision, reasons=(unshared, *decision.reasons)) if unshared else decision
 

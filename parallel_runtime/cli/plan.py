@@ -53,6 +53,7 @@ def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedM
         batch=arguments.batch,
         steps=arguments.steps,
         element_bytes=ELEMENT_BYTES[arguments.dtype],
+        graphs=not arguments.compiled,
     )
     if arguments.model in (None, USUAL_NAME):
         counted = _usual(arguments)
@@ -155,6 +156,7 @@ def _row(row: Prediction) -> dict:
         "host_bytes_per_rank": row.memory.host_bytes,
         "fits": row.fits,
         "exact": row.plan.pipefusion == 1,
+        "graphs": row.without_graphs is not None,
     }
 
 
@@ -187,7 +189,8 @@ def _answer(report: Mapping, paint: Paint) -> str:
 
 def _line(row: Mapping, chosen: bool, paint: Paint) -> str:
     marks = [text for key, text in (("fits", "does not fit"), ("exact", "result differs")) if not row[key]]
-    note = f" ({', '.join(marks)})" if marks else ""
+    notes = [*marks, *(["with graphs of blocks"] if row["graphs"] else [])]
+    note = f" ({', '.join(notes)})" if notes else ""
     gib = row["bytes_per_rank"] / GIB
     line = (
         f"{'>' if chosen else ' '} {row['name']:26} {row['seconds_per_step']:9.4g} {row['seconds_per_run']:9.4g} "

@@ -5,7 +5,7 @@ is measured here.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -20,17 +20,29 @@ from .work import Work
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken
 HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
+GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
+GRAPHS_BYTES = 2 * 2**30  # with more of them steps are so long that no device waits for its host
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One plan: its time, its memory, and whether that is there."""
+    """One plan: its time, its memory, and whether that is there.
+
+    Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
+    what a step takes until they are tried; else None.
+    """
 
     plan: ParallelPlan
     cost: Cost
     memory: PlannedMemory
     run_s: float
     fits: bool
+    without_graphs: Cost | None = None
+
+    @property
+    def plain(self) -> Cost:
+        """What a step takes without graphs."""
+        return self.without_graphs or self.cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +86,22 @@ def choose_plan(
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
-    `held`: how they lie already, if only plans that they serve are to be weighed. `num_ranks`: of the pool, by default
-    one a device. Of several machines only plans whose ulysses groups each lie in one are weighed.
+    `held`: how they lie already, if only plans that they serve are to be weighed: one rank of several may then run by
+    graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
+    plans whose ulysses groups each lie in one are weighed.
     Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
     weighed = (
-        _predict(model, work, plan, calibration, free=min(devices[:ranks]), num_ranks=num_ranks or len(devices))
+        _predict(
+            model,
+            work if ranks > 1 or held is not None else replace(work, graphs=False),
+            plan,
+            calibration,
+            free=min(devices[:ranks]),
+            num_ranks=num_ranks or len(devices),
+        )
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
@@ -125,7 +145,22 @@ def _predict(
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
-    return Prediction(plan=plan, cost=cost, memory=memory, run_s=cost.image_s(work.steps), fits=fits)
+    without = None
+    if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):
+        by_graphs = step_cost(model, work, plan, calibration, by_graphs=True)
+        if GRAPHS_GAIN * by_graphs.step_s <= cost.step_s:
+            cost, without = by_graphs, cost
+    run_s = cost.image_s(work.steps)
+    return Prediction(plan=plan, cost=cost, memory=memory, run_s=run_s, fits=fits, without_graphs=without)
+
+
+def _takes_graphs(
+    model: CountedModel, plan: ParallelPlan, memory: PlannedMemory, calibration: Calibration, *, free: int
+) -> bool:
+    """Whether blocks may run as CUDA graphs under the plan, with room for them. A class that keeps something between
+    calls runs without."""
+    usual = calibration.rates.asynchronous and plan.takes_graphs and not model.kept_bytes
+    return usual and memory.graphs <= GRAPHS_BYTES and memory.total + memory.graphs <= HEADROOM * free
 
 
 def _best(rows: list[Prediction]) -> Prediction:
@@ -166,6 +201,12 @@ def _reasons(
     cost, plan = chosen.cost, chosen.plan
     share = max(cost.compute_s, cost.communication_s, cost.launch_s) / cost.step_s
     reasons = [f"{plan.name}: {_time(cost.step_s)} a step, limited by {cost.bound} ({share:.0%} of the step)"]
+    if chosen.without_graphs is not None:
+        plain_s = chosen.without_graphs.step_s
+        reasons.append(
+            f"with a CUDA graph of each block, {_time(plain_s)} without: runs have them once they were tried, which is "
+            "after a run, while no prompt runs"
+        )
     if plan.ranks == 1:
         more = next((row for row in table if row.plan.ranks > 1 and row.fits), None)
         if more is not None:

@@ -33,6 +33,9 @@ from .hardware import Calibration
 from .work import Work
 
 WARMUP_STEPS = 1
+# The part of a step's operations that the host still starts where each block is a CUDA graph: those outside of blocks
+# were 5 to 6 of 55 ms of Flux.1 in 15 blocks on an H200 whose host takes 26.7 us for one (benchmarks/gpu.md).
+STARTED_BY_GRAPHS = 0.1
 RELAYED_MESSAGES = 4  # of a step, one after another: data and request there, results and reply back
 
 
@@ -58,8 +61,14 @@ class Cost:
         return warmup * self.warmup_step_s + (steps - warmup) * self.step_s
 
 
-def step_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
-    """The time of one step of this plan."""
+def step_cost(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, by_graphs: bool = False
+) -> Cost:
+    """The time of one step of this plan; `by_graphs`: with a CUDA graph of each block, for plans that take them."""
+    if by_graphs:
+        software = calibration.software
+        software = replace(software, operation_s=STARTED_BY_GRAPHS * software.operation_s)
+        calibration = replace(calibration, software=software)
     first = model.in_first_step
     model = first if work.kept_on == "off" else model
     parts = _pass_s(model, work, plan, calibration, patches=1)

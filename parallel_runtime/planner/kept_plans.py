@@ -66,7 +66,7 @@ class KeptPlans:
             "failed": {plan.describe(): why for plan, why in kept.failed.items()},
             "expected_s": kept.expected_s,
             "again": kept.again,
-            "graphs_s": kept.graphs_s,
+            "graphs_s": {plan.describe(): seconds for plan, seconds in kept.graphs_s.items()},
         }
         try:
             self._entries.put(key.digest, entry)
@@ -79,10 +79,10 @@ def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:
     seconds, failed = entry.get("seconds"), entry.get("failed")
     if not isinstance(seconds, dict) or not isinstance(failed, dict) or type(entry.get("again")) is not bool:
         return None
-    graphs_s = entry.get("graphs_s", 0.0)  # nothing writes it in files of before
-    if graphs_s != 0.0 and not _is_seconds(graphs_s):
-        return None
-    if not all(map(_is_seconds, [*seconds.values(), entry.get("expected_s")])):
+    graphs_s = entry.get("graphs_s")
+    if not isinstance(graphs_s, dict):  # files of before have a number, of the kept plan alone, or none
+        graphs_s = {}
+    if not all(map(_is_seconds, [*seconds.values(), *graphs_s.values(), entry.get("expected_s")])):
         return None
     if not all(type(text) is str for text in (entry.get("plan"), *failed.values())):
         return None
@@ -93,7 +93,7 @@ def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:
             failed={ParallelPlan.parse(name): why for name, why in failed.items()},
             expected_s=float(entry["expected_s"]),
             again=entry["again"],
-            graphs_s=float(graphs_s),
+            graphs_s={ParallelPlan.parse(name): float(value) for name, value in graphs_s.items()},
         )
     except ValueError:
         return None

@@ -16,6 +16,9 @@ no time is left for another. Only where it was quicker by `NEAR` is the first me
 few copies may be the machine's: the plan stays. What there was no time for (`left`) is tried while ComfyUI is idle:
 other plans, too, for `IDLE_S`, and those that are near each other in up to `IDLE_COUNTED` copies in turns, where that
 takes `IDLE_S` at most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
+
+Where the device is predicted to wait for its host, a plan is tried by a CUDA graph of each block, too, while nobody
+waits: what it takes by them counts where that is quicker by `GRAPHS_GAIN`.
 """
 
 import math
@@ -25,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from ..plan import AXES, WEIGHTS, ParallelPlan
-from .choose import Prediction
+from .choose import GRAPHS_GAIN, Prediction
 
 # Of a run that waits for its tries: a shorter one would spend too much of itself on them; one of shorter steps is over
 # in two seconds, and single copies tell little of it.
@@ -45,8 +48,6 @@ RUNS = 4  # for which what a try finds is taken to be of use: the present one an
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
 FAR_BEHIND_ONCE = 1.5  # the same of the plan that is predicted best
-GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
-GRAPHS_BYTES = 2 * 2**30  # with more of them steps are so long that no device waits for its host
 GRAPH_COPIES = 4  # two by which graphs are made, and two that count
 HOPELESS = 3.0  # times slower, in its first copy, beyond what groups take: no other copy is spent on it
 GROUPS_S = 1.0  # to make a plan's process groups and connect them, on devices that run ahead of the host
@@ -84,7 +85,7 @@ def worth_trying(
         return ()
 
     def tried_s(row: Prediction) -> float:
-        return (NOT_COUNTED + COUNTED) * row.cost.step_s + set_up_s
+        return _copies_s(row) + set_up_s
 
     def may_gain_s(row: Prediction) -> float:
         return RUNS * steps * (first_s - row.cost.step_s / UNCERTAIN) - tried_s(row)
@@ -99,12 +100,13 @@ def worth_trying(
     return (taken, *(row.plan for row in worth)) if worth else ()
 
 
-def may_gain_by_graphs(row: Prediction, *, steps: int, asynchronous: bool) -> bool:
-    """Whether a plan's blocks as CUDA graphs are worth a try, for a run of so many steps: where the device is predicted
-    to wait for its host for longer, in this run and the next ones, than the try takes."""
-    launch_s, step_s = row.cost.launch_s, row.cost.step_s
-    worth = RUNS * steps * launch_s > GRAPH_COPIES * step_s and (GRAPHS_GAIN - 1) * step_s < launch_s
-    return asynchronous and row.plan.takes_graphs and worth and row.memory.graphs <= GRAPHS_BYTES
+def may_gain_by_graphs(row: Prediction, *, steps: int) -> bool:
+    """Whether a plan's blocks as CUDA graphs are worth a try, for a run of so many steps: where they are predicted to
+    gain more, in this run and the next ones, than the try takes."""
+    if row.without_graphs is None:
+        return False
+    plain_s = row.without_graphs.step_s
+    return RUNS * steps * (plain_s - row.cost.step_s) > GRAPH_COPIES * plain_s
 
 
 def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
@@ -123,11 +125,17 @@ def tried_in_s(
 ) -> list[float]:
     """Seconds in which each of these plans is predicted to have been tried, those before it included."""
     rows, set_up_s = _exact(table), _set_up_s(asynchronous=asynchronous, compiled=compiled)
-    return list(accumulate((NOT_COUNTED + COUNTED) * rows[plan].cost.step_s + set_up_s for plan in plans))
+    return list(accumulate(_copies_s(rows[plan]) + set_up_s for plan in plans))
 
 
 def _exact(table: Iterable[Prediction]) -> dict[ParallelPlan, Prediction]:
     return {row.plan: row for row in table if row.fits and row.plan.pipefusion == 1}
+
+
+def _copies_s(row: Prediction) -> float:
+    """Seconds of all copies of a plan's try, those by graphs included."""
+    by_graphs = 0.0 if row.without_graphs is None else GRAPH_COPIES * row.cost.step_s
+    return (NOT_COUNTED + COUNTED) * row.plain.step_s + by_graphs
 
 
 def _set_up_s(*, asynchronous: bool, compiled: bool) -> float:
@@ -141,6 +149,7 @@ class Tries:
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
     ahead of the host. `idle`: nobody waits. `spent_s`: what all of it took by the clock, plans that failed included.
+    `graphs_s`: what a step took with a CUDA graph of each block, at most. `lost`: workers ended in a copy.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -152,6 +161,8 @@ class Tries:
     spent_s: float = 0.0
     given_up: bool = False
     failed: dict[ParallelPlan, str] = field(default_factory=dict)
+    graphs_s: dict[ParallelPlan, float] = field(default_factory=dict)
+    lost: bool = False
     _counted: dict[ParallelPlan, list[float]] = field(default_factory=dict)
     _started: set[ParallelPlan] = field(default_factory=set)
     _first_s: dict[ParallelPlan, float] = field(default_factory=dict)
@@ -237,6 +248,7 @@ class Tries:
     def fail(self, plan: ParallelPlan, why: str, *, took_s: float = 0.0) -> None:
         """The plan cannot be kept; that took so long, workers that start again for it included."""
         self.failed[plan] = why
+        self.lost = True
         self.spent_s += took_s
         self._counted.pop(plan, None)
 
@@ -261,11 +273,12 @@ class Tries:
         """The quickest; the one that was kept `before` unless another is `CHANGE` times as fast. None: all failed.
 
         Without one, that of the run without tries, unless each of two copies of another was quicker than each of its,
-        or its median by more copies.
+        or its median by more copies. What a plan takes by graphs counts where they are taken.
         """
-        seconds = self.seconds
-        if not seconds:
+        plain = self.seconds
+        if not plain:
             return None
+        seconds = {plan: taken_s(plan, plain, self.graphs_s) for plan in plain}
         quickest = min(seconds, key=lambda plan: seconds[plan])
         if before in seconds and seconds[before] <= CHANGE * seconds[quickest]:
             return before
@@ -273,9 +286,17 @@ class Tries:
         if before is None and first in seconds:
             least, copies = 1.0 if self.limit is None else NEAR, self._counted[quickest]
             sure_s = max(copies) if len(copies) <= COUNTED else seconds[quickest]
+            if seconds[quickest] < plain[quickest]:  # by graphs, of which it is the slower copy's
+                sure_s = seconds[quickest]
             if least * sure_s >= seconds[first]:
                 return first
         return quickest
+
+
+def taken_s(plan: ParallelPlan, seconds: Mapping[ParallelPlan, float], graphs_s: Mapping[ParallelPlan, float]) -> float:
+    """What a step takes under the plan: by graphs where they are clearly quicker."""
+    by_graphs = graphs_s.get(plan, math.inf)
+    return by_graphs if GRAPHS_GAIN * by_graphs <= seconds[plan] else seconds[plan]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +305,7 @@ class KeptPlan:
 
     `expected_s`: what a step of a run under `plan` took, or took in its try where no run has ended yet. `again`: runs
     have come to take so much longer that another plan may be better, so the plans are tried again before the next.
-    `graphs_s`: what a step took with a CUDA graph of each block, at most; 0 where that was not tried, or failed.
+    `graphs_s`: what a step took with a CUDA graph of each block, at most, under plans that were tried so.
     """
 
     plan: ParallelPlan
@@ -292,12 +313,16 @@ class KeptPlan:
     failed: Mapping[ParallelPlan, str] = field(default_factory=dict)
     expected_s: float = 0.0
     again: bool = False
-    graphs_s: float = 0.0
+    graphs_s: Mapping[ParallelPlan, float] = field(default_factory=dict)
 
     @property
     def by_graphs(self) -> bool:
         """Whether blocks run as CUDA graphs: they were clearly quicker."""
-        return 0 < GRAPHS_GAIN * self.graphs_s <= self.seconds[self.plan]
+        return self.taken_s(self.plan) < self.seconds[self.plan]
+
+    def taken_s(self, plan: ParallelPlan) -> float:
+        """What a step of a tried plan takes, by graphs where they are taken."""
+        return taken_s(plan, self.seconds, self.graphs_s)
 
     def __post_init__(self) -> None:
         if self.plan not in self.seconds:
@@ -311,12 +336,12 @@ class KeptPlan:
     @property
     def text(self) -> str:
         """A line, such as `tried ring 2: 0.92x, kept ulysses 2`: how fast each other plan is beside the kept one."""
-        kept_s = self.seconds[self.plan]
-        others = sorted(((s, plan) for plan, s in self.seconds.items() if plan != self.plan), key=lambda each: each[0])
-        told = [f"{in_words(plan)}: {kept_s / seconds:.2f}x" for seconds, plan in others]
+        kept_s = self.taken_s(self.plan)
+        others = sorted((plan for plan in self.seconds if plan != self.plan), key=self.taken_s)
+        told = [f"{in_words(plan)}: {kept_s / self.taken_s(plan):.2f}x" for plan in others]
         told += [f"{in_words(plan)}: {why}" for plan, why in self.failed.items()]
-        if self.graphs_s:
-            told.append(f"graphs of blocks: {kept_s / self.graphs_s:.2f}x")
+        if self.plan in self.graphs_s:
+            told.append(f"graphs of blocks: {self.seconds[self.plan] / self.graphs_s[self.plan]:.2f}x")
         if self.by_graphs:
             return f"tried {', '.join(told)}, kept {in_words(self.plan)} with graphs of blocks"
         return f"tried {', '.join(told)}, kept {in_words(self.plan)}" if told else f"kept {in_words(self.plan)}"
@@ -325,7 +350,7 @@ class KeptPlan:
         """With what a step of a whole run took under the kept plan, which has the plans tried again where that is more
         than `CHANGE` times what was expected and than another plan's try took."""
         slower = step_s > CHANGE * self.expected_s
-        beaten = any(step_s > CHANGE * seconds for plan, seconds in self.seconds.items() if plan != self.plan)
+        beaten = any(step_s > CHANGE * self.taken_s(plan) for plan in self.seconds if plan != self.plan)
         if slower and beaten:
             return replace(self, again=True, expected_s=step_s)
         return replace(self, expected_s=min(self.expected_s, step_s))
@@ -340,11 +365,13 @@ def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     best = tries.best(None if before is None else before.plan)
     if best is None:
         return None
-    kept = KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), expected_s=seconds[best])
+    kept = KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), graphs_s=dict(tries.graphs_s))
+    kept = replace(kept, expected_s=kept.taken_s(best))
     if before is None or before.plan != best:
         return kept
     # That runs take longer than tries is known by now; what graphs took is, too.
-    return replace(kept, expected_s=max(kept.expected_s, before.expected_s), graphs_s=before.graphs_s)
+    graphs_s = {**before.graphs_s, **kept.graphs_s}
+    return replace(kept, expected_s=max(kept.expected_s, before.expected_s), graphs_s=graphs_s)
 
 
 def proof_pays(tries: Tries, plan: ParallelPlan, *, own: ParallelPlan, steps: int, times: int = 1) -> bool:
@@ -363,7 +390,8 @@ def changed_text(before: KeptPlan, kept: KeptPlan) -> str:
     """That another plan is kept from now on; "" where it is the same."""
     if before.plan == kept.plan:
         return ""
-    old_s = kept.seconds.get(before.plan)
-    why = kept.failed.get(before.plan, "it cannot be used") if old_s is None else ""
-    gain = why or f"{old_s / kept.seconds[kept.plan]:.2f}x as fast"  # type: ignore[operator]  # known where why is ""
+    if before.plan in kept.seconds:
+        gain = f"{kept.taken_s(before.plan) / kept.taken_s(kept.plan):.2f}x as fast"
+    else:
+        gain = kept.failed.get(before.plan, "it cannot be used")
     return f"changed from {in_words(before.plan)} to {in_words(kept.plan)}, measured again: {gain}"

@@ -13,10 +13,10 @@ STORED_AS = "default"  # in the dtype that is computed in
 class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
-    `element_bytes` is of activations. `step_cache`: what blocks added is kept from call to call. `exchange`: as what
-    heads travel between ranks (exchange_formats.py). `kept_on`, `kept_as`: where and how a class keeps what it finds
-    again in the steps behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as
-    text, `reference_tokens` of them of references.
+    `element_bytes` is of activations. `step_cache`: what blocks added is kept from call to call. `graphs`: blocks may
+    run as CUDA graphs. `exchange`: as what heads travel between ranks (exchange_formats.py). `kept_on`, `kept_as`:
+    where and how a class keeps what it finds again in the steps behind the first one, of `KEPT_ON`, and the name of a
+    format. Tokens whose keys it keeps count as text, `reference_tokens` of them of references.
     """
 
     image_tokens: int
@@ -26,6 +26,7 @@ class Work:
     steps: int = 20
     element_bytes: int = 2
     step_cache: bool = False
+    graphs: bool = False
     kept_on: str = KEPT_ON[0]
     kept_as: str = STORED_AS
     reference_tokens: int = 0

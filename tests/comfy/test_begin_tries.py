@@ -50,6 +50,50 @@ def test_plans_that_were_tried_are_tried_again_where_runs_came_to_be_slower_if_t
     assert begin.with_tries(of, None, two) == (two, None)
 
 
+def test_no_run_waits_for_plans_that_may_gain_by_graphs_one_alone_included(
+    module_of_pack, new_run, monkeypatch
+) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    plan_of, sampled = module_of_pack("parallel_runtime.plan").ParallelPlan, SimpleNamespace(steps=20, rows=1)
+    uly2, ring2 = (plan_of(**{axis: 2}) for axis in ("ulysses", "ring"))
+    usable, graphs, worth = [SimpleNamespace(plan=each, memory=each.name) for each in (uly2, ring2)], set(), ()
+    values = {"key_of": "key", "is_asynchronous": True, "store": SimpleNamespace(load=lambda key: None)}
+    for name, value in values.items():
+        monkeypatch.setattr(begin, name, lambda *_, value=value: value)
+    monkeypatch.setattr(begin, "under_graphs", lambda *_: frozenset(graphs))
+    monkeypatch.setattr(begin, "worth_trying", lambda *_, **__: worth)
+    monkeypatch.setattr(begin.Tunable, "table", lambda *_: usable)
+    given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
+    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
+    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
+    assert begin.with_tries(of, sampled, two) == (two, None)
+    graphs = {ring2}
+    assert begin.with_tries(of, sampled, two) == (two, None), "of a plan that is not tried"
+    graphs = {uly2}
+    _, trier = begin.with_tries(of, sampled, two)
+    assert (trier.trier.plans, trier.now, trier.trier.graphs) == ((uly2,), None, {uly2})
+    worth = (uly2, ring2)
+    _, trier = begin.with_tries(of, sampled, two)
+    assert (trier.trier.plans, trier.now) == (worth, None)
+    graphs = set()
+    _, trier = begin.with_tries(of, sampled, two)
+    assert trier.now.plans == worth and trier.now.limit == begin.LIMIT
+
+
+def test_blocks_of_a_run_are_graphs_on_gpus_alone_with_weights_blocks_and_steps_as_they_are(module_of_pack) -> None:
+    begin, devices = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.devices")
+
+    def takes(kind: str = "cuda", **changes: object) -> bool:
+        pooled = SimpleNamespace(devices=(devices.Device("cuda", 0), devices.Device(kind, 1)))
+        given = {each.name: None for each in fields(begin.Tunable)}
+        given |= {"pooled": pooled, "deltas": begin.PRISTINE, "tries": True, "compiled": False, "step_cache": 0.0}
+        return begin.Tunable(**given | changes).takes_graphs
+
+    assert takes()
+    for changes in ({"kind": "cpu"}, {"tries": False}, {"compiled": True}, {"step_cache": 0.1}, {"deltas": "a LoRA"}):
+        assert not takes(**changes), changes
+
+
 def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:
     begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
     choose, cost, memory, work, devices = (
@@ -59,11 +103,14 @@ def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new
     monkeypatch.setattr(begin, "whole_bytes", lambda _: [1000, 1000])
     given = {each.name: None for each in fields(begin.Tunable)} | {"deltas": begin.PRISTINE, "shares": ()}
     of = begin.Tunable(**given | {"pooled": SimpleNamespace(devices=(devices.Device("cuda", 0),) * 2)})
-    parts = cost.Cost(step_s=1.0, compute_s=0.5, communication_s=0.0, launch_s=0.5, warmup_step_s=1.0)
+    parts = cost.Cost(step_s=0.5, compute_s=0.5, communication_s=0.0, launch_s=0.0, warmup_step_s=0.5)
+    without = replace(parts, step_s=1.0, launch_s=0.5)
     sampled = work.Work(image_tokens=20, text_tokens=4, steps=20)
     for graphs, shares, left in ((50, (), True), (51, (), False), (50, (3, 1), False)):
         planned = memory.PlannedMemory(weights=800, activations=100, buffers=0, runtime=0, graphs=graphs)
-        row = choose.Prediction(plan=plan(ulysses=2), cost=parts, memory=planned, run_s=20.0, fits=True)
+        row = choose.Prediction(
+            plan=plan(ulysses=2), cost=parts, memory=planned, run_s=20.0, fits=True, without_graphs=without
+        )
         assert begin.under_graphs(replace(of, shares=shares), [row], sampled) == ({row.plan} if left else set())
 
 

@@ -42,6 +42,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         gone: bool = False,
         now: tuple[str, ...] = (),
         later: int = 3,
+        graphs: int | None = None,
     ) -> Any:
         found, told = case(takes), []
         found.run.step_seconds.clear()
@@ -51,8 +52,10 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         model.give_back, model.deltas = lambda _: told.append("given back"), None
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
-        memory = planner_memory(weights=10**9, activations=6 * 10**7, buffers=4 * 10**7, runtime=0)
         trier = found.trier
+        trier.graphs = frozenset() if graphs is None else frozenset([found.plans.uly2])
+        more = {"graphs": 10**6 if graphs is None else graphs}
+        memory = planner_memory(weights=10**9, activations=6 * 10**7, buffers=4 * 10**7, runtime=0, **more)
         if now:
             monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.2 * len(found.asked)))
         of_run = replace(trier, limit=3.0, asynchronous=False, plans=trier.plans[: len(now)]) if now else None
@@ -130,6 +133,10 @@ def test_without_room_weights_or_model_nothing_is_tried(idle, caplog) -> None:
         (("cpu",) * 2, 2 * room, True), (("cpu",) * 2, 2 * room - 1, False),
     ):  # fmt: skip
         found, _ = idle(SECONDS, iter([]), free=free, kinds=kinds)
+        assert bool(found.asked) is tries
+        found.store.path.unlink(missing_ok=True)
+    for graphs, tries in ((0, True), (1, False)):  # which are only counted where they are tried
+        found, _ = idle(SECONDS, iter([]), free=room, graphs=graphs)
         assert bool(found.asked) is tries
         found.store.path.unlink(missing_ok=True)
     for lack in ({"holds": False}, {"gone": True}):

@@ -47,7 +47,7 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         proofs: dict[str, str] | None = None,
         spread: bool = False,
         kept: Any = None,
-        graphs: tuple[float, dict[str, Any]] = (0.0, {}),
+        graphs: tuple[Any, dict[str, Any]] = (1.0, {}),
     ) -> SimpleNamespace:
         asked: list[tuple[str, Any]] = []
         told: list[str] = []
@@ -57,14 +57,14 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
             def run(self, spec: object, plan: Any, calls: Any, check_cancelled: Any, **_: object) -> SimpleNamespace:
                 check_cancelled()
                 asked.append((plan.name, {**calls[0].options, "place": calls[0].place}))
-                took = seconds[plan.name]
+                by_graphs = bool(calls[0].options.get("graphs"))
+                took = graphs[0] if by_graphs else seconds[plan.name]
                 if isinstance(took, Exception):
                     raise took
                 out, ran = torch.full((1, 4), 3.0), SimpleNamespace(compiled=None)
-                if calls[0].options.get("graphs"):
-                    took, told = graphs
-                    out = out + told.get("outs", 0.0)
-                    ran.compiled = SimpleNamespace(**{"uncompiled_blocks": 0, "reason": "", **told})
+                if by_graphs:
+                    out = out + graphs[1].get("outs", 0.0)
+                    ran.compiled = SimpleNamespace(**{"uncompiled_blocks": 0, "reason": "", **graphs[1]})
                 given = {"ranks": [], "ran": [ran], "compile_s": 0.0, "traces": {}}
                 return SimpleNamespace(outs=[out], wall_s=took, **given)
 
@@ -144,23 +144,54 @@ def test_the_run_goes_on_under_the_quickest_which_is_kept_and_nothing_of_a_copy_
 )
 def test_blocks_run_as_graphs_where_all_did_gained_and_computed_the_same(graphs_s, kind, line, case) -> None:
     found = case(SECONDS, graphs=(graphs_s, kind))
-    found.trier.graphs, found.trier.budget_s = frozenset([found.plans.ring2]), 60.0
+    found.trier.graphs = frozenset([found.plans.ring2])
     found.step()
     assert found.told[0].endswith(line)
     asked = [options.get("graphs", False) for name, options in found.asked if name.startswith("ring2")]
-    made = len(asked) - 3  # two copies without, and the run's own step
-    assert asked == [False] * 2 + [True] * made + [line.endswith("graphs of blocks")]
+    made = asked.count(True) - asked[-1]
+    assert asked[-made - 1 :] == [True] * made + [line.endswith("graphs of blocks")], "after all copies without"
+    assert made == (1 if "outs" in kind else 4)
     assert found.store.load(found.key).by_graphs is asked[-1]
+
+
+def test_of_all_plans_that_may_gain_by_graphs_the_quickest_by_them_is_kept(case) -> None:
+    found = case({"uly2": 1.0, "ring2": 1.5, "cfg2-ring1-uly1": 2.0}, graphs=(0.3, {}))
+    found.trier.graphs = frozenset([found.plans.cfg2])
+    found.step()
+    assert found.told == [
+        "tried ulysses 2: 0.30x, ring 2: 0.20x, graphs of blocks: 6.67x, kept cfg 2 with graphs of blocks"
+    ]
+    assert found.asked[-1][0].startswith("cfg2") and found.asked[-1][1]["graphs"] is True
+
+
+def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others_are_made(case, caplog) -> None:
+    errors = case(SECONDS).errors
+    found = case(SECONDS, graphs=(errors.PoolError("it broke"), {}))
+    found.trier.graphs = frozenset([found.plans.ring2, found.plans.cfg2])
+    found.step()
+    assert found.told == ["tried ulysses 2: 0.50x, cfg 2: 0.25x, kept ring 2"]
+    assert sum(options.get("graphs", False) for _, options in found.asked) == 1 and found.retracted == [1]
+    assert found.trier.tries.lost and not found.store.load(found.key).graphs_s
+    assert "graphs of blocks were tried and are not used: failed (it broke)" in caplog.text
+
+
+def test_no_copy_by_graphs_begins_once_a_budget_is_spent(case, trying, monkeypatch) -> None:
+    found = case(SECONDS, graphs=(0.1, {}))
+    monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.0 * len(found.asked)))
+    found.trier.graphs, found.trier.budget_s = frozenset([found.plans.ring2, found.plans.cfg2]), 7.0
+    found.step()
+    graphed = [name.split("-")[0] for name, options in found.asked[:-1] if options.get("graphs")]
+    assert graphed == ["ring2"] * 4 and found.store.load(found.key).plan == found.plans.ring2
 
 
 def test_a_plan_alone_is_tried_with_graphs_which_the_next_run_begins_with_and_a_fallback_leaves(case, trying) -> None:
     found = case(SECONDS, graphs=(0.9, {}))
     found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
+    found.trier.limit = 3.0
     found.step()
-    assert not found.told, "only Tune, which gives a budget, has graphs made"
+    assert not found.told, "no run waits for graphs"
     found = case(SECONDS, graphs=(0.9, {}))
     found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
-    found.trier.budget_s = 60.0
     found.step()
     assert found.told == ["tried graphs of blocks: 1.11x, kept ulysses 2 with graphs of blocks"]
     assert found.asked[-1][1]["graphs"] is True

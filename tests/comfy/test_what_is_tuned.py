@@ -51,7 +51,7 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         of = SimpleNamespace(
             why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
             table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
-            exchange="exact",
+            exchange="exact", takes_graphs=False,
         )  # fmt: skip
         return tuning.tune(of, tuning.Asked(**asked), say=lambda _: None, check=check), found
 

@@ -19,8 +19,9 @@ from parallel_runtime.planner.choose import (
     useful_plans,
 )
 from parallel_runtime.planner.cost import Cost
+from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import usual_counted
-from parallel_runtime.planner.hardware import GIB
+from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.work import Work, image_tokens
@@ -36,6 +37,53 @@ def test_a_large_image_on_nvlink_is_shared_by_all_devices() -> None:
     single = next(row for row in choice.table if row.plan == ParallelPlan())
     assert single.run_s / choice.chosen.run_s > 4
     assert choice.reasons[1].startswith(f"{single.run_s / choice.chosen.run_s:.2f}x as fast as one device (")
+
+
+def slow_host(devices: int) -> Calibration:
+    """H100s whose host takes 26.7 us to start an operation, as was measured of one."""
+    found = known_calibration("H100", devices=devices)
+    return replace(found, software=replace(found.software, operation_s=26.7e-6))
+
+
+def test_where_the_host_is_slow_graphs_of_blocks_make_more_devices_worth_it() -> None:
+    usual = Work(image_tokens=4096, text_tokens=512)
+    for count in (2, 4, 8):
+        free, calibration = [80 * GIB] * count, slow_host(count)
+        assert choose_plan(FLUX, usual, free, calibration).plan == ParallelPlan()
+        choice = choose_plan(FLUX, replace(usual, graphs=True), free, calibration)
+        chosen = choice.chosen
+        assert chosen.plan == ParallelPlan(ulysses=count) and choice.speedup > 0.6 * count
+        assert chosen.cost.compute_s == chosen.plain.compute_s and chosen.cost.launch_s < chosen.plain.launch_s / 5
+        assert chosen.run_s == chosen.cost.image_s(usual.steps)
+        assert choice.reasons[1].startswith(
+            f"with a CUDA graph of each block, {1e3 * chosen.plain.step_s:.1f} ms without:"
+        )
+        single = next(row for row in choice.table if row.plan == ParallelPlan())
+        assert single.without_graphs is None, "a pool of one rank tries none"
+        small = Work(image_tokens=1024, text_tokens=512, graphs=True)
+        held = choose_plan(FLUX, small, free, calibration, held=chosen.plan.layout)
+        assert next(row for row in held.table if row.plan == ParallelPlan()).without_graphs is not None
+
+
+def test_graphs_of_blocks_are_predicted_only_where_a_run_can_have_them() -> None:
+    usual = Work(image_tokens=4096, text_tokens=512, graphs=True)
+
+    def graphed(model: CountedModel, calibration: Calibration, work: Work = usual, gib: float = 80) -> set[str]:
+        table = choose_plan(model, work, [round(gib * GIB)] * 4, calibration, stale=True).table
+        return {row.plan.describe() for row in table if row.without_graphs is not None}
+
+    found = graphed(FLUX, slow_host(4))
+    assert found == {f"ulysses={count}" for count in (2, 3, 4)}, "neither rings, stages nor weights in parts"
+    assert graphed(replace(FLUX, kept_bytes={"default": (1.0,)}), slow_host(4)) == set()
+    assert graphed(FLUX, known_calibration("L40", devices=4)) == set(), "a device that waits for no host"
+    assert graphed(FLUX, slow_host(4), replace(usual, image_tokens=10**6)) == set(), "more than 2 GiB of graphs"
+    least = next(row for row in choose_plan(FLUX, usual, [80 * GIB] * 4, slow_host(4)).table if row.without_graphs)
+    needs = (least.memory.total + least.memory.graphs) / HEADROOM / GIB
+    assert least.plan.describe() in graphed(FLUX, slow_host(4), gib=1.0001 * needs)
+    assert least.plan.describe() not in graphed(FLUX, slow_host(4), gib=0.9999 * needs)
+    on_cpu = slow_host(4)
+    on_cpu = replace(on_cpu, rates=replace(on_cpu.rates, asynchronous=False))
+    assert graphed(FLUX, on_cpu) == set()
 
 
 def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
@@ -182,7 +230,14 @@ def test_work_is_of_tokens_and_rows() -> None:
     work = Work(image_tokens=3, text_tokens=2)
     assert asdict(work) == {
         **{"image_tokens": 3, "text_tokens": 2, "guided": False, "batch": 1, "steps": 20, "element_bytes": 2},
-        **{"step_cache": False, "kept_on": "auto", "kept_as": "default", "reference_tokens": 0, "exchange": EXACT},
+        **{
+            "step_cache": False,
+            "graphs": False,
+            "kept_on": "auto",
+            "kept_as": "default",
+            "reference_tokens": 0,
+            "exchange": EXACT,
+        },
     }
     assert (work.tokens, work.rows, replace(work, guided=True, batch=3).rows) == (5, 1, 6)
     assert Work(image_tokens=1, text_tokens=0, element_bytes=1).tokens == 1

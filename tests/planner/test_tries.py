@@ -21,7 +21,6 @@ from parallel_runtime.planner.machine import identity
 from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.tries import (
     CHANGE,
-    GRAPHS_GAIN,
     KeptPlan,
     Tries,
     changed_text,
@@ -323,29 +322,65 @@ def test_the_line_says_how_fast_the_others_are_beside_the_one_kept() -> None:
 
 def test_blocks_run_as_graphs_where_a_try_shows_a_clear_gain(tmp_path: Path) -> None:
     kept, store = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0}, expected_s=1.0), KeptPlans(tmp_path / "plans.json")
-    for graphs_s, by_graphs in ((0.0, False), (0.98, False), (0.97, True)):
+    for graphs_s, by_graphs in (({}, False), ({ULYSSES: 0.98}, False), ({ULYSSES: 0.97}, True)):
         found = replace(kept, graphs_s=graphs_s)
         assert found.by_graphs is by_graphs and found.text.endswith("with graphs of blocks") is by_graphs
         store.save(KEY, found)
         assert store.load(KEY) == found
     assert found.text == "tried graphs of blocks: 1.03x, kept ulysses 2 with graphs of blocks"
+    content = json.loads(store.path.read_text())
+    content["plans"][KEY.digest]["graphs_s"] = 0.97  # as versions before wrote it
+    store.path.write_text(json.dumps(content))
+    assert store.load(KEY) == kept
+
+
+@pytest.mark.parametrize(
+    ("graphs_s", "kept", "line"),
+    [
+        ({}, SINGLE, "tried ulysses 2: 0.91x, ring 2: 0.80x, kept one device"),
+        ({ULYSSES: 0.6}, ULYSSES,
+         "tried one device: 0.60x, ring 2: 0.48x, graphs of blocks: 1.83x, kept ulysses 2 with graphs of blocks"),
+        ({ULYSSES: 0.6, SINGLE: 0.5}, SINGLE,
+         "tried ulysses 2: 0.83x, ring 2: 0.40x, graphs of blocks: 2.00x, kept one device with graphs of blocks"),
+        ({ULYSSES: 1.09}, SINGLE, "tried ulysses 2: 0.91x, ring 2: 0.80x, kept one device"),  # too little for graphs
+    ],
+)  # fmt: skip
+def test_what_a_plan_takes_by_graphs_decides_which_is_kept(graphs_s: dict, kept: ParallelPlan, line: str) -> None:
+    tries = run(Tries((SINGLE, ULYSSES, RING), idle=True), {SINGLE: 1.0, ULYSSES: 1.1, RING: 1.25})
+    tries.graphs_s |= graphs_s
+    found = kept_of(tries)
+    assert found is not None and (found.plan, found.text) == (kept, line)
+    assert found.expected_s == graphs_s.get(kept, 1.0) and found.graphs_s == graphs_s
+    slower_s = 1.2 * max(found.expected_s, found.taken_s(ULYSSES), found.taken_s(SINGLE))
+    assert found.after_run(slower_s).again and not found.after_run(1.05 * found.expected_s).again
+    if kept == ULYSSES:
+        assert changed_text(replace(found, plan=SINGLE), found).endswith(", measured again: 1.67x as fast")
+    tries.fail(kept, "lost")
+    assert kept_of(tries).plan == (ULYSSES if kept == SINGLE else SINGLE)  # type: ignore[union-attr]
+
+
+def test_where_graphs_decide_they_are_what_plans_are_tried_for_and_their_copies_count() -> None:
+    """Two plans whose launches bind both: by graphs one is twice as quick."""
+    rows = table(ulysses=0.5, single=1.0)
+    rows = [replace(row, without_graphs=replace(row.cost, step_s=1.1)) if row.plan == ULYSSES else row for row in rows]
+    assert worth_trying(rows, SINGLE, steps=4, asynchronous=True, idle=True) == (SINGLE, ULYSSES)
+    assert tried_in_s(rows, (ULYSSES,), asynchronous=False) == [3 * 1.1 + 4 * 0.5]
+    doubled = [
+        replace(row, cost=replace(row.cost, step_s=step_s)) for row, step_s in zip(rows, (1.98, 2.0), strict=True)
+    ]
+    slow = [replace(doubled[0], without_graphs=replace(rows[0].cost, step_s=2.2)), doubled[1]]  # 16.5 s to gain 6.7
+    assert worth_trying(slow, SINGLE, steps=4, asynchronous=True, idle=True) == ()
 
 
 def test_graphs_are_tried_where_the_device_is_predicted_to_wait_for_its_host() -> None:
-    def may(
-        launch_s: float, *, plan: ParallelPlan = ULYSSES, steps: int = 20, asynchronous: bool = True, graphs: int = 0
-    ) -> bool:
+    def may(gain_s: float, *, steps: int = 20) -> bool:
         (row,) = table(ulysses=1.0)
-        row = replace(
-            row, plan=plan, memory=replace(row.memory, graphs=graphs), cost=replace(row.cost, launch_s=launch_s)
-        )
-        return may_gain_by_graphs(row, steps=steps, asynchronous=asynchronous)
+        row = replace(row, cost=replace(row.cost, step_s=1.0 - gain_s), without_graphs=row.cost)
+        return may_gain_by_graphs(row, steps=steps)
 
-    assert may(0.2) and not may(0.02) and not may(0.2, steps=1) and not may(0.2, asynchronous=False)
-    assert may(0.2, graphs=2 * 2**30) and not may(0.2, graphs=2 * 2**30 + 1), "steps that long wait for no host"
-    assert may(0.055) and not may(0.05), "what 80 steps wait pays for four copies of a second"
-    assert not may(0.02, steps=1000) and not may(GRAPHS_GAIN - 1, steps=1000), "a gain that small is not taken"
-    assert not may(0.2, plan=RING) and not may(0.2, plan=replace(ULYSSES, weights="sharded"))
+    assert may(0.2) and not may(0.2, steps=1)
+    assert may(0.051) and not may(0.049), "what 80 steps wait pays for four copies of a second"
+    assert not may_gain_by_graphs(table(ulysses=1.0)[0], steps=1000)
 
 
 def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> None:
@@ -367,9 +402,10 @@ def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> No
 
 def test_runs_that_are_always_slower_than_tries_are_not_tried_again_and_again() -> None:
     kept = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 1.05}, expected_s=1.0).after_run(1.3)
-    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), replace(kept, graphs_s=0.9))
+    before = replace(kept, graphs_s={ULYSSES: 0.9})
+    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), before)
     assert again is not None and not again.after_run(1.35).again and again.after_run(1.5).again
-    assert again.by_graphs, "what Tune found of graphs of blocks stays with the plan"
+    assert again.by_graphs, "what was found of graphs of blocks stays with the plan"
 
 
 def test_what_is_kept_is_found_again_and_only_for_the_very_same_kind(tmp_path: Path) -> None:
@@ -406,6 +442,8 @@ def test_a_card_of_another_machine_is_another_device(monkeypatch) -> None:
         {"failed": {"cfg=2": 3}},
         {"again": 1},
         {"expected_s": True},
+        {"graphs_s": {"ring=2": 0.0}},
+        {"graphs_s": {"ring=two": 0.4}},
         {"key": {}},
     ],
 )

@@ -81,6 +81,12 @@ class Tunable:
         rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in rows]
         return [row for row in rows if self._takes(row.plan)]
 
+    @property
+    def takes_graphs(self) -> bool:
+        """Whether blocks of a run may be CUDA graphs, with its weights, blocks and steps."""
+        changed = self.compiled or self.step_cache or self.deltas != PRISTINE
+        return self.tries and not changed and all(each.kind == "cuda" for each in self.pooled.devices)
+
     def has_room(self, row: Prediction, *, by_graphs: bool = False) -> bool:
         """Whether each device has what its share of a plan takes, as planned with equal ones; `by_graphs`: with a CUDA
         graph of each block."""
@@ -133,11 +139,14 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         plans, soon = (
             worth_trying(table, decision.plan, steps=work.steps, idle=idle, **options) for idle in (True, False)
         )
+        plans = plans or ((decision.plan,) if decision.plan in graphs else ())
     else:
         plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
-        text = kept.text if kept.plan in graphs else replace(kept, graphs_s=0.0).text
+        text = kept.text if kept.plan in graphs else replace(kept, graphs_s={}).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
+    if graphs:  # which no run waits for, and copies without them would tell little
+        soon = ()
     if kept is None and not plans:
         return decision, None
     known = {"rows": work.rows, "prover": of.prover, "kept": kept, "graphs": graphs}
@@ -159,11 +168,9 @@ def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
 
 
 def under_graphs(of: Tunable, table: list[Prediction], work: Work) -> frozenset[ParallelPlan]:
-    """The plans under which blocks may be quicker as CUDA graphs, for weights, blocks and steps that can have some, and
-    which leave room for their memory."""
-    if of.compiled or of.step_cache or of.deltas != PRISTINE or any(each.kind == "cpu" for each in of.pooled.devices):
-        return frozenset()
-    rows = [row for row in table if may_gain_by_graphs(row, steps=work.steps, asynchronous=True)]
+    """The plans under which blocks may be quicker as CUDA graphs, of work that can have some, and which leave room for
+    their memory."""
+    rows = [row for row in table if may_gain_by_graphs(row, steps=work.steps)]
     return frozenset(row.plan for row in rows if of.has_room(row, by_graphs=True))
 
 

@@ -93,6 +93,11 @@ class IdleTrier:
         if run.shares_by(began_under) or (kept is not None and run.shares_by(kept.plan)):
             self.later(self)
 
+    def _needed(self, plan: ParallelPlan) -> int:
+        """Bytes that a copy under the plan takes of a device beside the weights."""
+        memory = self.memory[plan]
+        return memory.activations + memory.buffers + (memory.graphs if plan in self.trier.graphs else 0)
+
     def compute(self, check: Callable[[], None]) -> bool:
         """Try the plans, where the workers have the weights and room, and a MODEL is left; whether to offer such work
         again.
@@ -107,7 +112,7 @@ class IdleTrier:
             return True
         free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
         beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1
-        needs = max((each.activations + each.buffers for each in self.memory.values()), default=0)
+        needs = max((self._needed(plan) for plan in self.memory), default=0)
         if ROOM * needs * beside > free:
             log.info("SP Config: no plans are tried while ComfyUI is idle: %.1f GB are free on a device", free / 1e9)
             return True
@@ -115,7 +120,7 @@ class IdleTrier:
 
         def still() -> None:
             check()
-            lost = trier.tries is not None and trier.tries.failed  # which a plan's failure did: the next loads again
+            lost = trier.tries is not None and trier.tries.lost  # which a plan's failure did: the next loads again
             if not lost and not pooled.holds(run.plan):
                 raise PromptBeganError
 

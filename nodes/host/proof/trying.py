@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,9 +54,8 @@ class Trier:
 
     `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
     after which no further copy begins, and what is half measured is dropped; None for all that are due. `limit` and
-    `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs. Only
-    with a budget, which Tune gives, are graphs tried: no GPU has run them, so no run makes some without being asked.
-    `tries` and `copied` are what became of them.
+    `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs, which are
+    tried where no run waits. `tries` and `copied` are what became of them.
     """
 
     key: TriesKey
@@ -89,24 +88,21 @@ class Trier:
             return
         if sum(call.rows for call in calls) != self.rows:  # of a part of a step: the other parts would go to others
             plans = tuple(plan for plan in plans if plan.batch_groups == run.plan.batch_groups)
-        asked = self.budget_s is not None
-        if len(plans) < 2 and not (asked and self.graphs.intersection(plans)):
+        graphs = self.graphs.intersection(plans) if self.limit is None else frozenset()
+        if len(plans) < 2 and not graphs:
             return
         began_s = time.perf_counter()
+        until_s = None if self.budget_s is None else began_s + self.budget_s
         proven_now = self.prover.num_computed > self._proofs
         warm = frozenset(plans[:1] if proven_now else ())
         options = {"limit": self.limit, "asynchronous": self.asynchronous}
-        self.tries = tries = Tries(plans, warm=warm, idle=self.limit is None and not asked, **options)
+        self.tries = tries = Tries(plans, warm=warm, idle=self.limit is None and until_s is None, **options)
         copies = _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state)
-        copies.compute(tries, None if self.budget_s is None else began_s + self.budget_s)
+        copies.compute(tries, until_s)
+        copies.compute_by_graphs(tries, graphs, until_s)
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
-        in_time = self.budget_s is not None and time.perf_counter() < began_s + self.budget_s
-        if kept.plan in self.graphs and in_time:
-            kept = replace(kept, graphs_s=copies.by_graphs(tries, kept.plan))
-            if kept.by_graphs:
-                kept = replace(kept, expected_s=kept.graphs_s)
         store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
@@ -159,9 +155,10 @@ class Trier:
         """The run began under the kept plan and gave it up, as its proof failed: later runs have the next best."""
         seconds = {plan: step_s for plan, step_s in kept.seconds.items() if plan != kept.plan}
         if seconds:
-            best = min(seconds, key=lambda plan: seconds[plan])
+            best = min(seconds, key=kept.taken_s)
             failed = {**kept.failed, kept.plan: "not proven to compute the same"}
-            store().save(self.key, KeptPlan(plan=best, seconds=seconds, failed=failed, expected_s=seconds[best]))
+            left = replace(kept, plan=best, seconds=seconds, failed=failed, expected_s=kept.taken_s(best), again=False)
+            store().save(self.key, left)
 
     def after(self, run: RunContext) -> None:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
@@ -179,7 +176,7 @@ class Trier:
             log.info(
                 "SP Config: %s: steps take %.2fx as long as in its try; plans are tried again before the next run",
                 in_words(run.plan),
-                step_s / self.kept.seconds[run.plan],
+                step_s / self.kept.taken_s(run.plan),
             )
         if now.again or now.expected_s < (1 - SETTLED) * self.kept.expected_s:
             store().save(self.key, now)
@@ -221,26 +218,37 @@ class _Copies:
             else:
                 tries.note(plan, seconds, took_s=time.perf_counter() - began_s)
 
-    def by_graphs(self, tries: Tries, plan: ParallelPlan) -> float:
+    def compute_by_graphs(self, tries: Tries, plans: Container[ParallelPlan], until_s: float | None = None) -> None:
+        """Of those of `plans` that were counted, copies with a CUDA graph of each block; those of none begin after
+        `until_s`. Where workers fail in one, graphs of no further plan are made."""
+        for plan in [plan for plan in tries.seconds if plan in plans]:
+            if until_s is not None and time.perf_counter() > until_s:
+                return
+            try:
+                seconds = self._by_graphs(tries, plan)
+            except (PoolError, ValueError) as error:
+                self._run.model.pool.retract_failure()
+                log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
+                tries.lost = True
+                return
+            if seconds is not None:
+                tries.graphs_s[plan] = seconds
+
+    def _by_graphs(self, tries: Tries, plan: ParallelPlan) -> float | None:
         """Seconds of the slower copy of two with a CUDA graph of each block, after those that make the graphs.
 
-        0 where a rank fails, runs blocks without, or computes something else than without.
+        None where a rank runs blocks without, or computes something else than without.
         """
         self._run.listener.trying(f"trying graphs of blocks under {in_words(plan)} on a copy of the first step")
         seconds, plain = list[float](), self._outs[plan]
-        try:
-            for _ in range(GRAPH_COPIES):
-                self._check()
-                seconds.append(self._copy(plan, graphs=True))
-                tries.copies += 1
-                if any(_differs(*each) for each in zip(self._outs[plan], plain, strict=True)):
-                    log.warning("%s: graphs of blocks are not used: they compute something else", in_words(plan))
-                    return 0.0
-        except (PoolError, ValueError) as error:
-            self._run.model.pool.retract_failure()
-            log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
-            return 0.0
-        return max(seconds[-2:]) if self._all_by_graphs else 0.0
+        for _ in range(GRAPH_COPIES):
+            self._check()
+            seconds.append(self._copy(plan, graphs=True))
+            tries.copies += 1
+            if any(_differs(*each) for each in zip(self._outs[plan], plain, strict=True)):
+                log.warning("%s: graphs of blocks are not used: they compute something else", in_words(plan))
+                return None
+        return max(seconds[-2:]) if self._all_by_graphs else None
 
     def _load(self) -> None:
         """Have the weights in the workers as the run needs them, which start again where a plan ended them."""

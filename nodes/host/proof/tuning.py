@@ -84,6 +84,7 @@ def tune(
         raise ValueError(of.why_not)
     say("making up a call of the model")
     call, work = made_up(of, asked)
+    work = replace(work, graphs=of.takes_graphs)
     check()
     decision = of.choose_again(work)  # type: ignore[misc]  # `why_not` said that it is there
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))

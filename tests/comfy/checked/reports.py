@@ -305,6 +305,12 @@ assert given == (TWO, [2000, 2000], "rates") and named == {
     "weights": "replicated",
     "everything": plans.ParallelPlan(cfg=2),
 }
+assert work.graphs is False, "a CPU has none"
+two_gpus = replace(several.selection, devices=tuple(devices.Device("cuda", index) for index in range(2)))
+on_gpus = replace(asked(), selection=two_gpus)
+for changes in ({}, {"tries": False}, {"compiled": True}, {"step_cache": 0.5}):
+    plan_of(replace(on_gpus, **changes))
+    assert asks.pop()[1].graphs is (not changes), changes
 assert asked(mode="manual", ulysses=2).advises and not usual.advises
 advised = asked(mode="manual", ulysses=2).advised(FLUX.model, work)
 assert advised is DECISION and asks[-1][3]["everything"] is None and usual.advised(FLUX.model, work) is None

@@ -94,7 +94,7 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
         calibration = known_calibration(arguments.kind, arguments.link, devices=count)
         free = [calibration.rates.memory_bytes] * count
     if arguments.compiled:
-        warnings = (*warnings, "--compiled changes nothing: what compiled blocks take is not known")
+        warnings = (*warnings, "--compiled: what compiled blocks take is not known; they have no CUDA graphs")
     if arguments.free_gib is not None:
         free = [round(_positive("free-gib", arguments.free_gib, most=MAX_FREE_GIB) * GIB)] * len(free)
     return _with_link(arguments, calibration), free, warnings

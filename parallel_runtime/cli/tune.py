@@ -42,7 +42,8 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
     rows = [f"  {'plan':26} {'predicted s':>11} {'measured s':>11}"]
     for row in report["plans"]:
         said = row["failed"] or ("not measured" if row["step_s"] is None else f"{row['step_s']:.4g}")
-        rows.append(f"  {row['name']:26} {row['predicted_s']:11.4g} {said:>11}")
+        by_graphs = "" if row["graphs_s"] is None else f"  {row['graphs_s']:.4g} with graphs of blocks"
+        rows.append(f"  {row['name']:26} {row['predicted_s']:11.4g} {said:>11}{by_graphs}")
     kept = f"kept for the next run of such work in ComfyUI, where SP Config's mode is auto: {report['kept']}"
     spent = f"{report['copies']} copies of a step in {report['took_s']:.1f} s"
     warnings = [paint(f"warning: {text}", "note") for text in report["warnings"]]

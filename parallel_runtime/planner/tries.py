@@ -18,7 +18,8 @@ other plans, too, for `IDLE_S`, and those that are near each other in up to `IDL
 takes `IDLE_S` at most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
 
 Where the device is predicted to wait for its host, a plan is tried by a CUDA graph of each block, too, while nobody
-waits: what it takes by them counts where that is quicker by `GRAPHS_GAIN`.
+waits: what it takes by them counts where that is quicker by `GRAPHS_GAIN`. Where prompts follow each other, so that
+nothing is tried between them, a run waits for that of its own plan if it is predicted to end sooner all the same.
 """
 
 import math
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from ..plan import AXES, WEIGHTS, ParallelPlan
-from .choose import GRAPHS_GAIN, Prediction
+from .choose import GRAPHS_GAIN, Prediction, graphs_gain_s
 
 # Of a run that waits for its tries: a shorter one would spend too much of itself on them; one of shorter steps is over
 # in two seconds, and single copies tell little of it.
@@ -97,16 +98,20 @@ def worth_trying(
     if idle:
         left = [row for row in others if row not in worth and row.cost.step_s <= IDLE_UNCERTAIN * first_s]
         worth += [row for row, end_s in zip(left, accumulate(map(tried_s, left)), strict=True) if end_s <= IDLE_S]
+        plainest = min(rows.values(), key=lambda row: row.plain.step_s)
+        if plainest.plan != taken and plainest not in worth and any(row.without_graphs for row in rows.values()):
+            worth.append(plainest)  # which is to be had where graphs turn out to be of no use
     return (taken, *(row.plan for row in worth)) if worth else ()
 
 
-def may_gain_by_graphs(row: Prediction, *, steps: int) -> bool:
-    """Whether a plan's blocks as CUDA graphs are worth a try, for a run of so many steps: where they are predicted to
-    gain more, in this run and the next ones, than the try takes."""
-    if row.without_graphs is None:
-        return False
-    plain_s = row.without_graphs.step_s
-    return RUNS * steps * (plain_s - row.cost.step_s) > GRAPH_COPIES * plain_s
+def graphs_pay_at_once(row: Prediction, *, steps: int) -> bool:
+    """Whether a run that waits for a try of its plan's blocks as CUDA graphs is predicted to end sooner for it."""
+    return graphs_gain_s(row.plain.step_s, row.cost.step_s, steps=steps) > _copies_s(row)
+
+
+def graphs_pay(plain_s: float, graphs_s: float, *, steps: int) -> bool:
+    """Whether a run of so many steps ends sooner for making graphs, by what steps took with and without."""
+    return graphs_gain_s(plain_s, graphs_s, steps=steps) > 0
 
 
 def near(table: Iterable[Prediction], taken: ParallelPlan) -> tuple[ParallelPlan, ...]:
@@ -149,7 +154,8 @@ class Tries:
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
     ahead of the host. `idle`: nobody waits. `spent_s`: what all of it took by the clock, plans that failed included.
-    `graphs_s`: what a step took with a CUDA graph of each block, at most. `lost`: workers ended in a copy.
+    `graphs_s`: what a step took with a CUDA graph of each block, at most, endless where these were of no use. `lost`:
+    workers ended in a copy.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -362,16 +368,17 @@ def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     `before`: what was kept and is tried again, whose plan stays where none is clearly quicker.
     """
     seconds = tries.seconds
+    if before is not None:  # what graphs took, where there was no time for them now
+        tries.graphs_s = {**before.graphs_s, **tries.graphs_s}
     best = tries.best(None if before is None else before.plan)
     if best is None:
         return None
-    kept = KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), graphs_s=dict(tries.graphs_s))
+    graphs_s = {plan: step_s for plan, step_s in tries.graphs_s.items() if plan in seconds and step_s < math.inf}
+    kept = KeptPlan(plan=best, seconds=seconds, failed=dict(tries.failed), graphs_s=graphs_s)
     kept = replace(kept, expected_s=kept.taken_s(best))
     if before is None or before.plan != best:
         return kept
-    # That runs take longer than tries is known by now; what graphs took is, too.
-    graphs_s = {**before.graphs_s, **kept.graphs_s}
-    return replace(kept, expected_s=max(kept.expected_s, before.expected_s), graphs_s=graphs_s)
+    return replace(kept, expected_s=max(kept.expected_s, before.expected_s))  # runs are known to take longer than tries
 
 
 def proof_pays(tries: Tries, plan: ParallelPlan, *, own: ParallelPlan, steps: int, times: int = 1) -> bool:

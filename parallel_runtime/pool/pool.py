@@ -192,8 +192,9 @@ class Pool:
             if workers is not None:
                 workers.unload(spec, None if plan is None else plan.layout, check)
 
-    def give_back(self, devices: Sequence[Device], *, of_run: bool = False) -> None:
-        """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later.
+    def give_back(self, devices: Sequence[Device], *, of_run: bool = False, graphs: bool = False) -> None:
+        """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later,
+        but that of `graphs` of blocks where they may stay.
 
         Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run, and where there are
         no workers. While those are still busy with a request that was given up, this is not waited for and done after
@@ -207,7 +208,7 @@ class Pool:
             if workers is None or not workers.generation.ready:
                 return
             if workers.generation.in_flight is None:
-                workers.trim(ranks, check)
+                workers.trim(ranks, check, graphs=graphs)
                 return
             first = workers.owe_trim(ranks)
         if first:

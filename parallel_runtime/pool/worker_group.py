@@ -162,10 +162,12 @@ class WorkerGroup:
         self.vae.free(check)
         self.models.unload(spec, layout, check)
 
-    def trim(self, ranks: Sequence[int], check: Check) -> None:
-        """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
+    def trim(self, ranks: Sequence[int], check: Check, *, graphs: bool = False) -> None:
+        """Have the ranks of the last run keep nothing of it, but with `graphs` those of blocks, and these ranks give
+        back what torch caches on their device."""
         self._left_by = None
-        self.generation.ask(Trim(ranks=tuple(ranks)), check, num_ranks=self.generation.told_ranks)
+        request = Trim(ranks=tuple(ranks), graphs=graphs)
+        self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
 
     def owe_trim(self, ranks: Sequence[int]) -> bool:
         """Have `settle` trim, once the ranks owe nothing; whether it was not to before."""

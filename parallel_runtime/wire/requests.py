@@ -186,11 +186,13 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Trim:
-    """Keep nothing of sampling runs that ended; `ranks` give back what torch caches on their device, too."""
+    """Keep nothing of sampling runs that ended, but with `graphs` those of blocks, for the next run; `ranks` give back
+    what torch caches on their device, too."""
 
     op: ClassVar = Op.TRIM
     reply: ClassVar = MemoryReply
     ranks: tuple[int, ...]
+    graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,8 +179,9 @@ class Engine:
     def _trim(self, request: Trim) -> MemoryReply:
         """Forget a sampling run that has ended; torch gives back what it caches where others compute on the device."""
         self.held_state.drop()
-        for model in self.models.values():
-            model.drop_graphs()  # on all ranks: those that share tokens replay together
+        if not request.graphs:
+            for model in self.models.values():
+                model.drop_graphs()  # on all ranks: those that share tokens replay together
         if self.rank in request.ranks:
             self.models.give_back()
         return MemoryReply(memory=self._memory())

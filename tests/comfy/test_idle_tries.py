@@ -43,12 +43,14 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         now: tuple[str, ...] = (),
         later: int = 3,
         graphs: int | None = None,
+        by_graphs: Any = 1.0,
     ) -> Any:
-        found, told = case(takes), []
+        found, told = case(takes, graphs=(by_graphs, {})), []
         found.run.step_seconds.clear()
         found.run.prover.gone = gone
         model = found.run.model
-        model.devices, model.holds, model.started = tuple(MagicMock(kind=kind) for kind in kinds), lambda _: holds, True
+        model.devices, model.started = tuple(MagicMock(kind=kind) for kind in kinds), True
+        model.holds = lambda _: holds and not found.retracted  # workers that failed hold nothing
         model.give_back, model.deltas = lambda _: told.append("given back"), None
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
@@ -113,11 +115,40 @@ def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle
     assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
 
 
+def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch) -> None:
+    idle_tries = module_of_pack("nodes.host.proof.idle_tries")
+    monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
+    busy, asked = threading.Event(), []
+    busy.set()
+    tries = idle_tries.IdleTries(busy.is_set, waits_s=0.001)
+
+    def compute(check: Callable[[], None]) -> bool:
+        asked.append(tries.waits("key"))
+        if len(asked) == 1:
+            raise idle_tries.PromptBeganError
+        return True
+
+    tries.offer(SimpleNamespace(trier=SimpleNamespace(key="key"), compute=compute))
+    assert tries.waits("key") and not tries.waits("another")
+    busy.clear()
+    while tries._thread is not None:
+        time.sleep(0.001)
+    assert asked == [False, True] and not tries.waits("key"), "a prompt ended the first; the second found all"
+    tries._ended["key"] = idle_tries.ATTEMPTS
+    assert not tries.waits("key"), "what failed is left to `tune`"
+
+
 def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:
     lost = case({}).errors.OutOfMemoryInRankError("no memory", rank=1)
     found, _ = idle({**SECONDS, "cfg2-ring1-uly1": lost}, iter([]))
     kept = found.store.load(found.key)
     assert (kept.plan, list(kept.failed)) == (found.plans.ring2, [found.plans.cfg2])
+    found.store.path.unlink()
+    found, _ = idle(SECONDS, iter([]), graphs=0, by_graphs=lost)
+    kept = found.store.load(found.key)
+    assert (kept.plan, kept.failed, kept.graphs_s) == (found.plans.ring2, {}, {}), (
+        "graphs that fail are no plan that fails"
+    )
 
 
 def test_an_error_that_nobody_foresaw_is_told_and_ends_no_later_tries(idle, caplog) -> None:
@@ -135,10 +166,11 @@ def test_without_room_weights_or_model_nothing_is_tried(idle, caplog) -> None:
         found, _ = idle(SECONDS, iter([]), free=free, kinds=kinds)
         assert bool(found.asked) is tries
         found.store.path.unlink(missing_ok=True)
-    for graphs, tries in ((0, True), (1, False)):  # which are only counted where they are tried
+    for graphs, tries in ((0, True), (1, False)):  # without room for graphs, plans are tried without
         found, _ = idle(SECONDS, iter([]), free=room, graphs=graphs)
-        assert bool(found.asked) is tries
-        found.store.path.unlink(missing_ok=True)
+        assert any(options.get("graphs") for _, options in found.asked) is tries
+        assert found.store.load(found.key).plan == found.plans.ring2
+        found.store.path.unlink()
     for lack in ({"holds": False}, {"gone": True}):
         assert not idle(SECONDS, iter([]), **lack)[0].asked
     assert not [record for record in caplog.records if record.exc_info]

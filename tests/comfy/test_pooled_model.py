@@ -214,11 +214,13 @@ def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
     error = module_of_pack("parallel_runtime.errors").PoolError
 
     class Workers:
-        def give_back(self, devices: list, *, of_run: bool) -> None:
+        def give_back(self, devices: list, **_: bool) -> None:
             raise error("killed by SIGKILL", rank=1, device="cuda:0", remedy="the next prompt starts fresh workers")
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
+    monkeypatch.setattr(pooled_model, "_has_room_for_graphs", lambda *_: True)
+    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [100] * len(devices))
     model = made("cuda", "ulysses=4")
     with pytest.raises(InterruptedError, match="the user cancels"):
         try:
@@ -237,18 +239,28 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
     monkeypatch: pytest.MonkeyPatch, pooled_model, made, kind: str, device: torch.device, shared: list[int] | None
 ) -> None:
     asked: list[tuple[list[int], bool]] = []
+    graphs: list[bool] = []
 
     class Workers:
-        def give_back(self, devices: list, *, of_run: bool) -> None:
+        def give_back(self, devices: list, *, of_run: bool, **told: bool) -> None:
             asked.append(([each.index for each in devices], of_run))
+            graphs.append(told["graphs"])
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
+    free = 25
+    management = SimpleNamespace(get_free_memory=lambda _: free)
+    monkeypatch.setattr(pooled_model, "comfy", SimpleNamespace(model_management=management))
+    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [100] * len(devices))
     model = made(kind, "ulysses=4")
     model.give_back(device)
     assert asked == ([] if shared is None else [(shared, False)])
     dataclasses.replace(model, keeps_state=True).give_back(device)  # a class that keeps something has it freed anyway
     assert asked[-1] == (shared or [], True)
+    assert graphs[-1] is (shared is not None), "they stay where a quarter of the device is free"
+    free = 24
+    dataclasses.replace(model, keeps_state=True).give_back(device)
+    assert graphs[-1] is False
 
 
 @pytest.fixture

@@ -78,7 +78,8 @@ def case(new_run, trying, module_of_pack, tmp_path, monkeypatch) -> Callable[...
         class Prover:
             num_computed, gone = 0, False
 
-            def check(self, run: Any, call: Any, check_cancelled: object, *, looks: bool = True) -> None:
+            def check(self, run: Any, call: Any, check_cancelled: Callable[[], None], *, looks: bool = True) -> None:
+                check_cancelled()
                 verdict = (proofs or {}).get(run.plan.name, "proven")
                 if verdict == "refused":  # weights that are spread over ranks stay so, and the plan stays then
                     run.fall_back(run.decision if spread else replace(run.decision, plan=plan_of()), "refused")
@@ -175,13 +176,29 @@ def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others
     assert "graphs of blocks were tried and are not used: failed (it broke)" in caplog.text
 
 
+def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case, trying, module_of_pack) -> None:
+    kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
+    found = case(SECONDS)
+    uly2, ring2, cfg2 = found.plans.uly2, found.plans.ring2, found.plans.cfg2
+    found.trier.kept = kept_plan(
+        plan=uly2, seconds={uly2: 0.4, ring2: 0.9, cfg2: 1.2}, graphs_s={cfg2: 0.5}, expected_s=0.4, again=True
+    )
+    found.run.fall_back(replace(found.run.decision, plan=ring2), "refused")
+    found.trier.after(found.run)
+    left = found.store.load(found.key)
+    assert (left.plan, left.expected_s, left.again, list(left.seconds)) == (cfg2, 0.5, False, [ring2, cfg2])
+    assert left.failed == {uly2: "not proven to compute the same"}
+
+
 def test_no_copy_by_graphs_begins_once_a_budget_is_spent(case, trying, monkeypatch) -> None:
     found = case(SECONDS, graphs=(0.1, {}))
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.0 * len(found.asked)))
     found.trier.graphs, found.trier.budget_s = frozenset([found.plans.ring2, found.plans.cfg2]), 7.0
     found.step()
     graphed = [name.split("-")[0] for name, options in found.asked[:-1] if options.get("graphs")]
-    assert graphed == ["ring2"] * 4 and found.store.load(found.key).plan == found.plans.ring2
+    kept = found.store.load(found.key)
+    assert graphed == ["ring2"] * 4 and kept.plan == found.plans.ring2
+    assert kept.again, "for the other there was no time"
 
 
 def test_a_plan_alone_is_tried_with_graphs_which_the_next_run_begins_with_and_a_fallback_leaves(case, trying) -> None:

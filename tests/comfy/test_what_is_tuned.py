@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from comfy.test_run_context import new_run as new_run
 from comfy.test_run_context import run_context as run_context
 from comfy.test_trying import SECONDS, CancelledError, names
@@ -46,12 +47,12 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         decision = replace(found.run.decision, plan=rows[0].plan, table=tuple(rows))
         work = planner["work"].Work(image_tokens=20, text_tokens=256)
         monkeypatch.setattr(tuning, "made_up", lambda *_: (found.call, work))
-        monkeypatch.setattr(tuning, "key_of", lambda *_: found.key)
+        monkeypatch.setattr(tuning, "key_of", lambda *_, **__: found.key)
         pooled = SimpleNamespace(**{**vars(found.run.model), "devices": (SimpleNamespace(kind="cpu"),)})
         of = SimpleNamespace(
             why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
             table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
-            exchange="exact", takes_graphs=False,
+            exchange="exact",
         )  # fmt: skip
         return tuning.tune(of, tuning.Asked(**asked), say=lambda _: None, check=check), found
 
@@ -75,6 +76,23 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert (told["line"], told["kept"]) == (line, kept)
     assert len(set(names(found))) == tried and (found.store.load(found.key) is not None) == bool(kept)
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
+
+
+def test_what_is_tuned_may_have_graphs_as_runs_of_the_model_may(module_of_pack, monkeypatch) -> None:
+    tuning = module_of_pack("nodes.host.proof.tuning")
+    usual = module_of_pack("parallel_runtime.planner.work").Work(image_tokens=20, text_tokens=4)
+    process = MagicMock()
+    process.__enter__.return_value.ask.return_value = {"out_shape": [1, 4], "options": {}, "numbers": 4}
+    monkeypatch.setattr(tuning, "ComfyUIProcess", lambda *_, **__: process)
+    monkeypatch.setattr(tuning, "load_file", lambda _: {"t0": torch.zeros(1, 4)})
+    for graphs, deltas, found in (
+        (True, tuning.PRISTINE, True),
+        (True, "a LoRA", False),
+        (False, tuning.PRISTINE, False),
+    ):
+        decision = SimpleNamespace(work=replace(usual, graphs=graphs), model=SimpleNamespace(image_tokens=int))
+        of = SimpleNamespace(decision=decision, pooled=MagicMock(), why_not="", deltas=deltas)
+        assert tuning.made_up(of, tuning.Asked())[1].graphs is found
 
 
 def test_where_the_runs_own_plan_is_refused_nothing_is_tuned_though_its_weights_stay(tuned) -> None:

@@ -190,6 +190,14 @@ def given_back(pool: Asked, plan: ParallelPlan) -> str:
     return ""
 
 
+def stay(pool: Asked, plan: ParallelPlan) -> str:
+    """A run has ended, and its graphs may stay: the next replays at once."""
+    if said := several(pool, plan):
+        return said
+    pool.give_back(pool.devices, graphs=True)
+    return compared(pool, plan, step=9, replayed=True)
+
+
 def groups_end(pool: Asked, plan: ParallelPlan) -> str:
     """Plans of other groups come, until that of three ranks, which graphs exchange over, has ended."""
     plan = ParallelPlan(ulysses=3)
@@ -218,5 +226,5 @@ OTHERS = (
 )
 CHAPTERS: dict[str, Callable[..., str]] = {
     each.__name__: begun(each)
-    for each in (replays, constants, lengths, alike, weights, control, loop, given_back, groups_end, one_cannot)
+    for each in (replays, constants, lengths, alike, weights, control, loop, given_back, stay, groups_end, one_cannot)
 }

@@ -52,9 +52,11 @@ def test_where_the_host_is_slow_graphs_of_blocks_make_more_devices_worth_it() ->
         assert choose_plan(FLUX, usual, free, calibration).plan == ParallelPlan()
         choice = choose_plan(FLUX, replace(usual, graphs=True), free, calibration)
         chosen = choice.chosen
-        assert chosen.plan == ParallelPlan(ulysses=count) and choice.speedup > 0.6 * count
+        assert chosen.plan == ParallelPlan(ulysses=count) and choice.speedup > 0.5 * count
         assert chosen.cost.compute_s == chosen.plain.compute_s and chosen.cost.launch_s < chosen.plain.launch_s / 5
-        assert chosen.run_s == chosen.cost.image_s(usual.steps)
+        by_step_s = chosen.plain.step_s - chosen.cost.step_s  # two of 80 steps make them
+        gained_s = 19.5 * by_step_s - chosen.plain.step_s / 4
+        assert chosen.run_s == pytest.approx(chosen.plain.image_s(usual.steps) - gained_s)
         assert choice.reasons[1].startswith(
             f"with a CUDA graph of each block, {1e3 * chosen.plain.step_s:.1f} ms without:"
         )
@@ -76,6 +78,7 @@ def test_graphs_of_blocks_are_predicted_only_where_a_run_can_have_them() -> None
     assert found == {f"ulysses={count}" for count in (2, 3, 4)}, "neither rings, stages nor weights in parts"
     assert graphed(replace(FLUX, kept_bytes={"default": (1.0,)}), slow_host(4)) == set()
     assert graphed(FLUX, known_calibration("L40", devices=4)) == set(), "a device that waits for no host"
+    assert graphed(FLUX, slow_host(4), replace(usual, steps=1)) < found, "to make them for four steps takes more"
     assert graphed(FLUX, slow_host(4), replace(usual, image_tokens=10**6)) == set(), "more than 2 GiB of graphs"
     least = next(row for row in choose_plan(FLUX, usual, [80 * GIB] * 4, slow_host(4)).table if row.without_graphs)
     needs = (least.memory.total + least.memory.graphs) / HEADROOM / GIB

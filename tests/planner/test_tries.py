@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.devices import Device
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.choose import Prediction
+from parallel_runtime.planner.choose import Prediction, graphs_gain_s
 from parallel_runtime.planner.cost import Cost
 from parallel_runtime.planner.kept_plans import KEPT, KeptPlans, TriesKey
 from parallel_runtime.planner.machine import identity
@@ -24,9 +25,10 @@ from parallel_runtime.planner.tries import (
     KeptPlan,
     Tries,
     changed_text,
+    graphs_pay,
+    graphs_pay_at_once,
     in_words,
     kept_of,
-    may_gain_by_graphs,
     near,
     proof_pays,
     tried_in_s,
@@ -351,6 +353,7 @@ def test_what_a_plan_takes_by_graphs_decides_which_is_kept(graphs_s: dict, kept:
     found = kept_of(tries)
     assert found is not None and (found.plan, found.text) == (kept, line)
     assert found.expected_s == graphs_s.get(kept, 1.0) and found.graphs_s == graphs_s
+    assert found.again is False
     slower_s = 1.2 * max(found.expected_s, found.taken_s(ULYSSES), found.taken_s(SINGLE))
     assert found.after_run(slower_s).again and not found.after_run(1.05 * found.expected_s).again
     if kept == ULYSSES:
@@ -372,15 +375,38 @@ def test_where_graphs_decide_they_are_what_plans_are_tried_for_and_their_copies_
     assert worth_trying(slow, SINGLE, steps=4, asynchronous=True, idle=True) == ()
 
 
-def test_graphs_are_tried_where_the_device_is_predicted_to_wait_for_its_host() -> None:
-    def may(gain_s: float, *, steps: int = 20) -> bool:
-        (row,) = table(ulysses=1.0)
-        row = replace(row, cost=replace(row.cost, step_s=1.0 - gain_s), without_graphs=row.cost)
-        return may_gain_by_graphs(row, steps=steps)
+def test_a_run_waits_for_graphs_where_it_ends_sooner_all_the_same() -> None:
+    """A try is three copies without graphs and four with them, beside what making them takes of a run."""
+    (row,) = table(ulysses=1.0)
+    row = replace(row, cost=replace(row.cost, step_s=0.5), without_graphs=row.cost)
+    assert graphs_pay_at_once(row, steps=12) and not graphs_pay_at_once(row, steps=11)
+    assert not graphs_pay_at_once(table(ulysses=1.0)[0], steps=1000)
 
-    assert may(0.2) and not may(0.2, steps=1)
-    assert may(0.051) and not may(0.049), "what 80 steps wait pays for four copies of a second"
-    assert not may_gain_by_graphs(table(ulysses=1.0)[0], steps=1000)
+
+def test_graphs_pay_in_a_run_that_gains_more_than_making_them_takes() -> None:
+    """Two steps make them for four runs, and one of these takes the host as long again."""
+    assert graphs_pay(1.0, 0.5, steps=2) and not graphs_pay(1.0, 0.5, steps=1)
+    assert graphs_pay(1.0, 0.98, steps=20) and not graphs_pay(1.0, 0.99, steps=20)
+    assert [graphs_gain_s(1.0, 0.25, steps=steps) for steps in (1, 4)] == [0.125, 2.375]
+
+
+def test_the_best_plan_without_graphs_is_tried_beside_those_that_are_predicted_best_by_them() -> None:
+    """Where graphs turn out to be of no use, it is the one to keep."""
+    rows = table(ulysses=10.0, ring=10.5, cfg=10.6, single=15.0)
+    rows = [row if row.plan == SINGLE else replace(row, without_graphs=replace(row.cost, step_s=20.0)) for row in rows]
+    tried = worth_trying(rows, ULYSSES, steps=100, asynchronous=False, idle=True)
+    assert tried == (ULYSSES, RING, CFG, SINGLE)
+    rows = [replace(row, without_graphs=None) for row in rows]
+    assert worth_trying(rows, ULYSSES, steps=100, asynchronous=False, idle=True) == (ULYSSES, RING, CFG)
+
+
+def test_graphs_that_were_of_no_use_when_tried_again_are_not_kept_and_those_without_time_are() -> None:
+    before = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 0.9}, graphs_s={ULYSSES: 0.5}, expected_s=0.5)
+    for graphs_s, kept, again_s in (({}, ULYSSES, {ULYSSES: 0.5}), ({ULYSSES: math.inf}, RING, {})):
+        tries = run(Tries(before.plans, idle=True), {ULYSSES: 1.0, RING: 0.8})
+        tries.graphs_s |= graphs_s
+        found = kept_of(tries, before)
+        assert found is not None and (found.plan, found.graphs_s) == (kept, again_s)
 
 
 def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> None:

@@ -311,7 +311,7 @@ def planned(**changes: Any) -> dict[str, Any]:
         "bytes_per_rank": 2**31,
         "bound": "compute",
     }
-    row |= {"fits": True, "exact": True}
+    row |= {"fits": True, "exact": True, "graphs": False}
     slow = row | {"name": "pipe2", "seconds_per_step": 0.7, "fits": False, "exact": False}
     work = {"image_tokens": 4096, "text_tokens": 512, "batch": 1, "guided": False, "steps": 20}
     return {
@@ -337,6 +337,10 @@ def test_plan_says_its_answer_the_table_and_why() -> None:
         *("plan: none fits", "warning: hot"),
         "flux1-dev: 4096 image + 512 text tokens, batch 1, with cfg, 20 steps, 2 device(s) of L4, 8.0 GiB on each",
     ]
+    graphed = planned(table=[planned()["chosen"] | {"graphs": True}])
+    assert plan.describe(graphed, lambda text, name: f"<{name} {text}>").splitlines()[3] == (
+        "  uly2                             0.5        10         2.0  compute (with graphs of blocks)"
+    )
     for rows, more in ((12, []), (13, ["  and 1 slower ones (--json lists them)"])):
         table = [planned()["chosen"] | {"name": str(number)} for number in range(rows)]
         lines = plan.describe(planned(table=table)).splitlines()
@@ -391,9 +395,9 @@ def test_find_plan_says_the_plan_and_what_it_rests_on() -> None:
 
 def test_tune_says_what_was_predicted_and_measured_of_each_plan() -> None:
     rows = [
-        {"name": "uly2", "predicted_s": 0.5, "failed": "", "step_s": 0.25},
-        {"name": "ring2", "predicted_s": 0.75, "failed": "", "step_s": None},
-        {"name": "cfg2", "predicted_s": 1.0, "failed": "lost", "step_s": None},
+        {"name": "uly2", "predicted_s": 0.5, "failed": "", "step_s": 0.25, "graphs_s": 0.2},
+        {"name": "ring2", "predicted_s": 0.75, "failed": "", "step_s": None, "graphs_s": None},
+        {"name": "cfg2", "predicted_s": 1.0, "failed": "lost", "step_s": None, "graphs_s": None},
     ]
     report = {
         **{"line": "kept ulysses 2", "kept": "/k", "model": "a", "work": "one image", "devices": ["cpu:0", "cpu:1"]},
@@ -402,7 +406,7 @@ def test_tune_says_what_was_predicted_and_measured_of_each_plan() -> None:
     assert tune.describe(report, lambda text, name: f"<{name} {text}>").splitlines() == [
         *("<good kept ulysses 2>", "<note warning: hot>", "a: one image, on cpu:0, cpu:1"),
         "  plan                       predicted s  measured s",
-        "  uly2                               0.5        0.25",
+        "  uly2                               0.5        0.25  0.2 with graphs of blocks",
         "  ring2                             0.75 not measured",
         "  cfg2                                 1        lost",
         "6 copies of a step in 2.0 s",

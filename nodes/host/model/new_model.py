@@ -250,7 +250,6 @@ def with_context(
     _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     of = Tunable.of(patcher, patcher.shares_of_run())
-    work = None if work is None else replace(work, graphs=of.takes_graphs)
     decision, trier = with_tries(of, work, patcher.decision_for(work))
     decision = patcher.model.corrected.told(decision) if patcher.shares is None else decision
     run = patcher.new_run(decision)

@@ -29,9 +29,11 @@ from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.weight_delta import WeightDeltas
 from ....parallel_runtime.wire.replies import MeasureReply
+from ..contract.comfyui import comfy
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 
+ROOM_FOR_GRAPHS = 0.25  # of ComfyUI's GPU has to be free for graphs of blocks to stay there between runs
 UNCOUNTED = "; what a step computes is not in this figure"
 
 
@@ -228,8 +230,8 @@ class PooledModel:
         self.ensure(plan, deltas, progress=progress, check_cancelled=check_cancelled)
 
     def give_back(self, device: torch.device) -> None:
-        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, and what a
-        class kept between calls is freed on every rank.
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, but graphs
+        of blocks where enough is free; and what a class kept between calls is freed on every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
@@ -238,13 +240,20 @@ class PooledModel:
         if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            self.pool.give_back(shared, of_run=self.keeps_state)
+            graphs = bool(shared) and _has_room_for_graphs(device, whole_bytes(shared)[0])
+            self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 
     def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""
         POOLS.unload(self.weights, plan)
+
+
+def _has_room_for_graphs(device: torch.device, num_bytes: int) -> bool:
+    """Whether so much of ComfyUI's GPU, of `num_bytes`, is free that what follows a run, a VAE above all, does without
+    the memory of graphs."""
+    return comfy.model_management.get_free_memory(device) >= ROOM_FOR_GRAPHS * num_bytes
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

@@ -18,9 +18,16 @@ from ....parallel_runtime.planner.choose import HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.machine import device_set, identity, whole_bytes
 from ....parallel_runtime.planner.memory import fits_by_shares
-from ....parallel_runtime.planner.tries import LIMIT, MIN_STEPS, in_words, may_gain_by_graphs, worth_trying
+from ....parallel_runtime.planner.tries import (
+    LIMIT,
+    MIN_STEPS,
+    graphs_pay,
+    graphs_pay_at_once,
+    in_words,
+    worth_trying,
+)
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
+from ....parallel_runtime.weight_delta import WeightDeltas
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
 from ..model.source import refuse_unplanned
@@ -81,12 +88,6 @@ class Tunable:
         rows = [replace(row, plan=row.plan.with_shares(self.shares)) for row in rows]
         return [row for row in rows if self._takes(row.plan)]
 
-    @property
-    def takes_graphs(self) -> bool:
-        """Whether blocks of a run may be CUDA graphs, with its weights, blocks and steps."""
-        changed = self.compiled or self.step_cache or self.deltas != PRISTINE
-        return self.tries and not changed and all(each.kind == "cuda" for each in self.pooled.devices)
-
     def has_room(self, row: Prediction, *, by_graphs: bool = False) -> bool:
         """Whether each device has what its share of a plan takes, as planned with equal ones; `by_graphs`: with a CUDA
         graph of each block."""
@@ -131,8 +132,8 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     if not of.tries or of.choose_again is None or work is None or not decision.automatic:
         return decision, None
     table, short = of.table(decision), work.steps < MIN_STEPS
-    graphs = under_graphs(of, table, work)
-    usable, key = {row.plan for row in table}, key_of(of, work)
+    graphs = under_graphs(of, table)
+    usable, key = {row.plan for row in table}, key_of(of, work, graphs=bool(graphs))
     kept = store().load(key)
     if kept is None or kept.plan not in usable:
         kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
@@ -141,12 +142,16 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         )
         plans = plans or ((decision.plan,) if decision.plan in graphs else ())
     else:
+        if kept.by_graphs and not graphs_pay(kept.seconds[kept.plan], kept.taken_s(kept.plan), steps=work.steps):
+            graphs = frozenset()
         plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         text = kept.text if kept.plan in graphs else replace(kept, graphs_s={}).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
-    if graphs:  # which no run waits for, and copies without them would tell little
-        soon = ()
+    if graphs.intersection(plans):  # of which copies without would tell little
+        row = next((row for row in table if row.plan == decision.plan and row.plan in graphs), None)
+        waits = kept is None and row is not None and IDLE.waits(key)
+        soon = (decision.plan,) if waits and graphs_pay_at_once(row, steps=work.steps) else ()
     if kept is None and not plans:
         return decision, None
     known = {"rows": work.rows, "prover": of.prover, "kept": kept, "graphs": graphs}
@@ -154,7 +159,8 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     if not plans:
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}
-    now = replace(trier, plans=soon, limit=LIMIT) if soon and not short else None
+    limit = None if graphs.intersection(soon) else LIMIT
+    now = replace(trier, plans=soon, limit=limit) if soon and (limit is None or not short) else None
     return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer, now=now)
 
 
@@ -167,10 +173,9 @@ def _with_room(of: Tunable, decision: Decision) -> tuple[Tunable, Decision]:
     return replace(of, shares=()), replace(decision, reasons=(*decision.reasons, text))
 
 
-def under_graphs(of: Tunable, table: list[Prediction], work: Work) -> frozenset[ParallelPlan]:
-    """The plans under which blocks may be quicker as CUDA graphs, of work that can have some, and which leave room for
-    their memory."""
-    rows = [row for row in table if may_gain_by_graphs(row, steps=work.steps)]
+def under_graphs(of: Tunable, table: list[Prediction]) -> frozenset[ParallelPlan]:
+    """The plans that are predicted to be quicker with blocks as CUDA graphs, and leave room for their memory."""
+    rows = [row for row in table if row.without_graphs is not None]
     return frozenset(row.plan for row in rows if of.has_room(row, by_graphs=True))
 
 
@@ -179,11 +184,12 @@ def is_asynchronous(of: Tunable) -> bool:
     return of.pooled.devices[0].kind != "cpu"
 
 
-def key_of(of: Tunable, work: Work) -> TriesKey:
-    """What seconds of a step at such work hold for."""
+def key_of(of: Tunable, work: Work, *, graphs: bool) -> TriesKey:
+    """What seconds of a step at such work hold for; `graphs`: some plans may gain by them in so many steps."""
     pooled, known = of.pooled, of.prover.key(of.decision.plan, ())
     options = {"compiled": of.compiled, "attention": of.attention, "side_branch": of.side_branch}
-    rounded = replace(work, exchange=of.exchange, text_tokens=-(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO)
+    text_tokens = -(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO
+    rounded = replace(work, exchange=of.exchange, text_tokens=text_tokens, graphs=graphs)
     sizes = {name: str(value) for name, value in asdict(rounded).items() if name != "steps"}
     return TriesKey(
         devices=(device_set(pooled.devices), *map(identity, pooled.devices)),

@@ -93,11 +93,6 @@ class IdleTrier:
         if run.shares_by(began_under) or (kept is not None and run.shares_by(kept.plan)):
             self.later(self)
 
-    def _needed(self, plan: ParallelPlan) -> int:
-        """Bytes that a copy under the plan takes of a device beside the weights."""
-        memory = self.memory[plan]
-        return memory.activations + memory.buffers + (memory.graphs if plan in self.trier.graphs else 0)
-
     def compute(self, check: Callable[[], None]) -> bool:
         """Try the plans, where the workers have the weights and room, and a MODEL is left; whether to offer such work
         again.
@@ -112,7 +107,10 @@ class IdleTrier:
             return True
         free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
         beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1
-        needs = max((self._needed(plan) for plan in self.memory), default=0)
+        needs = max((each.activations + each.buffers for each in self.memory.values()), default=0)
+        by_graphs = max((self.memory[plan].graphs for plan in trier.graphs.intersection(self.memory)), default=0)
+        if ROOM * (needs + by_graphs) * beside > free:
+            trier.graphs = frozenset()
         if ROOM * needs * beside > free:
             log.info("SP Config: no plans are tried while ComfyUI is idle: %.1f GB are free on a device", free / 1e9)
             return True
@@ -154,12 +152,18 @@ class IdleTries:
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
 
+    def waits(self, key: TriesKey) -> bool:
+        """Whether plans for such work are due, and prompts have left no time for them."""
+        with self._lock:
+            due = self._due is not None and self._due.trier.key == key
+            return due or 0 < self._ended[key] < ATTEMPTS
+
     def _work(self) -> None:
         while (due := self._next()) is not None:
             key = due.trier.key
             try:
-                if not due.compute(self._check):
-                    self._ended[key] = ATTEMPTS
+                again = due.compute(self._check)
+                self._ended[key] = 0 if again else ATTEMPTS
             except PromptBeganError:
                 self._ended[key] += 1
                 with self._lock:

@@ -5,6 +5,7 @@ plans are tried nor which is kept (parallel_runtime/planner/tries.py), nor the f
 """
 
 import logging
+import math
 import os
 import time
 import uuid
@@ -103,6 +104,8 @@ class Trier:
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
+        if graphs.intersection(tries.seconds).difference(tries.graphs_s):  # for which there was no time
+            kept = replace(kept, again=True)
         store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
@@ -174,7 +177,7 @@ class Trier:
         now = self.kept.after_run(step_s)
         if now.again:
             log.info(
-                "SP Config: %s: steps take %.2fx as long as in its try; plans are tried again before the next run",
+                "SP Config: %s: steps take %.2fx as long as in its try; plans are tried again",
                 in_words(run.plan),
                 step_s / self.kept.taken_s(run.plan),
             )
@@ -221,23 +224,23 @@ class _Copies:
     def compute_by_graphs(self, tries: Tries, plans: Container[ParallelPlan], until_s: float | None = None) -> None:
         """Of those of `plans` that were counted, copies with a CUDA graph of each block; those of none begin after
         `until_s`. Where workers fail in one, graphs of no further plan are made."""
-        for plan in [plan for plan in tries.seconds if plan in plans]:
+        counted = [plan for plan in tries.seconds if plan in plans]
+        for plan in counted:
             if until_s is not None and time.perf_counter() > until_s:
                 return
             try:
-                seconds = self._by_graphs(tries, plan)
+                tries.graphs_s[plan] = self._by_graphs(tries, plan)
             except (PoolError, ValueError) as error:
                 self._run.model.pool.retract_failure()
                 log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
                 tries.lost = True
+                tries.graphs_s = dict.fromkeys(counted, math.inf) | tries.graphs_s
                 return
-            if seconds is not None:
-                tries.graphs_s[plan] = seconds
 
-    def _by_graphs(self, tries: Tries, plan: ParallelPlan) -> float | None:
+    def _by_graphs(self, tries: Tries, plan: ParallelPlan) -> float:
         """Seconds of the slower copy of two with a CUDA graph of each block, after those that make the graphs.
 
-        None where a rank runs blocks without, or computes something else than without.
+        Endless where a rank runs blocks without, or computes something else than without.
         """
         self._run.listener.trying(f"trying graphs of blocks under {in_words(plan)} on a copy of the first step")
         seconds, plain = list[float](), self._outs[plan]
@@ -247,8 +250,8 @@ class _Copies:
             tries.copies += 1
             if any(_differs(*each) for each in zip(self._outs[plan], plain, strict=True)):
                 log.warning("%s: graphs of blocks are not used: they compute something else", in_words(plan))
-                return None
-        return max(seconds[-2:]) if self._all_by_graphs else None
+                return math.inf
+        return max(seconds[-2:]) if self._all_by_graphs else math.inf
 
     def _load(self) -> None:
         """Have the weights in the workers as the run needs them, which start again where a plan ended them."""

@@ -4,6 +4,7 @@ Owns the made-up call, which plans the budget is for, and what is said of them. 
 trying.py's: the next run of such work begins under what was found.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from ....parallel_runtime.planner.choose import Prediction
 from ....parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from ....parallel_runtime.planner.tries import Tries, changed_text, in_words, near, tried_in_s
 from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.weight_delta import PRISTINE
 from ..sampling.run_context import RunContext
 from ..sampling.step_listener import StepListener
 from .begin_tries import UNKNOWN, Tunable, is_asynchronous, key_of, under_graphs
@@ -84,7 +86,6 @@ def tune(
         raise ValueError(of.why_not)
     say("making up a call of the model")
     call, work = made_up(of, asked)
-    work = replace(work, graphs=of.takes_graphs)
     check()
     decision = of.choose_again(work)  # type: ignore[misc]  # `why_not` said that it is there
     decision = replace(decision, plan=decision.plan.with_shares(of.shares))
@@ -94,14 +95,14 @@ def tune(
     plans, options = near(table, decision.plan), {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
     ends = tried_in_s(table, plans, **options)
     fit = tuple(plan for plan, end_s in zip(plans, ends, strict=True) if end_s <= asked.seconds)
-    began_s, trier, graphs = time.perf_counter(), None, under_graphs(of, table, work)
+    began_s, trier, graphs = time.perf_counter(), None, under_graphs(of, table)
     if len(plans) < 2 and not graphs.intersection(plans):
         line = f"nothing to try: no other exact plan is predicted to be near {in_words(decision.plan)}"
     elif len(fit) < min(2, len(plans)):
         names, end_s = " and ".join(map(in_words, plans[:2])), ends[: len(plans[:2])][-1]
         line = f"{asked.seconds:g} s is too little: to try {names} is predicted to take {end_s:.1f} s; nothing is kept"
     else:
-        key = key_of(of, work)
+        key = key_of(of, work, graphs=bool(graphs))
         before = store().load(key)
         kept = before if before is not None and before.plan in fit else None
         trier = Trier(key=key, plans=fit, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs)
@@ -144,6 +145,7 @@ def made_up(of: Tunable, asked: Asked) -> tuple[ModelCall, Work]:
         text_tokens=asked.text_tokens,
         guided=asked.guided,
         batch=asked.batch,
+        graphs=usual.graphs and of.deltas == PRISTINE,
     )
     return call, work
 
@@ -208,14 +210,15 @@ def _left_out(plans: Sequence[ParallelPlan], all_s: float) -> str:
 def _rows(
     table: Sequence[Prediction], plans: Sequence[ParallelPlan], tries: Tries | None
 ) -> list[Mapping[str, object]]:
-    predicted = {row.plan: row.cost.step_s for row in table}
-    seconds, failed = ({}, {}) if tries is None else (tries.seconds, tries.failed)
+    predicted = {row.plan: row.plain.step_s for row in table}
+    seconds, failed, graphs_s = ({}, {}, {}) if tries is None else (tries.seconds, tries.failed, tries.graphs_s)
     return [
         {
             "plan": plan.describe(),
             "name": in_words(plan),
             "predicted_s": predicted[plan],
             "step_s": seconds.get(plan),
+            "graphs_s": None if graphs_s.get(plan) == math.inf else graphs_s.get(plan),
             "failed": failed.get(plan, ""),
         }
         for plan in plans

@@ -47,7 +47,7 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
     keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
     at_once = keep_order is None and asks_both(guider)
     work = _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=at_once)
-    return _as_kept(work, guider.model_patcher, guider.model_options)
+    return _of_model(work, guider.model_patcher, guider.model_options)
 
 
 def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decision: Decision) -> Work | None:
@@ -60,7 +60,7 @@ def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decisi
     keep_order = why_runs_keep_order(model, conds.values()) or why_calls_keep_order({}, _entries(sides), {})
     latent, steps = settings["latent"]["samples"], settings["steps"]
     work = _work(decision, latent.shape, sides, steps=steps, at_once=keep_order is None)
-    return _as_kept(work, model, model.model_options)
+    return _of_model(work, model, model.model_options)
 
 
 def _asked(conds: Sides, cfg: float, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
@@ -102,12 +102,17 @@ def _work(
     )
 
 
-def _as_kept(work: Work | None, model: ModelPatcher, model_options: Mapping[str, Any]) -> Work | None:
-    """The work with where and how the model's class keeps something between steps, as a node may have said."""
-    plan = find_spec(model.model.diffusion_model)
-    if work is None or plan is None or plan.keeps is None:
+def _of_model(work: Work | None, model: ModelPatcher, model_options: Mapping[str, Any]) -> Work | None:
+    """The work with what nodes did to the MODEL: with changed weights or patches of blocks there are no graphs; and
+    where and how its class keeps something between steps, as a node may have said."""
+    if work is None:
+        return None
+    options = model_options["transformer_options"]
+    changed = bool(model.patches or options.get("patches") or options.get("patches_replace"))
+    work, plan = replace(work, graphs=work.graphs and not changed), find_spec(model.model.diffusion_model)
+    if plan is None or plan.keeps is None:
         return work
-    said = model_options["transformer_options"].get(plan.keeps.option, {})
+    said = options.get(plan.keeps.option, {})
     device = said.get("device")
     return replace(work, kept_on=device if device in KEPT_ON else KEPT_ON[0], kept_as=said.get("dtype", STORED_AS))
 

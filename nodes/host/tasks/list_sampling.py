@@ -127,7 +127,7 @@ def _under_plan_of_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]
     one = works.pop()
     if works or one is None:
         return model
-    decision = model.decision_for(replace(one, batch=len(runs) * one.batch))
+    decision = model.decision_for(replace(one, batch=len(runs) * one.batch, graphs=False))  # which `under` never has
     return model.under(decision) if decision.plan.data > 1 else model
 
 

@@ -272,7 +272,7 @@ def guider(cfg=3.0, **conds):
     conds = {"positive": [entry], "negative": [{"cross_attn": torch.zeros(1, 99, 8)}], **conds}
     it = samplers.CFGGuider(model)
     it.conds, it.cfg, it.model_options = conds, cfg, options
-    it.model_patcher = SimpleNamespace(callbacks={}, model=model.model)
+    it.model_patcher = SimpleNamespace(callbacks={}, model=model.model, patches={})
     return it
 
 
@@ -306,6 +306,12 @@ assert (with_references.image_tokens, with_references.reference_tokens) == (imag
 keeping = replace(weighed, model=replace(counted.model, kept_bytes=8))
 kept = work(guider(positive=[entry | {"reference_latents": pictures}]), decision=keeping)
 assert (kept.image_tokens, kept.text_tokens, kept.reference_tokens) == (image, 77 + beside, beside)
+with_graphs = replace(weighed, work=replace(usual, graphs=True))
+patched = [guider() for _ in range(4)]
+patched[1].model_patcher.patches = {"a weight": 1}
+patched[2].model_options["transformer_options"]["patches"] = {"attn1_patch": [1]}
+patched[3].model_options["transformer_options"]["patches_replace"] = {"dit": {("double_block", 0): 1}}
+assert [work(it, decision=with_graphs).graphs for it in patched] == [True, False, False, False]
 settings = {"positive": [[torch.zeros(1, 77, 8), {}]], "negative": [[torch.zeros(1, 99, 8), {}]], "cfg": 3.0}
 settings |= {"latent": {"samples": torch.zeros(2, 16, 64, 64)}, "steps": 4}
 assert workload.work_of_settings(again, settings, weighed) == replace(usual, **asks)

@@ -57,6 +57,7 @@ OF_GRAPHS = {
     ],
     "engine.py": [
         ("dropped on one rank", "given_back", DROPPED, f"self.rank or {DROPPED}"),
+        ("dropped where they may stay", "stay", "if not request.graphs:", "if True:"),
         ("they outlive their groups", "groups_end", "model.drop_graphs()  # a comm", "pass  # a comm"),
     ],
 }

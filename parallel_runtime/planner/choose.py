@@ -23,6 +23,8 @@ HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
 GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
 GRAPHS_MADE_IN = 2  # steps
 GRAPHS_SERVE = 4  # runs: another size, text or model, and what needs the memory of a card that ComfyUI uses, end them
+# Of the card that ComfyUI uses too, for what follows a run: by ComfyUI's figure a VAE decodes 1536 x 1536 in 10 GiB.
+GRAPHS_LEAVE = 12 * GIB
 GRAPHS_BYTES = 2 * 2**30  # with more of them steps are so long that no device waits for its host
 
 
@@ -169,10 +171,10 @@ def graphs_gain_s(plain_s: float, graphs_s: float, *, steps: int) -> float:
 def _takes_graphs(
     model: CountedModel, plan: ParallelPlan, memory: PlannedMemory, calibration: Calibration, *, free: int
 ) -> bool:
-    """Whether blocks may run as CUDA graphs under the plan, with room for them. A class that keeps something between
-    calls runs without."""
+    """Whether blocks may run as CUDA graphs under the plan, with room for them to stay between runs. A class that keeps
+    something between calls runs without."""
     usual = calibration.rates.asynchronous and plan.takes_graphs and not model.kept_bytes
-    return usual and memory.graphs <= GRAPHS_BYTES and memory.total + memory.graphs <= HEADROOM * free
+    return usual and memory.graphs <= GRAPHS_BYTES and memory.total + memory.graphs + GRAPHS_LEAVE <= HEADROOM * free
 
 
 def _best(rows: list[Prediction]) -> Prediction:
@@ -216,8 +218,7 @@ def _reasons(
     if chosen.without_graphs is not None:
         plain_s = chosen.without_graphs.step_s
         reasons.append(
-            f"with a CUDA graph of each block, {_time(plain_s)} without: runs have them once they were tried, which is "
-            "after a run, while no prompt runs"
+            f"with a CUDA graph of each block, {_time(plain_s)} without: runs have them once they were tried"
         )
     if plan.ranks == 1:
         more = next((row for row in table if row.plan.ranks > 1 and row.fits), None)

@@ -179,8 +179,10 @@ class Engine:
     def _trim(self, request: Trim) -> MemoryReply:
         """Forget a sampling run that has ended; torch gives back what it caches where others compute on the device."""
         self.held_state.drop()
-        if not request.graphs:
-            for model in self.models.values():
+        for model in self.models.values():
+            if request.graphs:
+                model.leave_graphs()
+            else:
                 model.drop_graphs()  # on all ranks: those that share tokens replay together
         if self.rank in request.ranks:
             self.models.give_back()
@@ -270,9 +272,14 @@ class Engine:
         return SampleReply(memory=self._memory(), ran=ran)
 
     def _keep_graphs(self, request: Step | Sample) -> None:
-        """Also on a rank that the plan leaves out, which may have graphs of an earlier one."""
-        if request.model in self.models and _asks(request, "graphs"):
-            self.models[request.model].keep_graphs_of(request.plan)
+        """Also on a rank that the plan leaves out, which may have graphs of an earlier one. Those that a run left go
+        where the next one asks for none: it counts on their memory."""
+        for handle, model in self.models.items():
+            if handle == request.model and _asks(request, "graphs"):
+                model.keep_graphs_of(request.plan)
+            elif model.graphs_left:
+                model.drop_graphs()
+            model.graphs_left = False
 
     def _tensors(self, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
         """A request's tensors, views of shared memory."""

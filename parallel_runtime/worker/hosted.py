@@ -61,6 +61,7 @@ class HostedModel:
     beat: Callable[[], None] | None = None
     graphs: BlockGraphs | None = None
     graphs_under: ParallelPlan | None = None  # the plan of the last request that asked for graphs
+    graphs_left: bool = False  # there are some of a run that has ended, and no request was made since
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -113,6 +114,13 @@ class HostedModel:
         if self.graphs_under != plan:
             self.drop_graphs()
             self.graphs_under = plan
+
+    def leave_graphs(self) -> None:
+        """A run has ended, and its graphs stay for the next, unless it had more than are kept: what each of them needs
+        stays longer than they. All ranks find alike."""
+        if self.graphs is not None and self.graphs.forgot:
+            self.drop_graphs()
+        self.graphs_left = True
 
     def drop_graphs(self) -> None:
         """Have no graphs of blocks: what they exchange over ends, or others want their memory."""

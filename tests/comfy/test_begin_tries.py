@@ -81,6 +81,14 @@ def test_no_run_waits_for_plans_that_may_gain_by_graphs_one_alone_included(
         _, trier = begin.with_tries(of, sampled, two)
         assert (trier.now is not None) == (waits and pays), (waits, pays)
         assert trier.now is None or (trier.now.plans, trier.now.limit, trier.now.graphs) == ((uly2,), None, {uly2})
+        assert trier.now is None or trier.now.alone
+    kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
+    kept = kept_plan(plan=uly2, seconds={uly2: 1.0}, expected_s=1.0, again=True)
+    monkeypatch.setattr(begin, "store", lambda: SimpleNamespace(load=lambda key: kept))
+    waits = pays = True
+    _, trier = begin.with_tries(of, sampled, two)
+    assert (trier.trier.plans, trier.now) == ((uly2, ring2), None), "with those that had no time before"
+    monkeypatch.setattr(begin, "store", lambda: SimpleNamespace(load=lambda key: None))
     waits, graphs = True, {ring2}
     assert begin.with_tries(of, sampled, two)[1].now is None
     graphs = set()
@@ -119,7 +127,8 @@ def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new
         module_of_pack(f"parallel_runtime.{name}")
         for name in ("planner.choose", "planner.cost", "planner.memory", "devices")
     )
-    monkeypatch.setattr(begin, "whole_bytes", lambda _: [1000, 1000])
+    left_free = begin.GRAPHS_LEAVE // 0.95 + 1
+    monkeypatch.setattr(begin, "whole_bytes", lambda _: [1000 + left_free] * 2)
     given = {each.name: None for each in fields(begin.Tunable)} | {"shares": ()}
     of = begin.Tunable(**given | {"pooled": SimpleNamespace(devices=(devices.Device("cuda", 0),) * 2)})
     parts = cost.Cost(step_s=0.5, compute_s=0.5, communication_s=0.0, launch_s=0.0, warmup_step_s=0.5)

@@ -166,11 +166,10 @@ def test_without_room_weights_or_model_nothing_is_tried(idle, caplog) -> None:
         found, _ = idle(SECONDS, iter([]), free=free, kinds=kinds)
         assert bool(found.asked) is tries
         found.store.path.unlink(missing_ok=True)
-    for graphs, tries in ((0, True), (1, False)):  # without room for graphs, plans are tried without
+    for graphs, tries in ((0, True), (1, False)):  # which are counted where they are tried
         found, _ = idle(SECONDS, iter([]), free=room, graphs=graphs)
-        assert any(options.get("graphs") for _, options in found.asked) is tries
-        assert found.store.load(found.key).plan == found.plans.ring2
-        found.store.path.unlink()
+        assert any(options.get("graphs") for _, options in found.asked) is bool(found.asked) is tries
+        found.store.path.unlink(missing_ok=True)
     for lack in ({"holds": False}, {"gone": True}):
         assert not idle(SECONDS, iter([]), **lack)[0].asked
     assert not [record for record in caplog.records if record.exc_info]

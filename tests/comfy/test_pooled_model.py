@@ -219,8 +219,6 @@ def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
-    monkeypatch.setattr(pooled_model, "_has_room_for_graphs", lambda *_: True)
-    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [100] * len(devices))
     model = made("cuda", "ulysses=4")
     with pytest.raises(InterruptedError, match="the user cancels"):
         try:
@@ -248,19 +246,28 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
-    free = 25
-    management = SimpleNamespace(get_free_memory=lambda _: free)
+    free = 12 * 2**30
+
+    def get_free_memory(_: object) -> int:
+        if free < 0:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return free
+
+    management = SimpleNamespace(get_free_memory=get_free_memory)
     monkeypatch.setattr(pooled_model, "comfy", SimpleNamespace(model_management=management))
-    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [100] * len(devices))
     model = made(kind, "ulysses=4")
-    model.give_back(device)
+    model.give_back(device, graphs=True)
     assert asked == ([] if shared is None else [(shared, False)])
-    dataclasses.replace(model, keeps_state=True).give_back(device)  # a class that keeps something has it freed anyway
+    keeps = dataclasses.replace(model, keeps_state=True)
+    keeps.give_back(device, graphs=True)  # a class that keeps something has it freed anyway
     assert asked[-1] == (shared or [], True)
-    assert graphs[-1] is (shared is not None), "they stay where a quarter of the device is free"
-    free = 24
-    dataclasses.replace(model, keeps_state=True).give_back(device)
-    assert graphs[-1] is False
+    assert graphs[-1] is (shared is not None), "they stay where enough of the device is free"
+    keeps.give_back(device)
+    assert graphs[-1] is False, "but those of a try"
+    for less in (1, 12 * 2**30 + 1):
+        free = 12 * 2**30 - less
+        keeps.give_back(device, graphs=True)
+        assert graphs[-1] is False
 
 
 @pytest.fixture

@@ -190,6 +190,16 @@ def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case,
     assert left.failed == {uly2: "not proven to compute the same"}
 
 
+def test_a_plan_that_was_tried_alone_is_tried_again_with_the_others(case) -> None:
+    for alone in (False, True):
+        found = case(SECONDS, graphs=(0.5, {}))
+        found.trier.plans, found.trier.graphs = (found.plans.uly2,), frozenset([found.plans.uly2])
+        found.trier.alone = alone
+        found.step()
+        kept = found.store.load(found.key)
+        assert (kept.by_graphs, kept.again) == (True, alone)
+
+
 def test_no_copy_by_graphs_begins_once_a_budget_is_spent(case, trying, monkeypatch) -> None:
     found = case(SECONDS, graphs=(0.1, {}))
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.0 * len(found.asked)))

@@ -81,14 +81,16 @@ def compared(
     replayed: bool | None = None,
     deltas: WeightDeltas = PRISTINE,
     refused: str = "",
+    graphs_first: bool = False,
     **told: Any,
 ) -> str:
     """What is wrong with one call by graphs: its numbers, what it exchanged, how many blocks `replayed`, all or none,
-    or what is said where graphs are `refused`."""
+    or what is said where graphs are `refused`. `graphs_first`: the call without comes after it."""
     asked = call(**told)
-    plain = pool.run(model(), plan, [asked], deltas=deltas)
     by_graphs = ModelCall(**{**vars(asked), "options": {**asked.options, "graphs": True}})
-    found = pool.run(model(), plan, [by_graphs], deltas=deltas)
+    both = [by_graphs, asked] if graphs_first else [asked, by_graphs]
+    results = [pool.run(model(), plan, [each], deltas=deltas) for each in both]
+    found, plain = results if graphs_first else results[::-1]
     error = relative_error(found.outs[0], plain.outs[0])
     said = f"{told}: "
     if not error <= SAME:
@@ -191,11 +193,16 @@ def given_back(pool: Asked, plan: ParallelPlan) -> str:
 
 
 def stay(pool: Asked, plan: ParallelPlan) -> str:
-    """A run has ended, and its graphs may stay: the next replays at once."""
-    if said := several(pool, plan):
-        return said
+    """A run has ended, and its graphs may stay: the next replays at once. Behind one without they have gone."""
+    said = several(pool, plan)
     pool.give_back(pool.devices, graphs=True)
-    return compared(pool, plan, step=9, replayed=True)
+    said = said or compared(pool, plan, step=8, replayed=True, graphs_first=True)
+    pool.give_back(pool.devices, graphs=True)
+    said = said or several(pool, plan, first=9)
+    for text in range(8, 13):  # more lengths than are kept
+        said = said or compared(pool, plan, step=9, text=text, replayed=False)
+    pool.give_back(pool.devices, graphs=True)
+    return said or compared(pool, plan, step=9, text=12, replayed=False, graphs_first=True)
 
 
 def groups_end(pool: Asked, plan: ParallelPlan) -> str:

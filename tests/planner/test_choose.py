@@ -81,7 +81,7 @@ def test_graphs_of_blocks_are_predicted_only_where_a_run_can_have_them() -> None
     assert graphed(FLUX, slow_host(4), replace(usual, steps=1)) < found, "to make them for four steps takes more"
     assert graphed(FLUX, slow_host(4), replace(usual, image_tokens=10**6)) == set(), "more than 2 GiB of graphs"
     least = next(row for row in choose_plan(FLUX, usual, [80 * GIB] * 4, slow_host(4)).table if row.without_graphs)
-    needs = (least.memory.total + least.memory.graphs) / HEADROOM / GIB
+    needs = (least.memory.total + least.memory.graphs + 12 * GIB) / HEADROOM / GIB
     assert least.plan.describe() in graphed(FLUX, slow_host(4), gib=1.0001 * needs)
     assert least.plan.describe() not in graphed(FLUX, slow_host(4), gib=0.9999 * needs)
     on_cpu = slow_host(4)

@@ -274,7 +274,7 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
         **dict.fromkeys(("collectives", "sent_bytes", "weight_collectives", "weight_bytes"), 3),
     }
     engine._counts = lambda *_: counted  # type: ignore[method-assign]
-    mesh: Any = SimpleNamespace(member=True, batch_group=1, plan=plan)
+    mesh: Any = SimpleNamespace(member=True, batch_group=1, plan=plan, graphs_left=False)
     engine.models[7] = engine.meshes[plan] = mesh
     groups, options = ((), (FIRST, SECOND)), ({},)
     asked = Step(model=7, plan=plan, calls=options, batch_groups=groups, repeated={}, places=(CallPlace("run", "a"),))

@@ -238,7 +238,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def cleanup(self, *more: object, **named: object) -> None:
         """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
         super().cleanup(*more, **named)
-        self.model.pooled.give_back(self.load_device)
+        self.model.pooled.give_back(self.load_device, graphs=True)
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
 

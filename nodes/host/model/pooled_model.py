@@ -20,6 +20,7 @@ from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.models.specs.found import Found, to_text
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import ANY_GPU
+from ....parallel_runtime.planner.choose import GRAPHS_LEAVE
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.known import known_calibration
 from ....parallel_runtime.planner.machine import whole_bytes
@@ -33,7 +34,6 @@ from ..contract.comfyui import comfy
 from ..contract.like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 
-ROOM_FOR_GRAPHS = 0.25  # of ComfyUI's GPU has to be free for graphs of blocks to stay there between runs
 UNCOUNTED = "; what a step computes is not in this figure"
 
 
@@ -229,9 +229,10 @@ class PooledModel:
         POOLS.rename(before, self.weights)
         self.ensure(plan, deltas, progress=progress, check_cancelled=check_cancelled)
 
-    def give_back(self, device: torch.device) -> None:
-        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, but graphs
-        of blocks where enough is free; and what a class kept between calls is freed on every rank.
+    def give_back(self, device: torch.device, *, graphs: bool = False) -> None:
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, but
+        `graphs` of blocks, for the next run, where enough is free; and what a class kept between calls is freed on
+        every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
@@ -240,7 +241,7 @@ class PooledModel:
         if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            graphs = bool(shared) and _has_room_for_graphs(device, whole_bytes(shared)[0])
+            graphs = graphs and bool(shared) and _has_room_for_graphs(device)
             self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
@@ -250,10 +251,12 @@ class PooledModel:
         POOLS.unload(self.weights, plan)
 
 
-def _has_room_for_graphs(device: torch.device, num_bytes: int) -> bool:
-    """Whether so much of ComfyUI's GPU, of `num_bytes`, is free that what follows a run, a VAE above all, does without
-    the memory of graphs."""
-    return comfy.model_management.get_free_memory(device) >= ROOM_FOR_GRAPHS * num_bytes
+def _has_room_for_graphs(device: torch.device) -> bool:
+    """Whether so much of ComfyUI's GPU is free that what follows a run, a VAE above all, does without their memory."""
+    try:
+        return bool(comfy.model_management.get_free_memory(device) >= GRAPHS_LEAVE)
+    except RuntimeError:  # of a driver that a failed run has left so: its error is the one to be seen
+        return False
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

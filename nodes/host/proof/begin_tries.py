@@ -14,7 +14,7 @@ import torch
 
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
-from ....parallel_runtime.planner.choose import HEADROOM, Prediction
+from ....parallel_runtime.planner.choose import GRAPHS_LEAVE, HEADROOM, Prediction
 from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.machine import device_set, identity, whole_bytes
 from ....parallel_runtime.planner.memory import fits_by_shares
@@ -94,6 +94,7 @@ class Tunable:
         room = [HEADROOM * each for each in whole_bytes(self.pooled.devices)]
         memory = row.memory
         if by_graphs:
+            room = [each - GRAPHS_LEAVE for each in room]
             memory = replace(memory, buffers=memory.buffers + memory.graphs)
         return fits_by_shares(memory, row.plan.with_shares(self.shares), room)
 
@@ -145,6 +146,10 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         if kept.by_graphs and not graphs_pay(kept.seconds[kept.plan], kept.taken_s(kept.plan), steps=work.steps):
             graphs = frozenset()
         plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
+        if plans and graphs:  # some may not have been tried yet
+            options = {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
+            worth = worth_trying(table, decision.plan, steps=work.steps, idle=True, **options)
+            plans = tuple(dict.fromkeys((*plans, *worth)))
         text = kept.text if kept.plan in graphs else replace(kept, graphs_s={}).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
@@ -160,7 +165,9 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         return decision, trier
     memory = {row.plan: row.memory for row in table if row.plan in plans}
     limit = None if graphs.intersection(soon) else LIMIT
-    now = replace(trier, plans=soon, limit=limit) if soon and (limit is None or not short) else None
+    now = None
+    if soon and (limit is None or not short):
+        now = replace(trier, plans=soon, limit=limit, alone=limit is None and len(plans) > 1)
     return decision, IdleTrier(trier=trier, memory=memory, later=IDLE.offer, now=now)
 
 

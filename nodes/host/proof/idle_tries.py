@@ -108,9 +108,7 @@ class IdleTrier:
         free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
         beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1
         needs = max((each.activations + each.buffers for each in self.memory.values()), default=0)
-        by_graphs = max((self.memory[plan].graphs for plan in trier.graphs.intersection(self.memory)), default=0)
-        if ROOM * (needs + by_graphs) * beside > free:
-            trier.graphs = frozenset()
+        needs += max((self.memory[plan].graphs for plan in trier.graphs.intersection(self.memory)), default=0)
         if ROOM * needs * beside > free:
             log.info("SP Config: no plans are tried while ComfyUI is idle: %.1f GB are free on a device", free / 1e9)
             return True

@@ -56,7 +56,8 @@ class Trier:
     `prover` is asked how many proofs it has computed: one is a first copy under the run's plan. `budget_s`: seconds
     after which no further copy begins, and what is half measured is dropped; None for all that are due. `limit` and
     `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs, which are
-    tried where no run waits. `tries` and `copied` are what became of them.
+    tried where no run waits. `alone`: of what is due, the run's own plan is tried now, and what is kept is tried again.
+    `tries` and `copied` are what became of them.
     """
 
     key: TriesKey
@@ -68,6 +69,7 @@ class Trier:
     graphs: frozenset[ParallelPlan] = frozenset()
     limit: float | None = None
     asynchronous: bool = True
+    alone: bool = False
     tries: Tries | None = None
     copied: str = ""
 
@@ -104,7 +106,7 @@ class Trier:
         kept = self._proven(tries, run, calls, check_cancelled)
         if kept is None:
             return
-        if graphs.intersection(tries.seconds).difference(tries.graphs_s):  # for which there was no time
+        if self.alone or graphs.intersection(tries.seconds).difference(tries.graphs_s):  # for which there was no time
             kept = replace(kept, again=True)
         store().save(self.key, kept)
         before, self.kept = self.kept, kept

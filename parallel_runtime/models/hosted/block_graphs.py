@@ -106,7 +106,7 @@ class RecordedBlock:
 @dataclass
 class BlockGraphs:
     """The graphs of a model's blocks on one rank. `of`: the version of its weights and the attention that they are for;
-    `known`: by block and form, a text where it stays without."""
+    `known`: by block and form, a text where it stays without; `forgot`: some went, as a block had too many."""
 
     blocks: CompiledBlocks
     new_recorder: Callable[[], GraphRecorder]
@@ -116,6 +116,7 @@ class BlockGraphs:
     outs: Buffers = field(default_factory=Buffers)
     recorder: GraphRecorder | None = None
     recorded_s: float = 0.0  # what recording took, of all that were made
+    forgot: bool = False
 
     @property
     def count(self) -> int:
@@ -124,7 +125,7 @@ class BlockGraphs:
 
     def drop(self) -> None:
         """Have none, nor their memory."""
-        self.of, self.recorder = (), None
+        self.of, self.recorder, self.forgot = (), None, False
         self.known, self.given, self.outs = {}, Buffers(), Buffers()
 
     def begin(self, version: int, sequence: SequenceParallelAttention) -> GraphRecorder:
@@ -204,6 +205,7 @@ class GraphRun:
             forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors)
             if len(forms) > FORMS:
                 forms.popitem(last=False)
+                self._graphs.forgot = True
             return False, out
         forms.move_to_end(form)
         if isinstance(known, Seen):

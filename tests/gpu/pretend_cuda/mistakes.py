@@ -53,11 +53,13 @@ OF_GRAPHS = {
         ("results stay in the graph", "replays", "torch._foreach_copy_(outs, leaves)", "pass"),
         ("recorded on one rank", "replays", RECORDED, RECORDED.replace("self", ON_ONE)),
         ("ranks do not ask each other", "one_cannot", ASKING, "if False"),
+        ("more stay than are kept", "stay", "self._graphs.forgot = True", "pass"),
         ("exchanges are not counted", "replays", "traffic.num_bytes += graph.sent[1]", "pass"),
     ],
     "engine.py": [
         ("dropped on one rank", "given_back", DROPPED, f"self.rank or {DROPPED}"),
-        ("dropped where they may stay", "stay", "if not request.graphs:", "if True:"),
+        ("dropped where they may stay", "stay", "if request.graphs:", "if False:"),
+        ("they outlive a run without", "stay", "elif model.graphs_left:", "elif False:"),
         ("they outlive their groups", "groups_end", "model.drop_graphs()  # a comm", "pass  # a comm"),
     ],
 }

@@ -150,7 +150,7 @@ fuzz: venv
 	$(RUN) -O -m faults.fuzz $(FUZZ_FLAGS)
 
 # Every kind of plan on tensors that say cuda:N, with streams watched, memory refused, and mistakes that must be found.
-# Part of it: make pretend-cuda PRETEND_FLAGS="--only mutants --match stage"
+# Part of it: make pretend-cuda PRETEND_FLAGS="--only mistakes --match stage"
 pretend-cuda: venv compiler
 	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
 

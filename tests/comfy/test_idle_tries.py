@@ -128,14 +128,28 @@ def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch)
             raise idle_tries.PromptBeganError
         return True
 
+    def settled() -> None:
+        busy.clear()
+        while tries._thread is not None:
+            time.sleep(0.001)
+        busy.set()
+
+    tries.offer(SimpleNamespace(trier=SimpleNamespace(key="before"), compute=compute))
     tries.offer(SimpleNamespace(trier=SimpleNamespace(key="key"), compute=compute))
-    assert tries.waits("key") and not tries.waits("another")
-    busy.clear()
-    while tries._thread is not None:
-        time.sleep(0.001)
-    assert asked == [False, True] and not tries.waits("key"), "a prompt ended the first; the second found all"
-    tries._ended["key"] = idle_tries.ATTEMPTS
-    assert not tries.waits("key"), "what failed is left to `tune`"
+    assert tries.waits("key") and tries.waits("before") and not tries.waits("another")
+    settled()
+    assert asked == [True, True], "a prompt ended the first; the second found all"
+    assert not tries.waits("key") and tries.waits("before"), "which another took the place of"
+    for number, ends in enumerate((idle_tries.PoolError("lost"), TypeError("odd"), False)):
+
+        def fails(check: Callable[[], None], ends: Any = ends) -> bool:
+            if isinstance(ends, Exception):
+                raise ends
+            return ends
+
+        tries.offer(SimpleNamespace(trier=SimpleNamespace(key=number), compute=fails))
+        settled()
+        assert not tries.waits(number), "what failed is left to `tune`"
 
 
 def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:

@@ -137,6 +137,7 @@ class IdleTries:
         self._lock = threading.Lock()
         self._due: IdleTrier | None = None
         self._ended = Counter[TriesKey]()
+        self._waiting = set[TriesKey]()  # offered, and not yet tried
         self._thread: threading.Thread | None = None
 
     def offer(self, due: IdleTrier) -> None:
@@ -145,25 +146,25 @@ class IdleTries:
             if self._ended[due.trier.key] >= ATTEMPTS:
                 return
             self._due = due
+            self._waiting.add(due.trier.key)
             if self._thread is None:
                 name = "parallel-dit-idle-tries"
                 self._thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._thread.start()
 
     def waits(self, key: TriesKey) -> bool:
-        """Whether plans for such work are due, and prompts have left no time for them."""
-        with self._lock:
-            due = self._due is not None and self._due.trier.key == key
-            return due or 0 < self._ended[key] < ATTEMPTS
+        """Whether plans for such work were offered, and prompts have left no time for them."""
+        return key in self._waiting
 
     def _work(self) -> None:
         while (due := self._next()) is not None:
-            key = due.trier.key
+            key, over = due.trier.key, True
             try:
-                again = due.compute(self._check)
-                self._ended[key] = 0 if again else ATTEMPTS
+                if not due.compute(self._check):
+                    self._ended[key] = ATTEMPTS
             except PromptBeganError:
                 self._ended[key] += 1
+                over = False
                 with self._lock:
                     if self._due is None and self._ended[key] < ATTEMPTS:
                         self._due = due
@@ -173,6 +174,8 @@ class IdleTries:
             except Exception:  # nobody is above; other runs go on having their plans tried
                 self._ended[key] = ATTEMPTS
                 log.exception("plans could not be tried while ComfyUI was idle")
+            if over:
+                self._waiting.discard(key)
             due = None  # it has copies of a run's tensors, and the next may be long in coming
 
     def _next(self) -> IdleTrier | None:

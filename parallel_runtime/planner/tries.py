@@ -365,12 +365,13 @@ class KeptPlan:
 def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     """What is kept of tries that have ended; None where no plan worked, and where there was nothing to compare.
 
-    `before`: what was kept and is tried again, whose plan stays where none is clearly quicker.
+    `before`: what was kept and is tried again. Its plan stays where none is clearly quicker, unless it was tried alone.
     """
     seconds = tries.seconds
     if before is not None:  # what graphs took, where there was no time for them now
         tries.graphs_s = {**before.graphs_s, **tries.graphs_s}
-    best = tries.best(None if before is None else before.plan)
+    compared = before is not None and len(before.seconds) > 1
+    best = tries.best(before.plan if before is not None and compared else None)
     if best is None:
         return None
     graphs_s = {plan: step_s for plan, step_s in tries.graphs_s.items() if plan in seconds and step_s < math.inf}

@@ -181,7 +181,7 @@ class Engine:
         self.held_state.drop()
         for model in self.models.values():
             if request.graphs:
-                model.leave_graphs()
+                model.graphs_left = True
             else:
                 model.drop_graphs()  # on all ranks: those that share tokens replay together
         if self.rank in request.ranks:

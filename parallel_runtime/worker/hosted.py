@@ -109,18 +109,12 @@ class HostedModel:
         return GraphRun(self.graphs, version=self.changes.version, watch=watch, why_not=why_not)
 
     def keep_graphs_of(self, plan: ParallelPlan) -> None:
-        """Have none but of this plan. Every rank that has the model is told, in the plan or not: ranks of an earlier
-        plan replay together, so they drop its graphs together."""
-        if self.graphs_under != plan:
+        """Have none but of this plan, and none at all where more forms came than are kept: what each of them needs
+        stays longer than its graph. Every rank that has the model is told, in the plan or not: ranks of an earlier plan
+        replay together, so they drop its graphs together. Those of one plan find alike which forms there are."""
+        if self.graphs_under != plan or (self.graphs is not None and self.graphs.forgot):
             self.drop_graphs()
             self.graphs_under = plan
-
-    def leave_graphs(self) -> None:
-        """A run has ended, and its graphs stay for the next, unless it had more than are kept: what each of them needs
-        stays longer than they. All ranks find alike."""
-        if self.graphs is not None and self.graphs.forgot:
-            self.drop_graphs()
-        self.graphs_left = True
 
     def drop_graphs(self) -> None:
         """Have no graphs of blocks: what they exchange over ends, or others want their memory."""

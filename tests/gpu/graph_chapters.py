@@ -199,10 +199,10 @@ def stay(pool: Asked, plan: ParallelPlan) -> str:
     said = said or compared(pool, plan, step=8, replayed=True, graphs_first=True)
     pool.give_back(pool.devices, graphs=True)
     said = said or several(pool, plan, first=9)
-    for text in range(8, 13):  # more lengths than are kept
+    for text in range(8, 12):  # with the length before, more than are kept
         said = said or compared(pool, plan, step=9, text=text, replayed=False)
     pool.give_back(pool.devices, graphs=True)
-    return said or compared(pool, plan, step=9, text=12, replayed=False, graphs_first=True)
+    return said or compared(pool, plan, step=9, text=11, replayed=False, graphs_first=True)
 
 
 def groups_end(pool: Asked, plan: ParallelPlan) -> str:

@@ -22,7 +22,7 @@ from parallel_runtime.timing import ClockRegion, LaunchThrottle, RegionTimer
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import TimeSpent
-from parallel_runtime.wire.requests import CheckCopies, GroupWork, Step
+from parallel_runtime.wire.requests import CheckCopies, GroupWork, Step, Trim
 from parallel_runtime.worker import live_times, worker_loop
 from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
@@ -287,7 +287,8 @@ def test_graphs_of_an_earlier_plan_go_on_all_its_ranks_also_on_those_that_the_ne
     engine: Any = Engine(rank=2, device=CPU, segments=table())
     dropped: list[str] = []
     model: Any = HostedModel.__new__(HostedModel)
-    model.graphs, model.graphs_under = SimpleNamespace(drop=lambda: dropped.append("drop")), None
+    model.graphs = SimpleNamespace(drop=lambda: dropped.append("drop"), forgot=False)
+    model.graphs_under, model.graphs_left = None, False
     engine.models[7] = model
     wide, narrow = ParallelPlan(ulysses=4), ParallelPlan(ulysses=2)
     engine.meshes = dict.fromkeys((wide, narrow), SimpleNamespace(member=False))
@@ -300,6 +301,19 @@ def test_graphs_of_an_earlier_plan_go_on_all_its_ranks_also_on_those_that_the_ne
     asked = SimpleNamespace(model=7, plan=narrow, calls=({"graphs": True},))
     assert engine._sample(asked, (), gate=None, progress=None, beat=None).ran is None and len(dropped) == 4
     engine._step(SimpleNamespace(model=8, plan=wide, calls=({"graphs": True},)), (), progress=None, beat=None)
+    assert len(dropped) == 4
+    for left, model_of, graphs, drops in (
+        (True, 7, True, 0), (True, 7, False, 1), (True, 8, True, 1), (False, 7, False, 1),
+    ):  # fmt: skip
+        before = len(dropped)
+        engine._trim(Trim(ranks=(), graphs=left))
+        for _ in range(2):  # once: the next request of the run finds it done
+            asked = SimpleNamespace(model=model_of, plan=narrow, calls=({"graphs": graphs},))
+            engine._step(asked, (), progress=None, beat=None)
+        assert len(dropped) - before == drops, (left, model_of, graphs)
+    model.graphs.forgot = True
+    engine._step(SimpleNamespace(model=7, plan=narrow, calls=({"graphs": True},)), (), progress=None, beat=None)
+    assert len(dropped) == 8, "what graphs that went needed goes with all that there are"
 
 
 def test_a_model_has_torchs_switches_as_its_file_was_loaded_with_whatever_ran_before(

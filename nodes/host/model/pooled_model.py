@@ -241,22 +241,26 @@ class PooledModel:
         if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            graphs = graphs and bool(shared) and _has_room_for_graphs(device)
+            graphs = graphs and bool(shared) and self._has_room_for_graphs(device, shared)
             self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 
+    def _has_room_for_graphs(self, device: torch.device, shared: Devices) -> bool:
+        """Whether so much of ComfyUI's GPU is free, or will be without what the ranks there only cache, that what
+        follows a run, a VAE above all, does without the memory of graphs."""
+        of_ranks = zip(self.devices, self.pool.status()["memory"], strict=False)
+        cached = sum(
+            said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0) for on, said in of_ranks if on in shared
+        )
+        try:
+            return bool(comfy.model_management.get_free_memory(device) + cached >= GRAPHS_LEAVE)
+        except RuntimeError:  # of a driver that a failed run has left so: its error is the one to be seen
+            return False
+
     def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""
         POOLS.unload(self.weights, plan)
-
-
-def _has_room_for_graphs(device: torch.device) -> bool:
-    """Whether so much of ComfyUI's GPU is free that what follows a run, a VAE above all, does without their memory."""
-    try:
-        return bool(comfy.model_management.get_free_memory(device) >= GRAPHS_LEAVE)
-    except RuntimeError:  # of a driver that a failed run has left so: its error is the one to be seen
-        return False
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

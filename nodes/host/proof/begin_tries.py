@@ -143,13 +143,13 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
         )
         plans = plans or ((decision.plan,) if decision.plan in graphs else ())
     else:
-        if kept.by_graphs and not graphs_pay(kept.seconds[kept.plan], kept.taken_s(kept.plan), steps=work.steps):
-            graphs = frozenset()
         plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         if plans and graphs:  # some may not have been tried yet
             options = {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
             worth = worth_trying(table, decision.plan, steps=work.steps, idle=True, **options)
             plans = tuple(dict.fromkeys((*plans, *worth)))
+        if kept.by_graphs and not graphs_pay(kept.seconds[kept.plan], kept.taken_s(kept.plan), steps=work.steps):
+            graphs = frozenset()
         text = kept.text if kept.plan in graphs else replace(kept, graphs_s={}).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))

@@ -160,8 +160,7 @@ class IdleTries:
         while (due := self._next()) is not None:
             key, over = due.trier.key, True
             try:
-                if not due.compute(self._check):
-                    self._ended[key] = ATTEMPTS
+                self._ended[key] = 0 if due.compute(self._check) else ATTEMPTS
             except PromptBeganError:
                 self._ended[key] += 1
                 over = False

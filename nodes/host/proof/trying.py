@@ -177,13 +177,14 @@ class Trier:
         if step_s is None:
             return
         now = self.kept.after_run(step_s)
-        if now.again:
+        slower = now.again and not self.kept.again
+        if slower:
             log.info(
                 "SP Config: %s: steps take %.2fx as long as in its try; plans are tried again",
                 in_words(run.plan),
                 step_s / self.kept.taken_s(run.plan),
             )
-        if now.again or now.expected_s < (1 - SETTLED) * self.kept.expected_s:
+        if slower or now.expected_s < (1 - SETTLED) * self.kept.expected_s:
             store().save(self.key, now)
 
 

@@ -53,7 +53,7 @@ OF_GRAPHS = {
         ("results stay in the graph", "replays", "torch._foreach_copy_(outs, leaves)", "pass"),
         ("recorded on one rank", "replays", RECORDED, RECORDED.replace("self", ON_ONE)),
         ("ranks do not ask each other", "one_cannot", ASKING, "if False"),
-        ("more stay than are kept", "stay", "self._graphs.forgot = True", "pass"),
+        ("what graphs that went needed stays", "stay", "self._graphs.forgot = True", "pass"),
         ("exchanges are not counted", "replays", "traffic.num_bytes += graph.sent[1]", "pass"),
     ],
     "engine.py": [

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path, judged
+from parallel_runtime.proof import (
+    NOT_PROVEN,
+    PROVEN,
+    REFUSED,
+    Proof,
+    ProofKey,
+    ProofStore,
+    default_path,
+    judged,
+    relative_error,
+)
 
 KEY = ProofKey(
     comfyui="0.30.0",
@@ -188,3 +198,9 @@ def test_proofs_lie_beside_the_calibrations() -> None:
 def test_a_proof_knows_no_other_verdict() -> None:
     with pytest.raises(ValueError, match="verdict='perhaps' is unknown; use one of proven, refused, not proven"):
         Proof(verdict="perhaps")
+
+
+def test_results_of_other_shapes_are_not_compared() -> None:
+    with pytest.raises(ValueError, match=r"^shapes differ: \(2,\) and \(3,\); compare equal ones$"):
+        relative_error(torch.zeros(2), torch.zeros(3))
+    assert relative_error(torch.ones(2), torch.ones(2)) == 0.0

@@ -419,3 +419,25 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
     for count, steps in ((2, 1), (1, 1), (0, 1)):
         module.with_context(Executor(), noise, 1, "s", sigmas[:count])
         assert run.steps == steps
+
+
+def test_weights_that_are_loaded_have_the_shapes_that_nodes_gave_them(module_of_pack) -> None:
+    patcher = module_of_pack("nodes.host.model.new_model").RemotePatcher
+
+    class TakenError(Exception):
+        """Ends the rest of it."""
+
+    def take_shapes(deltas: str) -> None:
+        raise TakenError(deltas)
+
+    it = patcher.__new__(patcher)
+    it._ensure_pooled, it.delta_set = lambda: None, lambda: "the deltas"
+    it.model = SimpleNamespace(take_shapes=take_shapes)
+    with pytest.raises(TakenError, match="the deltas"):
+        it.load()
+
+
+def test_a_devices_memory_is_told_in_tenths_of_a_gb_where_that_says_something(pooled_model) -> None:
+    for needed, text in ((10**10, "10.0"), (50_000_000, "0.1"), (49_000_000, "0.049")):
+        told = pooled_model.DeviceMemory(device_bytes=needed, total_bytes=8 * 10**10).text
+        assert f" {text} of 80.0 GB" in f" {told}", told

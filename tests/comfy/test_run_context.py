@@ -305,6 +305,27 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
     assert "was changed after it was chosen" in refused(spec).why
 
 
+def test_a_plan_that_is_kept_serves_a_load_where_it_fits_the_transformer(module_of_pack, monkeypatch, caplog) -> None:
+    module, transformer = module_of_pack("nodes.host.model.found_plans"), torch.nn.Identity()
+    kept = module_of_pack("parallel_runtime.models.specs.found").Found(why="kept")
+    source = SimpleNamespace(
+        model=SimpleNamespace(diffusion_model=transformer), recognised=SimpleNamespace(kind="5b"), spec="spec"
+    )
+    monkeypatch.setattr(module, "may_be_found", lambda _: True)
+    key = module_of_pack("parallel_runtime.models.specs.found").FoundKey(
+        model_class="New", source="1f", comfyui="0.30", kind="5b"
+    )
+    monkeypatch.setattr(module, "key_of", lambda *_: key)
+    monkeypatch.setattr(module, "replace", lambda _, **changes: changes)
+    monkeypatch.setattr(module, "found_spec_of", lambda *_, fits, known: kept if fits(kept) else None)
+    search = SimpleNamespace(unkept={}, _looked=lambda *_: module.UNSEEN)
+    for misfit in ("", "no such block"):
+        monkeypatch.setattr(module, "_given", lambda _, found, misfit=misfit: misfit if found is kept else found.why)
+        got = module.SpecSearch.with_found(search, source, look=False)
+        assert (got.get("unshared") == module.UNSEEN.why) is bool(misfit), got
+    assert caplog.text.count("a plan that is kept for New is not used: no such block") == 1
+
+
 def test_nothing_is_weighed_for_a_run_whose_work_nobody_knows_or_where_comfyui_cannot_tell_it(
     new_run, module_of_pack, monkeypatch
 ) -> None:

@@ -92,7 +92,8 @@ def test_what_is_tuned_may_have_graphs_as_runs_of_the_model_may(module_of_pack, 
     ):
         decision = SimpleNamespace(work=replace(usual, graphs=graphs), model=SimpleNamespace(image_tokens=int))
         of = SimpleNamespace(decision=decision, pooled=MagicMock(), why_not="", deltas=deltas)
-        assert tuning.made_up(of, tuning.Asked())[1].graphs is found
+        assert tuning.made_up(of, tuning.Asked(batch=3, guided=True))[1].graphs is found
+        assert process.__enter__.return_value.ask.call_args.kwargs["size"]["batch"] == 6, "rows of both sides"
 
 
 def test_where_the_runs_own_plan_is_refused_nothing_is_tuned_though_its_weights_stay(tuned) -> None:

@@ -210,3 +210,26 @@ def test_memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
         memory.ranks = 4
         assert memory.get_free_memory(CPU) == 250
         assert memory.get_free_memory(torch.device("meta")) == 1000
+
+
+def test_what_is_kept_is_counted_in_the_formats_that_a_comfyui_can_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks = set[str]()
+
+    @contextmanager
+    def filled(*_: object) -> Iterator[Any]:
+        yield mock.Mock(state="state")
+
+    def made(**options: dict[str, str]) -> None:
+        if options[PLAN.keeps.option]["dtype"] in lacks:
+            raise NotImplementedError("no such format")
+
+    monkeypatch.setattr(count_kept, "filled_once", filled)
+    monkeypatch.setattr(count_kept, "bytes_in", lambda _: 8)
+    assert count_kept.kept_bytes(torch.nn.Identity(), PLAN.keeps, made) == dict.fromkeys(
+        ("default", "int8", "int4"), 8.0
+    )
+    lacks.add("int4")
+    assert count_kept.kept_bytes(torch.nn.Identity(), PLAN.keeps, made) == {"default": 8.0, "int8": 8.0}
+    lacks.add("default")
+    with pytest.raises(NotImplementedError, match="no such format"):
+        count_kept.kept_bytes(torch.nn.Identity(), PLAN.keeps, made)

@@ -98,4 +98,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if now - self._beaten_s > self._silence_s / 4:",
         "if now - self._beaten_s > self._silence_s / 5:",
     ): "a sign of life that comes a little sooner is as good",
+    (
+        "constant off by one",
+        "SAMPLE = 15 # a whole sampling run; PROGRESS after each of its steps",
+        "SAMPLE = 16 # a whole sampling run; PROGRESS after each of its steps",
+    ): "a number that no other request has, the same on both ends",
 }

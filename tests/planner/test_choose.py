@@ -104,6 +104,16 @@ def test_fewer_devices_are_taken_when_the_rest_would_not_make_it_faster() -> Non
     assert any(reason.startswith(f"{8 - choice.plan.ranks} of 8 devices stay unused") for reason in choice.reasons)
 
 
+def test_a_plan_fits_in_what_it_needs_and_in_no_byte_less() -> None:
+    """Of a GPU, where weights are pages of no file."""
+    total = choose_plan(FLUX, LARGE, [80 * GIB], known_calibration("H100")).chosen.memory.total
+    free = int((total - 0.02) / HEADROOM)
+    assert total - 1 <= HEADROOM * free < total
+    for bytes_free, fits in ((free, False), (free + 2, True)):
+        table = choose_plan(FLUX, LARGE, [bytes_free], known_calibration("H100")).table
+        assert next(row for row in table if row.plan == ParallelPlan()).fits is fits
+
+
 def test_nothing_fits_is_said_with_what_is_needed_and_what_is_free() -> None:
     choice = choose_plan(FLUX, LARGE, [GIB // 2], known_calibration("RTX 4090"))
     assert (choice.plan, choice.chosen, choice.seconds_per_step) == (None, None, None)

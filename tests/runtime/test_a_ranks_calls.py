@@ -12,6 +12,7 @@ import torch
 
 from host.hosted_runs import heun
 from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.exchange_formats import EXACT, FP8
 from parallel_runtime.model_call import CallPlace
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
@@ -542,3 +543,19 @@ def test_shards_are_gathered_in_calls_whose_blocks_run() -> None:
     assert sharing.groups_to_run(mesh, [2, 3], alike=False) == [2, 3]
     mesh.plan.parts = 2
     assert sharing.groups_to_run(mesh, [2, 3]) == []
+
+
+def test_what_a_module_keeps_is_looked_at_once_before_any_hook_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = HostedModel.__new__(HostedModel)
+    model.weights, asked = SimpleNamespace(module="module"), list[object]()
+    monkeypatch.setattr("parallel_runtime.worker.hosted.kept_state", lambda module: asked.append(module) or "kept")
+    assert (model.kept, model.kept, asked) == ("kept", "kept", ["module"])
+
+
+def test_attention_is_by_the_kernel_and_the_exchange_that_a_call_names() -> None:
+    hosted: Any = HostedForward.__new__(HostedForward)
+    hosted.sequence = SequenceParallelAttention()
+    for options, found in (({"attention": "flash", "exchange": FP8}, ("flash", FP8)), ({}, ("", EXACT))):
+        assert hosted.sequence_of(options) is hosted.sequence
+        assert (hosted.sequence.named, hosted.sequence.exchange) == found
+    assert hosted.sequence_of({"whole": True}) is not hosted.sequence

@@ -7,11 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.compiling import FOLDER, cache_folder, why_not
+from parallel_runtime.models.hosted.graphs import Graphs, NoGraphError, Watch
+from parallel_runtime.timing import RegionTimer
 
 
 def test_the_folder_is_where_the_user_says_in_the_cache_or_among_temporary_files(tmp_path: Path) -> None:
@@ -52,3 +56,19 @@ def test_the_command_line_refuses_to_compile_without_a_compiler(
     there = ["--model", tiny_hosted.path, "--comfyui", str(comfyui_path())]
     assert main(["verify", *there, "--plan", "ulysses=1", "--devices", "cpu:1", "--compile"]) == 2
     assert "--compile: compiling needs a C++ compiler, and g++ is not there" in capsys.readouterr().err
+
+
+def test_a_function_of_which_no_graph_can_be_made_says_why_each_time_and_is_tried_once() -> None:
+    asked = list[object]()
+
+    def fails(function: object) -> object:
+        asked.append(function)
+        raise TorchDynamoException("it branches\non data")
+
+    graphs = Graphs()
+    graphs._for_all_lengths = fails  # type: ignore[method-assign, assignment]
+    watch = Watch(timer=RegionTimer(torch.device("cpu")), beat=lambda: None, tell=lambda _: None)
+    for _ in range(2):
+        with pytest.raises(NoGraphError, match="^it branches$"):
+            graphs.whole(abs, "a form", watch, 1)
+    assert asked == [abs]

@@ -252,3 +252,21 @@ def test_a_call_of_no_run_is_warm_up_and_leaves_nothing() -> None:
     assert (state.residuals_of(NEXT), len(state.slots)) == (None, 0)
     begun(state)
     assert begun(state, None, None).run is None and state.warms_up(PIECE)
+
+
+@pytest.mark.parametrize(
+    ("stored", "taken"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.float8_e4m3fn, torch.float16),
+     (torch.int32, torch.float16)],
+)  # fmt: skip
+def test_loras_beside_a_layer_are_in_its_dtype_or_in_that_which_is_computed_in(
+    stored: torch.dtype, taken: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[torch.dtype]()
+    monkeypatch.setattr(hosted_weights, "runs_as_branch", lambda *_: True)
+    monkeypatch.setattr(hosted_weights.LowRank, "of", lambda *_, dtype, device: asked.append(dtype))
+    module = SimpleNamespace(get_submodule=lambda _: "layer")
+    receiver: Any = DeltaReceiver.__new__(DeltaReceiver)
+    receiver._weights = SimpleNamespace(module=module, declared={"a.weight": stored}, dtype=torch.float16, device=CPU)
+    receiver._changes = SimpleNamespace(pristine=lambda _: torch.zeros(1))
+    assert receiver._loras_of("a.weight", ["a delta"]) == [None] and asked == [taken]

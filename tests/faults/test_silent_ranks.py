@@ -1,6 +1,7 @@
 """A rank stops answering: the deadline of the request ends it, and the deadline is long enough for what is well."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.ranks import VARIABLE, deadline_from
 from parallel_runtime.wire.protocol import Op
+
+DEADLINE = r"the deadline is [1-9]\d*(\.\d+)? s"  # more than one where a loaded machine was slow to answer before
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_a_stopped_rank_is_found_by_its_silence(impatient):
     run_step(pool)
     error = failure(pool, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for ")
-    assert "held by a signal; the deadline is 1 s" in first_line(error)
+    assert re.search(rf"held by a signal; {DEADLINE}; ", first_line(error))
 
 
 def test_a_stopped_rank_is_found_while_another_gets_on(impatient):
@@ -101,7 +104,7 @@ def test_a_rank_that_is_stopped_while_idle_is_found_by_the_next_load(impatient):
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
     error = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
     assert "no answer to STEP and no heartbeat for " in first_line(error)
-    assert "the deadline is 1 s" in first_line(error)
+    assert re.search(rf"; {DEADLINE}; ", first_line(error))
 
 
 def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):

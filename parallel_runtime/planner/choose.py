@@ -25,7 +25,7 @@ GRAPHS_MADE_IN = 2  # steps
 GRAPHS_SERVE = 4  # runs: another size, text or model, and what needs the memory of a card that ComfyUI uses, end them
 # Of the card that ComfyUI uses too, for what follows a run: by ComfyUI's figure a VAE decodes 1536 x 1536 in 10 GiB.
 GRAPHS_LEAVE = 12 * GIB
-GRAPHS_BYTES = 2 * 2**30  # with more of them steps are so long that no device waits for its host
+GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device waits for its host
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,8 +154,8 @@ class Tries:
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
     ahead of the host. `idle`: nobody waits. `spent_s`: what all of it took by the clock, plans that failed included.
-    `graphs_s`: what a step took with a CUDA graph of each block, at most, endless where these were of no use. `lost`:
-    workers ended in a copy.
+    `graphs_s`: what a step took with a CUDA graph of each block, at most, endless where these were of no use; from
+    earlier tries where copies have not said yet. `lost`: workers ended in a copy.
     """
 
     plans: tuple[ParallelPlan, ...]
@@ -368,10 +368,7 @@ def kept_of(tries: Tries, before: KeptPlan | None = None) -> KeptPlan | None:
     `before`: what was kept and is tried again. Its plan stays where none is clearly quicker, unless it was tried alone.
     """
     seconds = tries.seconds
-    if before is not None:  # what graphs took, where there was no time for them now
-        tries.graphs_s = {**before.graphs_s, **tries.graphs_s}
-    compared = before is not None and len(before.seconds) > 1
-    best = tries.best(before.plan if before is not None and compared else None)
+    best = tries.best(before.plan if before is not None and len(before.seconds) > 1 else None)
     if best is None:
         return None
     graphs_s = {plan: step_s for plan, step_s in tries.graphs_s.items() if plan in seconds and step_s < math.inf}

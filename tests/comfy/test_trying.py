@@ -199,6 +199,25 @@ def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case,
     assert left.failed == {uly2: "not proven to compute the same"}
 
 
+@pytest.mark.parametrize("ends", ["a failure", "another result", "no time"])
+def test_graphs_that_were_kept_stay_where_there_is_no_time_to_try_them_again_and_go_where_they_fail(
+    ends: str, case, trying, module_of_pack, monkeypatch
+) -> None:
+    kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
+    plans = case(SECONDS).plans
+    was = {"plan": plans.uly2, "seconds": {plans.uly2: 1.0, plans.ring2: 1.0}, "graphs_s": {plans.uly2: 0.4}}
+    by_graphs = (case({}).errors.PoolError("it broke"), {}) if ends == "a failure" else (0.4, {"outs": 1.0})
+    found = case(SECONDS, kept=kept_plan(**was, expected_s=0.4), graphs=by_graphs)
+    found.trier.graphs = frozenset([plans.uly2])
+    if ends == "no time":
+        monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: 1.0 * len(found.asked)))
+        found.trier.budget_s = 3.5
+    found.step()
+    kept = found.store.load(found.key)
+    assert (kept.plan, kept.by_graphs) == ((plans.uly2, True) if ends == "no time" else (plans.ring2, False))
+    assert kept.graphs_s == (was["graphs_s"] if ends == "no time" else {})
+
+
 def test_a_plan_that_was_tried_alone_is_tried_again_with_the_others(case) -> None:
     for alone in (False, True):
         found = case(SECONDS, graphs=(0.5, {}))

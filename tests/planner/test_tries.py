@@ -403,7 +403,7 @@ def test_the_best_plan_without_graphs_is_tried_beside_those_that_are_predicted_b
 def test_graphs_that_were_of_no_use_when_tried_again_are_not_kept_and_those_without_time_are() -> None:
     before = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 0.9}, graphs_s={ULYSSES: 0.5}, expected_s=0.5)
     for graphs_s, kept, again_s in (({}, ULYSSES, {ULYSSES: 0.5}), ({ULYSSES: math.inf}, RING, {})):
-        tries = run(Tries(before.plans, idle=True), {ULYSSES: 1.0, RING: 0.8})
+        tries = run(Tries(before.plans, idle=True, graphs_s=dict(before.graphs_s)), {ULYSSES: 1.0, RING: 0.8})
         tries.graphs_s |= graphs_s
         found = kept_of(tries, before)
         assert found is not None and (found.plan, found.graphs_s) == (kept, again_s)
@@ -429,7 +429,8 @@ def test_a_kept_plan_changes_between_runs_by_more_than_ten_percent_alone() -> No
 def test_runs_that_are_always_slower_than_tries_are_not_tried_again_and_again() -> None:
     kept = KeptPlan(plan=ULYSSES, seconds={ULYSSES: 1.0, RING: 1.05}, expected_s=1.0).after_run(1.3)
     before = replace(kept, graphs_s={ULYSSES: 0.9})
-    again = kept_of(run(Tries(kept.plans), {ULYSSES: 1.0, RING: 1.05}), before)
+    tries = Tries(kept.plans, graphs_s=dict(before.graphs_s))
+    again = kept_of(run(tries, {ULYSSES: 1.0, RING: 1.05}), before)
     assert again is not None and not again.after_run(1.35).again and again.after_run(1.5).again
     assert again.by_graphs, "what was found of graphs of blocks stays with the plan"
 

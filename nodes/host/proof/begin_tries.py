@@ -135,28 +135,25 @@ def with_tries(of: Tunable, work: Work | None, decision: Decision) -> tuple[Deci
     table, short = of.table(decision), work.steps < MIN_STEPS
     graphs = under_graphs(of, table)
     usable, key = {row.plan for row in table}, key_of(of, work, graphs=bool(graphs))
+    options = {"steps": work.steps, "asynchronous": is_asynchronous(of), "compiled": of.compiled}
+    worth = functools.partial(worth_trying, table, decision.plan, **options)
     kept = store().load(key)
     if kept is None or kept.plan not in usable:
-        kept, options = None, {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
-        plans, soon = (
-            worth_trying(table, decision.plan, steps=work.steps, idle=idle, **options) for idle in (True, False)
-        )
-        plans = plans or ((decision.plan,) if decision.plan in graphs else ())
+        kept, soon = None, worth(idle=False)
+        plans = worth(idle=True) or ((decision.plan,) if decision.plan in graphs else ())
     else:
         plans = soon = tuple(plan for plan in kept.plans if plan in usable) if kept.again else ()
         if plans and graphs:  # some may not have been tried yet
-            options = {"asynchronous": is_asynchronous(of), "compiled": of.compiled}
-            worth = worth_trying(table, decision.plan, steps=work.steps, idle=True, **options)
-            plans = tuple(dict.fromkeys((*plans, *worth)))
+            plans = tuple(dict.fromkeys((*plans, *worth(idle=True))))
         if kept.by_graphs and not graphs_pay(kept.seconds[kept.plan], kept.taken_s(kept.plan), steps=work.steps):
             graphs = frozenset()
         text = kept.text if kept.plan in graphs else replace(kept, graphs_s={}).text
         reason = f"measured on these devices: {text}"
         decision = replace(decision, plan=kept.plan, reasons=(*decision.reasons, reason))
     if graphs.intersection(plans):  # of which copies without would tell little
-        row = next((row for row in table if row.plan == decision.plan and row.plan in graphs), None)
-        waits = kept is None and row is not None and IDLE.waits(key)
-        soon = (decision.plan,) if waits and graphs_pay_at_once(row, steps=work.steps) else ()
+        own = [row for row in table if row.plan == decision.plan and row.plan in graphs]
+        waits = kept is None and IDLE.waits(key) and any(graphs_pay_at_once(row, steps=work.steps) for row in own)
+        soon = (decision.plan,) if waits else ()
     if kept is None and not plans:
         return decision, None
     known = {"rows": work.rows, "prover": of.prover, "kept": kept, "graphs": graphs}

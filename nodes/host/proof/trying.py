@@ -98,7 +98,8 @@ class Trier:
         until_s = None if self.budget_s is None else began_s + self.budget_s
         proven_now = self.prover.num_computed > self._proofs
         warm = frozenset(plans[:1] if proven_now else ())
-        options = {"limit": self.limit, "asynchronous": self.asynchronous}
+        known = {} if self.kept is None else dict(self.kept.graphs_s)
+        options = {"limit": self.limit, "asynchronous": self.asynchronous, "graphs_s": known}
         self.tries = tries = Tries(plans, warm=warm, idle=self.limit is None and until_s is None, **options)
         copies = _Copies(run, calls, check_cancelled, keeps=run.model.keeps_state)
         copies.compute(tries, until_s)
@@ -228,7 +229,7 @@ class _Copies:
         """Of those of `plans` that were counted, copies with a CUDA graph of each block; those of none begin after
         `until_s`. Where workers fail in one, graphs of no further plan are made."""
         counted = [plan for plan in tries.seconds if plan in plans]
-        for plan in counted:
+        for number, plan in enumerate(counted):
             if until_s is not None and time.perf_counter() > until_s:
                 return
             try:
@@ -237,7 +238,7 @@ class _Copies:
                 self._run.model.pool.retract_failure()
                 log.warning("%s: graphs of blocks were tried and are not used: %s", in_words(plan), _why(error))
                 tries.lost = True
-                tries.graphs_s = dict.fromkeys(counted, math.inf) | tries.graphs_s
+                tries.graphs_s |= dict.fromkeys(counted[number:], math.inf)
                 return
 
     def _by_graphs(self, tries: Tries, plan: ParallelPlan) -> float:

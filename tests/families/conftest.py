@@ -29,8 +29,13 @@ DRIFTED_FILE = "comfy/ldm/wan/model.py"
 NEW, NEW_FILE, MIXING = "NewJoyImage", "comfy/ldm/joyimage/model.py", "MixingKandinsky"
 CROSS = "        x = x + self.cross_attn("
 GIVES = "        return visual_embed\n\n\nclass Kandinsky5("
+# Its made-up packages: were PYTHONPATH set before it starts, it would not be forked (host/forked_ranks.py), for 10 s.
+SEARCHES = """import os, sys
+os.environ["PYTHONPATH"] = os.path.join(os.path.dirname(os.path.dirname(__file__)), "packages")
+sys.path.insert(1, os.environ["PYTHONPATH"])
+"""
 DRIFTS = {
-    "main.py": {},
+    "main.py": {"import comfy.options\n": f"{SEARCHES}import comfy.options\n"},
     DRIFTED_FILE: {
         CROSS: f"        x = x + 0.1 * x.roll(1, dims=1)\n{CROSS}",
         "x = block(x, e=e0, freqs": "x = block(x, e=e0 if context_img_len is None else [e0], freqs",
@@ -120,7 +125,7 @@ def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """A ComfyUI of links with some files changed, whose Python has made-up packages of attention."""
     folder = tmp_path_factory.mktemp("drifted")
     comfyui, cache, packages = folder / "ComfyUI", folder / "cache", folder / "packages"
-    shutil.copytree(comfyui_path(), comfyui, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(comfyui_path(), comfyui, copy_function=os.symlink)  # with what is compiled
     for name, drifts in DRIFTS.items():
         if not (comfyui / name).is_file():  # a class that this ComfyUI does not have
             continue
@@ -134,8 +139,7 @@ def drifted(family_models: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text(text)
     (packages / "yunchang" / "kernels.py").write_text(YUNCHANG)
-    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(packages)}
-    environment["SHIPPED_PLANS"] = str(cache / "shipped")
+    environment = {"XDG_CACHE_HOME": str(cache), "SHIPPED_PLANS": str(cache / "shipped")}
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("COMFYUI_PATH", str(comfyui))

@@ -69,8 +69,6 @@ def outcome(error: BaseException | None, part: str) -> str:
 
 def row_of(item: pytest.Item) -> str:
     """The row that a test belongs to: its part; of a case, with the case's family or kind."""
-    from tools.graphs import BY_NAME as GRAPHS
-
     path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else Path(item.path.name)
     part = BY_FOLDER.get(path.parts[0], path.parts[0])
     given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -78,8 +76,10 @@ def row_of(item: pytest.Item) -> str:
     detail = getattr(subject, "kind", getattr(subject, "family", "")) if part == "families" else ""
     if part == "modules" and path.stem == "test_hosted_parity" and "name" in given:
         detail = given["name"].split()[0].strip(",")
-    elif part == "flux" and given.get("name") in GRAPHS:
-        detail = GRAPHS[given["name"]].kind
+    elif part == "flux":
+        from tools.graphs import BY_NAME as GRAPHS  # here: it imports torch
+
+        detail = GRAPHS[given["name"]].kind if given.get("name") in GRAPHS else ""
     return f"{part}: {detail}" if detail else part
 
 

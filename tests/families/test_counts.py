@@ -79,6 +79,8 @@ def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path
 
 
 def test_a_class_that_does_not_go_without_a_mask_of_its_text_is_counted(folder: Path) -> None:
+    small = FILES[BOOGU].arguments | {"num_layers": 1, "num_double_stream_layers": 1}  # each layer is counted
+    write_model_files(folder, [replace(FILES[BOOGU], arguments=small)])
     assert counted(folder, BOOGU, width=352, height=288).image_tokens == 22 * 18
 
 

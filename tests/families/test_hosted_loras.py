@@ -40,14 +40,12 @@ def file_of(kind: str, of: str = "wan") -> str:
 
 
 def test_every_kind_of_adapter_equals_stock(hosted_client: ComfyClient, stock: Stock, loras: Path) -> None:
-    """All in one graph, each on another module; stock's latent moves with each that is left out."""
+    """All in one graph, each on another module; each alone moves stock's latent."""
     files = [(file_of(kind, "alone"), 0.8) for kind in KINDS]
     graph = with_loras(small(), *files)
-    right = stock(graph)
-    assert relative_error(latent_of(hosted_client, ours(graph)), right) <= TOLERANCE
-    for number, kind in enumerate(KINDS):
-        without = with_loras(small(), *files[:number], *files[number + 1 :])
-        assert relative_error(stock(without), right) > 10 * TOLERANCE, f"{kind} changes nothing"
+    assert relative_error(latent_of(hosted_client, ours(graph)), stock(graph)) <= TOLERANCE
+    for file in files:
+        assert relative_error(stock(with_loras(small(), file)), stock(small())) > 10 * TOLERANCE, f"{file} does nothing"
 
 
 def test_stacked_loras_equal_stock_and_are_taken_back_to_the_last_bit(

@@ -21,7 +21,6 @@ from .files import write_model_files
 from .variants import FILES
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-SMALL = ("--width", "112", "--height", "80", "--text-tokens", "13")
 WAN = "tiny_wan_t2v.safetensors"
 
 

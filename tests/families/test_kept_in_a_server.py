@@ -19,7 +19,6 @@ from .graphs import node
 from .hosted import VISIBLE, between, with_loras
 from .variants import BY_NAME, NEWER, write_families
 
-pytestmark = pytest.mark.slow
 STEPS, PICTURE, PROMPTS = 3, 35, (11 + 35, 7 + 35)  # tokens; of the text and of the reference
 LORA = "keys.safetensors"
 PLANS: dict[str, dict[str, int]] = {"ulysses 2": {"ulysses": 2}, "cfg 2": {"cfg": 2}}

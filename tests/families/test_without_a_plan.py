@@ -26,8 +26,6 @@ PLANS = {"cfg 2": {**FOUR, "cfg": 2}}
 DETECTOR = replace(BY_NAME["sd1.5"], name="rt-detr", file="tiny_rt_detr.safetensors")
 KNOWN_BY = [Row("encoder.pan_blocks.1.cv4.conv.weight", (8, 8, 1, 1), 0.1)]
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def bench(hosted_server: ComfyServer) -> Bench:

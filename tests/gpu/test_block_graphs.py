@@ -31,13 +31,12 @@ def pool(told: Path) -> Iterator[Pool]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chapter", sorted(CHAPTERS.keys() - {"groups_end", "one_cannot"}))
+# "replays" is what the others begin with.
+@pytest.mark.parametrize("chapter", sorted(CHAPTERS.keys() - {"groups_end", "one_cannot", "replays"}))
 def test_blocks_by_graphs_compute_what_they_do_without_whatever_changes_between_calls(chapter: str, pool: Pool) -> None:
     assert CHAPTERS[chapter](pool, ParallelPlan(ulysses=2)) == ""
 
 
-@pytest.mark.slow
 def test_a_rank_killed_in_a_replay_ends_the_run_as_any_lost_rank_and_the_next_one_has_other_graphs(
     pool: Pool, told: Path
 ) -> None:

@@ -1,13 +1,15 @@
-"""What all tests of this folder share: ranks that have imported ComfyUI, a pool of four workers, a Wan's file."""
+"""What all tests of this folder share: ranks that have imported ComfyUI, a pool of four workers, files for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from families.variants import write_families
 from host.fetch import comfyui_path
-from host.hosted_runs import WAN
+from host.hosted_runs import FLUX, SD35, WAN
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
@@ -39,6 +41,12 @@ def pool(four_ranks: Pool) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `models` folder with every file of the pool, written at once, as ComfyUI is started to say their tensors."""
+    return write_families(tmp_path_factory.mktemp("models"), only=[each.name for each in (WAN, FLUX, SD35)])
+
+
+@pytest.fixture(scope="session")
+def wan(models: Path) -> ModelSpec:
     """The file of a Wan of three blocks and five heads."""
-    return WAN.write(tmp_path_factory.mktemp("wan"))
+    return WAN.write(models)

@@ -133,9 +133,9 @@ def step_by_step(
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, tmp_path: Path, name: str) -> None:
+def test_a_full_pipeline_computes_what_an_empty_one_does(pool: Pool, models: Path, name: str) -> None:
     model, written, made = RUNS[name]
-    spec, plan, shown = model.write(tmp_path), ParallelPlan.parse(written), list[torch.Tensor]()
+    spec, plan, shown = model.write(models), ParallelPlan.parse(written), list[torch.Tensor]()
     run = sampled(model, **made)
     got = pool.sample(spec, plan, run, on_step=lambda _, latent: shown.append(latent.clone()))
     assert [each.drained for each in got.ran] == [None] * plan.ranks
@@ -156,13 +156,13 @@ OTHERS = "the prompts' patches are of other parts of the latent"
     [(WAN, "pipefusion=3,patches=4", MIXED), (FLUX, TWO, OTHERS), (FLUX, f"{TWO},cfg=2", OTHERS)],
 )
 def test_where_patches_share_numbers_the_pipeline_is_empty_between_steps_and_says_why(
-    pool: Pool, tmp_path: Path, model: Model, name: str, why: str
+    pool: Pool, models: Path, model: Model, name: str, why: str
 ) -> None:
     """Wan fills up an odd height with the first row's numbers, so tokens of the last patch are made of the first's.
 
     Flux's first prompt has a reference, which takes half of its patches; in one batch group with the other, or two.
     """
-    spec, plan = model.write(tmp_path), ParallelPlan.parse(name)
+    spec, plan = model.write(models), ParallelPlan.parse(name)
     run = sampled(model, size=(1, 7, 12) if model is WAN else ())
     if model is FLUX:
         of_references = sampled(replace(FLUX, more={**FLUX.more, "ref_latents": (1, *FLUX.latent)}))

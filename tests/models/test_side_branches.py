@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from families.variants import BY_NAME, write_families
-from host.tiny_hosted import call, spec_of
+from host.hosted_runs import FLUX
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.errors import PoolError
 from parallel_runtime.model_call import CallPlace, ModelCall
@@ -84,17 +85,14 @@ def stronger(deltas: tuple[WeightDelta, ...]) -> tuple[WeightDelta, ...]:
 
 
 @pytest.fixture(scope="module")
-def models(tiny_hosted: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    """By name. Wan's first layer is a convolution."""
-    folder = tmp_path_factory.mktemp("models")
+def by_name(wan: ModelSpec, models: Path) -> dict[str, Model]:
+    """Wan's first layer is a convolution."""
     blocks = ("blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", "blocks.2.cross_attn.v.weight")
-    wan = ("patch_embedding.weight", "head.head.weight", *blocks)
-    flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
-    stock = BY_NAME["flux.1 t2i"]
-    written = write_families(folder, only=[stock.name]) / "diffusion_models" / stock.file
+    of_wan = ("patch_embedding.weight", "head.head.weight", *blocks)
+    of_flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
     return {
-        "Wan": Model(tiny_hosted, call(1), wan, "blocks.1.self_attn.k.weight"),
-        "Flux.1": Model(spec_of(written), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
+        "Wan": Model(wan, call(1), of_wan, "blocks.1.self_attn.k.weight"),
+        "Flux.1": Model(FLUX.write(models), flux_call(), of_flux, "double_blocks.0.txt_attn.qkv.weight"),
     }
 
 
@@ -108,9 +106,9 @@ def run(pool: Pool, model: Model, plan: str, deltas: WeightDeltas = PRISTINE, **
 
 @pytest.mark.parametrize(("name", "plan"), RUNS)
 def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
-    pool: Pool, models: dict[str, Model], name: str, plan: str
+    pool: Pool, by_name: dict[str, Model], name: str, plan: str
 ) -> None:
-    model = models[name]
+    model = by_name[name]
     first = loras(model)
     plain = run(pool, model, plan)
     for number, deltas in enumerate((first, stronger(first), first[2:])):
@@ -149,10 +147,10 @@ def watched() -> Iterator[Asked]:
 
 @pytest.mark.parametrize("plan", ["ulysses=2,weights=sharded", "pipefusion=2,patches=2"])
 def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
-    pool: Pool, models: dict[str, Model], plan: str
+    pool: Pool, by_name: dict[str, Model], plan: str
 ) -> None:
     """Also where a LoRA with a core of its own was merged beside them, as long as it keeps its strength."""
-    model, axes = models["Wan"], ParallelPlan.parse(plan)
+    model, axes = by_name["Wan"], ParallelPlan.parse(plan)
     key = "blocks.2.ffn.2.weight"
     merged = replace(lora(model, key, seed=70), key=key)
     lengths = noise(*read_header(model.spec.path).tensors[key].shape[:1], 1, seed=71).abs()
@@ -182,8 +180,8 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
     assert relative_error(got, want) <= TOLERANCE
 
 
-def test_a_lora_for_a_layer_that_the_model_lacks_is_refused(pool: Pool, models: dict[str, Model]) -> None:
-    model = models["Wan"]
+def test_a_lora_for_a_layer_that_the_model_lacks_is_refused(pool: Pool, by_name: dict[str, Model]) -> None:
+    model = by_name["Wan"]
     lost = replace(lora(model, model.keys[-1], seed=1), key="blocks.7.self_attn.q.weight")
     with pytest.raises(PoolError, match="has not; use one made for this model"):
         pool.load(model.spec, deltas=WeightDeltas("lost", (lost,), side_branch=True))

@@ -202,9 +202,7 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocating, raising=False)
-        monkeypatch.setattr(
-            torch._C, "_cuda_releasePool", lambda *of: self.asked.append(("released", *of)), raising=False
-        )
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release, raising=False)
         self.replay, self.ends = object(), True
 
     def release(self, *of: Any) -> None:
@@ -238,7 +236,6 @@ def test_a_graph_is_recorded_when_the_device_is_done_and_ended_whatever_happens(
     before = [("synchronize", card), "a stream of cuda:1", {"pool": "pool", "capture_error_mode": "thread_local"}]
     assert recorder.record(lambda: cuda.asked.append("function")) is cuda.replay
     assert cuda.asked == [*before, "function", "end", "left"]
-    cuda.asked.clear()
 
     def fails() -> None:
         cuda.asked.append("failed")

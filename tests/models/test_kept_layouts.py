@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from host.outcomes import StockFailsError
 from parallel_runtime.models.hosted.kept_layouts import MOST, KeptLayouts, keep_layouts
@@ -28,7 +29,7 @@ def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(gro
     made: list[Any] = []
 
     def counting(*args: Any, **kwargs: Any) -> Any:
-        if not any(each.is_meta for each in _tensors((args, kwargs))):
+        if not any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves((args, kwargs))):
             made.append(args)
         return stock(*args, **kwargs)
 
@@ -53,13 +54,6 @@ def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(gro
             for mine, theirs in zip(each, other, strict=True):
                 assert torch.equal(mine, theirs)
     assert cases
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for each in inside for tensor in _tensors(each)]
 
 
 class OfSizes:

@@ -1,6 +1,6 @@
 """A first-block cache over ComfyUI's own classes: what one process with replaced blocks computes, on one rank and two.
 
-Owns the bounds, and which classes are refused one. How a cache and its simulation run is step_cache_ranks.py's.
+Owns the bounds, and which classes are refused one. How a cache and its simulation run is skipping.py's.
 """
 
 from __future__ import annotations

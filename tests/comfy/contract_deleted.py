@@ -19,6 +19,8 @@ import types
 
 _, _, pack = sys.argv
 NAME = "deleted_in_turn"
+# Of the pack, and nothing of ComfyUI: imported once, before each load.
+ALONE = ("machines.machine", "models.specs", "planner.automatic", "planner.counting", "pool.pool", "report.build")
 
 
 def part_of_pack(name):
@@ -131,12 +133,12 @@ def loaded():
     return {"ids": sorted(asyncio.run(load())), "said": []}
 
 
-def said_without(line, arguments):
-    """The sentences of the features that are off where this line is deleted."""
+def said_without(line, arguments, lines):
+    """The sentences of the features that are off where this line is deleted, by a look at these lines."""
     check = part_of_pack("parallel_runtime.models.hosted.contract_check")
     undo = delete(line, arguments=arguments)
     try:
-        return check.off_by_feature(check.look(), "0")
+        return check.off_by_feature(check.look(lines), "0")
     finally:
         for each in reversed(undo):
             each()
@@ -161,19 +163,24 @@ def loaded_without(lines, arguments):
 
 def main():
     contract = part_of_pack("parallel_runtime.models.hosted.contract")
+    by_feature = {name: [line for line in contract.LINES if line.feature == name] for name in contract.FEATURES}
+    for line in contract.LINES:
+        for arguments in (False, True) if line.arguments else (False,):
+            off = said_without(line, arguments, by_feature[line.feature])
+            say({"feature": line.feature, "line": line.text, "arguments": arguments, "off": off})
     used = [contract.Line(feature="", since="", name=name) for name in contract.WHERE_THERE]
-    for arguments in (False, True):
-        for line in contract.LINES:
-            if line.arguments or not arguments:
-                say({"line": line.text, "arguments": arguments, "off": said_without(line, arguments)})
     used = [line for line in used if is_there(line.name)]
     for line in used:
-        say({"line": line.text, "arguments": False, "off": said_without(line, False)})
+        off = said_without(line, False, contract.LINES)
+        say({"feature": "", "line": line.text, "arguments": False, "off": off})
     groups = [("", [], False), ("used where there", used, False)]
-    for feature in contract.FEATURES:
-        lines = [line for line in contract.LINES if line.feature == feature]
+    for feature, lines in by_feature.items():
         groups += [(feature, lines, False), (feature, [line for line in lines if line.arguments], True)]
+    for name in ALONE:
+        part_of_pack(f"parallel_runtime.{name}")
     for name, lines, arguments in groups:
+        if arguments and not lines:
+            continue
         pid = os.fork()
         if pid == 0:
             say({"group": name, "arguments": arguments, **loaded_without(lines, arguments)})

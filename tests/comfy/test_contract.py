@@ -83,27 +83,20 @@ def test_each_line_that_is_missing_turns_off_its_features_and_the_pack_is_there(
     """Each line is missed by itself; the pack is loaded without all lines of a feature, which are guarded as one."""
     printed = in_comfyui(Path(__file__).with_name("contract_deleted.py"), str(PACK_ROOT))
     found = [json.loads(line) for line in printed if line.startswith('{"')]
-    looks = {(each["line"], each["arguments"]): each["off"] for each in found if "line" in each}
+    looks = {(each["feature"], each["line"], each["arguments"]): each["off"] for each in found if "line" in each}
     loads = {(each["group"], each["arguments"]): each for each in found if "group" in each}
-    expected = {(line.text, only) for line in LINES for only in (False, True) if line.arguments or not only}
-    used = looks.keys() - expected
-    assert expected < looks.keys() and {text for text, _ in used} <= set(WHERE_THERE)
-    assert {"comfyui_version.__version__", "comfy.controlnet.ControlLora"} <= {text for text, _ in used}
-    assert [each for each in used if looks[each]] == []
-    wrong = [
-        (line.text, only, looks[line.text, only])
-        for line in LINES
-        for only in (False, True)
-        if (line.text, only) in expected and not names(looks[line.text, only].get(line.feature, ""), line)
-    ]
+    used = {text: looks.pop(("", text, False)) for feature, text, _ in list(looks) if not feature}
+    assert {"comfyui_version.__version__", "comfy.controlnet.ControlLora"} <= used.keys() <= set(WHERE_THERE)
+    assert [text for text, off in used.items() if off] == []
+    expected = {(line.feature, line.text, only): line for line in LINES for only in {False, bool(line.arguments)}}
+    assert looks.keys() == expected.keys()
+    wrong = [(*each, looks[each]) for each, line in expected.items() if not names(looks[each].get(each[0], ""), line)]
     assert wrong == []
     whole = loads.pop(("", False))
     assert (whole.get("off"), whole["said"]) == ({}, []) and len(whole["ids"]) == 11, "nothing was deleted"
-    assert loads.keys() == {(name, only) for name in FEATURES for only in (False, True)} | {("used where there", False)}
     assert loads.pop(("used where there", False)).get("off") == {}
-    for (feature, only), load in loads.items():
-        if only and not any(line.arguments for line in LINES if line.feature == feature):
-            continue
+    assert loads.keys() == {(feature, only) for feature, _, only in expected}
+    for (feature, _), load in loads.items():
         assert "error" not in load and load["ids"] == whole["ids"], load
         assert load["said"] == ([load["off"][feature]] if "nodes" in load["off"] else []), load
         assert any(load["off"][feature] in text for text in load["log"]), load

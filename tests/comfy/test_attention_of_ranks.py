@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from host.fetch import comfyui_path
+from host.server import PACK_ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # Each says that it was called, and attends exactly.
 STAND_INS = {
     "sageattention": """
@@ -28,30 +25,27 @@ def flash_attn_func(q, k, v, *, dropout_p=0.0, causal=False, **options):
     print("called flash_attn_func")
     return F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
 """,
-    # The real package, with an attention that needs no GPU.
-    "comfy_kitchen": """
-import importlib, os, sys
-import torch.nn.functional as F
-sys.path.remove(os.path.dirname(__file__))
-del sys.modules["comfy_kitchen"]
-kitchen = importlib.import_module("comfy_kitchen")
-sys.path.append(os.path.dirname(__file__))
-def int8_attention(q, k, v, attn_mask=None, **options):
-    print("called int8_attention")
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-kitchen.int8_attention, kitchen.int8_attention_is_available = int8_attention, lambda: True
-""",
 }
+# ComfyUI is imported anew, as a rank does that was told the option; comfy_kitchen has an attention that needs no GPU.
 IN_A_RANK = """
-import sys, torch
+import sys, comfy_kitchen, torch
+import torch.nn.functional as F
+_, comfyui, pack, stand_ins, option = sys.argv
+for name in [each for each in sys.modules if each.partition(".")[0] == "comfy"]:
+    del sys.modules[name]
+sys.path += [pack, stand_ins]
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.parallel.kernels import ATTENDED
-import_comfyui(ComfyUI(sys.argv[1], (sys.argv[2],)), torch.device("cpu"))
+def int8_attention(q, k, v, attn_mask=None, **options):
+    print("called int8_attention")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+comfy_kitchen.int8_attention, comfy_kitchen.int8_attention_is_available = int8_attention, lambda: True
+import_comfyui(ComfyUI(comfyui, (option,)), torch.device("cpu"))
 q = torch.randn(1, 2, 64, 64, dtype=torch.bfloat16)
 out = installed().kernel.heads([q, q, q], 2, None, attn_precision=None, options={}, owned=False, named="")
-expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+expected = F.scaled_dot_product_attention(q, q, q)
 assert (out.float() - expected.float()).norm() < 0.02 * expected.float().norm()
 print("ran", *ATTENDED, sep="|")
 """
@@ -65,15 +59,10 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("option", "called", "ran"), CASES)
-def test_an_option_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:
+def test_an_option_is_the_function_of_a_rank(tmp_path: Path, in_comfyui, option: str, called: str, ran: str) -> None:
     for name, text in STAND_INS.items():
         (tmp_path / f"{name}.py").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    command = [sys.executable, "-c", IN_A_RANK, str(comfyui_path()), option]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
+    lines = in_comfyui(IN_A_RANK, str(PACK_ROOT), str(tmp_path), option)
     assert lines[-1] == f"ran|{ran}"
     assert [line for line in lines if line.startswith("called")] == ([called] if called else [])

@@ -99,10 +99,6 @@ def test_ranks_on_one_processor_are_not_compared(unequal) -> None:
 
 # A plan, and the lines of its first and last device of eight.
 ROLES = {
-    "ulysses=2,cfg=2,data=2": (
-        "cuda:0: replica 0, cond 0, 1/2 of the attention heads",
-        "cuda:7: replica 1, cond 1, 1/2 of the attention heads",
-    ),
     "ulysses=2,ring=4": (
         "cuda:0: ring part 0/4, 1/2 of the attention heads",
         "cuda:7: ring part 3/4, 1/2 of the attention heads",

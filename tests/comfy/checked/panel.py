@@ -155,30 +155,6 @@ for value in (1.0, 3.0):
 assert run["step"] == 3 and {"step_s", "left_s"} <= run.keys()
 queue.currently_running.clear()
 
-# Tabs are told of each change, once.
-state.INTERVAL_S = 0.01
-said()
-
-
-async def watched():
-    watch = asyncio.get_running_loop().create_task(panel.watch())
-    await asyncio.sleep(0.2)
-    assert len(said()) == 1
-    panel.action = "restart"
-    await asyncio.sleep(0.2)
-    ((event, shown),) = said()
-    assert (event, shown["action"]) == ("parallel_dit.state", "restart")
-    kept, panel._pool = panel._pool, None
-    await asyncio.sleep(0.05)
-    panel._pool, panel.action = kept, None
-    await asyncio.sleep(0.2)
-    assert [shown["action"] for _, shown in said()] == [None], "a look that failed is not the last"
-    watch.cancel()
-
-
-asyncio.run(watched())
-
-
 # Buttons: one at a time.
 panel.action = None
 buttons = actions.Actions(panel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import pytest
 from comfy.test_run_context import new_run as new_run
 from comfy.test_run_context import run_context as run_context
 
@@ -25,100 +26,88 @@ def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack,
     assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
 
 
-def test_plans_that_were_tried_are_tried_again_where_runs_came_to_be_slower_if_they_can_run_now(
-    module_of_pack, new_run, monkeypatch
-) -> None:
-    begin, tries = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.planner.tries")
-    plan_of, sampled = module_of_pack("parallel_runtime.plan").ParallelPlan, SimpleNamespace(steps=20, rows=1)
-    plans = uly2, ring2, cfg2 = [plan_of(**{axis: 2}) for axis in ("ulysses", "ring", "cfg")]
-    for name, value in {"key_of": "key", "under_graphs": frozenset(), "is_asynchronous": True}.items():
-        monkeypatch.setattr(begin, name, lambda *_, value=value, **__: value)
-    usable = [SimpleNamespace(plan=each, memory=each.name) for each in plans[:2]]
-    monkeypatch.setattr(begin.Tunable, "table", lambda *_: usable)
+@pytest.fixture
+def case(module_of_pack, new_run, monkeypatch) -> SimpleNamespace:
+    """A MODEL for which auto predicts ulysses 2, where ring 2 can run too; a test sets `graphs`, and what is `kept`."""
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    plan_of = module_of_pack("parallel_runtime.plan").ParallelPlan
+    uly2, ring2 = (plan_of(**{axis: 2}) for axis in ("ulysses", "ring"))
+    rows = [SimpleNamespace(plan=each, memory=each.name) for each in (uly2, ring2)]
     given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
-    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
-    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
+    found = SimpleNamespace(begin=begin, uly2=uly2, ring2=ring2, rows=rows, graphs=set(), kept=None, keyed=[])
+    found.of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
+    found.two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
+    found.kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
+    for name, value in {
+        "key_of": lambda *_, graphs: found.keyed.append(graphs) or "key",
+        "under_graphs": lambda *_: frozenset(found.graphs),
+        "is_asynchronous": lambda _: True,
+        "store": lambda: SimpleNamespace(load=lambda key: found.kept),
+    }.items():
+        monkeypatch.setattr(begin, name, value)
+    monkeypatch.setattr(begin.Tunable, "table", lambda *_: rows)
+    found.begun = lambda steps=20: begin.with_tries(found.of, SimpleNamespace(steps=steps, rows=1), found.two)
+    return found
+
+
+def test_plans_that_were_tried_are_tried_again_where_runs_came_to_be_slower_if_they_can_run_now(
+    case, module_of_pack
+) -> None:
+    uly2, ring2, cfg2 = case.uly2, case.ring2, module_of_pack("parallel_runtime.plan").ParallelPlan(cfg=2)
+    seconds = {uly2: 2.0, ring2: 1.0, cfg2: 3.0}
     for again, tried in ((True, (ring2, uly2)), (False, ())):
-        kept = tries.KeptPlan(plan=ring2, seconds={uly2: 2.0, ring2: 1.0, cfg2: 3.0}, expected_s=1.0, again=again)
-        monkeypatch.setattr(begin, "store", lambda kept=kept: SimpleNamespace(load=lambda key: kept))
-        decision, trier = begin.with_tries(of, sampled, two)
-        assert decision.plan == ring2 and decision.reasons[-1] == f"measured on these devices: {kept.text}"
+        case.kept = case.kept_plan(plan=ring2, seconds=seconds, expected_s=1.0, again=again)
+        decision, trier = case.begun()
+        assert decision.plan == ring2 and decision.reasons[-1] == f"measured on these devices: {case.kept.text}"
         assert (trier.trier.plans if again else trier.plans) == tried
         assert not again or (trier.now.plans, trier.memory) == (tried, {each: each.name for each in (uly2, ring2)})
+    sampled, with_tries = SimpleNamespace(steps=20, rows=1), case.begin.with_tries
     for changes in ({"tries": False}, {"choose_again": None}):
-        assert begin.with_tries(replace(of, **changes), sampled, two) == (two, None)
-    assert begin.with_tries(of, None, two) == (two, None)
+        assert with_tries(replace(case.of, **changes), sampled, case.two) == (case.two, None)
+    assert with_tries(case.of, None, case.two) == (case.two, None)
 
 
-def test_no_run_waits_for_plans_that_may_gain_by_graphs_one_alone_included(
-    module_of_pack, new_run, monkeypatch
-) -> None:
-    begin = module_of_pack("nodes.host.proof.begin_tries")
-    plan_of, sampled = module_of_pack("parallel_runtime.plan").ParallelPlan, SimpleNamespace(steps=20, rows=1)
-    uly2, ring2 = (plan_of(**{axis: 2}) for axis in ("ulysses", "ring"))
-    usable, graphs, worth = [SimpleNamespace(plan=each, memory=each.name) for each in (uly2, ring2)], set(), ()
-    values = {"key_of": "key", "is_asynchronous": True, "store": SimpleNamespace(load=lambda key: None)}
-    for name, value in values.items():
-        monkeypatch.setattr(begin, name, lambda *_, value=value, **__: value)
-    monkeypatch.setattr(begin, "under_graphs", lambda *_: frozenset(graphs))
+def test_no_run_waits_for_plans_that_may_gain_by_graphs_one_alone_included(case, monkeypatch) -> None:
+    begin, uly2, ring2, worth = case.begin, case.uly2, case.ring2, ()
     monkeypatch.setattr(begin, "worth_trying", lambda *_, **__: worth)
-    monkeypatch.setattr(begin.Tunable, "table", lambda *_: usable)
-    given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
-    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
-    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
-    assert begin.with_tries(of, sampled, two) == (two, None)
-    graphs = {ring2}
-    assert begin.with_tries(of, sampled, two) == (two, None), "of a plan that is not tried"
-    graphs = {uly2}
-    _, trier = begin.with_tries(of, sampled, two)
+    assert case.begun() == (case.two, None)
+    case.graphs = {ring2}
+    assert case.begun() == (case.two, None), "of a plan that is not tried"
+    case.graphs = {uly2}
+    _, trier = case.begun()
     assert (trier.trier.plans, trier.now, trier.trier.graphs) == ((uly2,), None, {uly2})
     worth = (uly2, ring2)
-    _, trier = begin.with_tries(of, sampled, two)
+    _, trier = case.begun()
     assert (trier.trier.plans, trier.now) == (worth, None)
     monkeypatch.setattr(begin, "IDLE", SimpleNamespace(waits=lambda key: waits and key == "key", offer=None))
-    monkeypatch.setattr(begin, "graphs_pay_at_once", lambda row, *, steps: pays and (row, steps) == (usable[0], 20))
+    monkeypatch.setattr(begin, "graphs_pay_at_once", lambda row, *, steps: pays and (row, steps) == (case.rows[0], 20))
     for waits, pays in ((True, True), (True, False), (False, True)):  # one prompt after another: nothing else is tried
-        _, trier = begin.with_tries(of, sampled, two)
+        _, trier = case.begun()
         assert (trier.now is not None) == (waits and pays), (waits, pays)
         assert trier.now is None or (trier.now.plans, trier.now.limit, trier.now.graphs) == ((uly2,), None, {uly2})
         assert trier.now is None or trier.now.alone
-    kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
-    kept = kept_plan(plan=uly2, seconds={uly2: 1.0}, expected_s=1.0, again=True)
-    monkeypatch.setattr(begin, "store", lambda: SimpleNamespace(load=lambda key: kept))
+    case.kept = case.kept_plan(plan=uly2, seconds={uly2: 1.0}, expected_s=1.0, again=True)
     waits = pays = True
-    _, trier = begin.with_tries(of, sampled, two)
+    _, trier = case.begun()
     assert (trier.trier.plans, trier.now) == ((uly2, ring2), None), "with those that had no time before"
-    monkeypatch.setattr(begin, "store", lambda: SimpleNamespace(load=lambda key: None))
-    waits, graphs = True, {ring2}
-    assert begin.with_tries(of, sampled, two)[1].now is None
-    graphs = set()
-    _, trier = begin.with_tries(of, sampled, two)
+    case.kept, case.graphs = None, {ring2}
+    assert case.begun()[1].now is None
+    case.graphs = set()
+    _, trier = case.begun()
     assert trier.now.plans == worth and trier.now.limit == begin.LIMIT
-    assert begin.with_tries(of, SimpleNamespace(steps=15, rows=1), two)[1].now is None
+    assert case.begun(steps=15)[1].now is None
 
 
-def test_a_run_begins_by_graphs_that_are_kept_where_it_ends_sooner_for_them(
-    module_of_pack, new_run, monkeypatch
-) -> None:
-    begin, tries = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.planner.tries")
-    uly2 = module_of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2)
-    kept = tries.KeptPlan(plan=uly2, seconds={uly2: 1.0}, graphs_s={uly2: 0.5}, expected_s=0.5)
-    asked, graphs = [], {uly2}
-    monkeypatch.setattr(begin, "key_of", lambda *_, graphs: asked.append(graphs) or "key")
-    monkeypatch.setattr(begin, "is_asynchronous", lambda _: True)
-    monkeypatch.setattr(begin, "under_graphs", lambda *_: frozenset(graphs))
-    monkeypatch.setattr(begin, "store", lambda: SimpleNamespace(load=lambda key: kept))
-    monkeypatch.setattr(begin.Tunable, "table", lambda *_: [SimpleNamespace(plan=uly2, memory="memory")])
-    given = {each.name: None for each in fields(begin.Tunable)} | {"shares": (), "tries": True, "choose_again": print}
-    of = begin.Tunable(**given | {"prover": SimpleNamespace(num_computed=0)})
-    two = replace(new_run("/a.safetensors").decision, plan=uly2, automatic=True)
-    with_them, without = f"measured on these devices: {kept.text}", "measured on these devices: kept ulysses 2"
+def test_a_run_begins_by_graphs_that_are_kept_where_it_ends_sooner_for_them(case) -> None:
+    uly2 = case.uly2
+    case.kept = case.kept_plan(plan=uly2, seconds={uly2: 1.0}, graphs_s={uly2: 0.5}, expected_s=0.5)
+    with_them, without = f"measured on these devices: {case.kept.text}", "measured on these devices: kept ulysses 2"
     for steps, room, by_graphs in ((2, True, True), (1, True, False), (20, False, False)):
-        graphs = {uly2} if room else set()
-        decision, trier = begin.with_tries(of, SimpleNamespace(steps=steps, rows=1), two)
+        case.graphs = {uly2} if room else set()
+        decision, trier = case.begun(steps)
         assert (trier.by_graphs, decision.plan) == (by_graphs, uly2), steps
         assert decision.reasons[-1] == (with_them if by_graphs else without)
-    assert asked == [True, True, False]
+    assert case.keyed == [True, True, False]
 
 
 def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +96,27 @@ def assert_the_next_prompt_is_right(client: ComfyClient, right: torch.Tensor) ->
     assert relative_error(saved_latent(client, client.queue(graph)), right) <= TOLERANCE
 
 
-@contextmanager
-def workers_that_stay(client: ComfyClient, right: torch.Tensor) -> Iterator[None]:
-    """Of a mistake that costs no worker anything: the same make the next prompt right."""
-    assert_the_next_prompt_is_right(client, right)
-    before = generations(client)
-    yield
-    assert generations(client) == before != []
-    assert_the_next_prompt_is_right(client, right)
-
-
 DENOISE = iter(1 - step * 1e-9 for step in range(1000))  # another cache key for ComfyUI, the same sigmas
 
 
-def test_a_file_that_cannot_be_used_is_told_by_the_loader(hosted_client: ComfyClient, right: torch.Tensor) -> None:
-    with workers_that_stay(hosted_client, right):
-        for file, parts in FILES.items():
-            graph = ours(WAN.graph(), **ULYSSES)
-            graph["model"]["inputs"]["unet_name"] = file
-            assert_says(first_line(hosted_client, graph, "ParallelModelLoader"), *parts)
+def test_a_bad_file_is_told_by_the_loader_and_an_object_in_a_conditioning_by_its_place_and_workers_stay(
+    hosted_client: ComfyClient, right: torch.Tensor
+) -> None:
+    """Mistakes that cost no worker anything: the same make the next prompt right."""
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before = generations(hosted_client)
+    for file, parts in FILES.items():
+        graph = ours(WAN.graph(), **ULYSSES)
+        graph["model"]["inputs"]["unet_name"] = file
+        assert_says(first_line(hosted_client, graph, "ParallelModelLoader"), *parts)
+        assert generations(hosted_client) == before != [], file
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["object"] = node("ObjectInConditioning", conditioning=graph["sampler"]["inputs"]["positive"])
+    graph["sampler"]["inputs"]["positive"] = ["object", 0]
+    parts = ("WanModel.kwargs.adapter", "Identity", "only tensors and plain values", "remove the node that adds it")
+    assert_says(first_line(hosted_client, graph, "KSampler"), *parts)
+    assert generations(hosted_client) == before
+    assert_the_next_prompt_is_right(hosted_client, right)
 
 
 def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_runs(
@@ -166,12 +167,3 @@ def test_a_lora_of_another_family_changes_nothing_there_as_here(
         said = hosted_server.log.count("lora key not loaded")
         assert relative_error(saved_latent(hosted_client, hosted_client.queue(changed)), right) <= TOLERANCE
         assert hosted_server.log.count("lora key not loaded") > said
-
-
-def test_an_object_in_a_conditioning_is_refused_by_its_place(hosted_client: ComfyClient, right: torch.Tensor) -> None:
-    graph = ours(WAN.graph(), **ULYSSES)
-    graph["object"] = node("ObjectInConditioning", conditioning=graph["sampler"]["inputs"]["positive"])
-    graph["sampler"]["inputs"]["positive"] = ["object", 0]
-    parts = ("WanModel.kwargs.adapter", "Identity", "only tensors and plain values", "remove the node that adds it")
-    with workers_that_stay(hosted_client, right):
-        assert_says(first_line(hosted_client, graph, "KSampler"), *parts)

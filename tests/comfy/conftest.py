@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,12 @@ def hint(comfy_server: ComfyServer) -> str:
     picture[:, :, 3] = 255
     picture[64:192, 64:192, 3] = 0
     return ComfyClient(comfy_server.url).upload_image(Image.fromarray(picture), "hint.png")
+
+
+@pytest.fixture(scope="session")
+def object_info(comfy_server: ComfyServer) -> dict[str, Any]:
+    """The server's description of all nodes; to be left as it is."""
+    return ComfyClient(comfy_server.url).object_info()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import worker_pids
+from parity.runner import RELEASE
 
 LONG = 400  # steps, of which all but a few are cancelled, however quick the machine is
 
@@ -50,8 +51,7 @@ def test_cancel_while_workers_start_leaves_a_server_that_samples(
 ) -> None:
     graph = workflows.text_to_image(tiny_models, seed=60)
     right = latent_of(client, graph)
-    release = {"class_type": "ReleaseParallelPool", "inputs": {}}
-    client.queue({"end": release}).require_success()
+    client.queue(RELEASE).require_success()
     assert worker_pids(comfy_server) == []
 
     def interrupt_the_start() -> None:

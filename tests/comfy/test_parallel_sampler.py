@@ -27,6 +27,11 @@ def ours(graph: Workflow, **settings: Any) -> Workflow:
     return parallel(graph, **nodes | settings)
 
 
+def info_of(client: ComfyClient) -> dict[str, Any]:
+    """The server's description of both names' nodes."""
+    return {name: client.object_info(name)[name] for pair in EARLIER_NAMES.items() for name in pair}
+
+
 @pytest.fixture(scope="module")
 def stock(hosted_server: Any) -> torch.Tensor:
     client = ComfyClient(hosted_server.url)
@@ -53,7 +58,7 @@ def test_the_sampler_equals_stock_and_reports_what_it_can_know(hosted_client: Co
 
 
 def test_the_earlier_names_are_deprecated_and_do_the_same(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
-    info = hosted_client.object_info()
+    info = info_of(hosted_client)
     for old, new in EARLIER_NAMES.items():
         assert info[old].get("deprecated") is True
         assert not info[new].get("deprecated")
@@ -66,7 +71,7 @@ def test_the_earlier_names_are_deprecated_and_do_the_same(hosted_client: ComfyCl
 
 def test_comfyui_knows_what_to_put_in_place_of_an_earlier_name(hosted_client: ComfyClient) -> None:
     """Each input keeps its value: the linked by their names, widgets by the places at which a workflow saves them."""
-    told, info = hosted_client.get("/node_replacements"), hosted_client.object_info()
+    told, info = hosted_client.get("/node_replacements"), info_of(hosted_client)
     for old, new in EARLIER_NAMES.items():
         (entry,) = told[old]
         assert entry["new_node_id"] == new

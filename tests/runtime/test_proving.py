@@ -6,9 +6,10 @@ a call is made smaller. Does not own: the file of proofs (test_proof.py), nor wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +21,12 @@ from families.wan import TEXT, wan_file
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.errors import PoolError, SilentWorkersError
+from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree, to_tree
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool import proving
+from parallel_runtime.pool import failures, proving
 from parallel_runtime.pool.calls import RunResult
-from parallel_runtime.pool.failures import MAX_FAILURES
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
@@ -43,15 +43,11 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return ModelSpec.of(str(path), "float32", comfyui=comfyui)
 
 
-def a_pool() -> Pool:
-    """Two ranks whose plans can be wrong."""
-    engine, folders = "proving_engine:ProvingEngine", (str(Path(__file__).parent), FOLDER)
-    return Pool(parse_devices("cpu:2").devices, threads_per_rank=1, engine=engine, python_path=folders)
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with a_pool() as made:
+    """Two ranks whose plans can be wrong."""
+    engine, folders = "proving_engine:ProvingEngine", (str(Path(__file__).parent), FOLDER)
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, engine=engine, python_path=folders) as made:
         yield made
 
 
@@ -142,67 +138,94 @@ def test_a_plan_that_was_found_is_proven_on_two_sizes(pool: Pool, spec: ModelSpe
     assert proof_of(pool, spec, wrong)[0].verdict == PROVEN
     proof, _ = proof_of(pool, spec, wrong, two_sizes=True)
     assert proof.verdict == REFUSED and proof.reason.startswith("at another size: relative error"), proof
-    proof, _ = proof_of(pool, spec, call_of(latent(40, 40), wrong="corner"), two_sizes=True, fits=False)
-    assert (proof.verdict, proof.error) == (NOT_PROVEN, None) and "for the proof alone failed" in proof.reason
 
 
 @pytest.mark.slow
 def test_a_shared_call_that_raises_refuses_the_plan_and_counts_as_no_failure_of_the_workers(
-    pool: Pool, spec: ModelSpec
+    pool: Pool, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(MAX_FAILURES + 1):  # that many failures in a minute would need the user
-        proof, (whole,) = proof_of(pool, spec, call_of(latent(), wrong="raises"))
-        assert (proof.verdict, proof.error) == (REFUSED, None)
-        assert proof.reason == "TypeError: forward() got an unexpected keyword argument 'rope'"
-        assert len(whole.outs) == 1 and pool.status()["last_failure"] is None
+    monkeypatch.setattr(failures, "MAX_FAILURES", 1)  # that many in a minute need the user
+    proof, (whole,) = proof_of(pool, spec, call_of(latent(), wrong="raises"))
+    assert (proof.verdict, proof.error) == (REFUSED, None)
+    assert proof.reason == "TypeError: forward() got an unexpected keyword argument 'rope'"
+    assert len(whole.outs) == 1 and pool.status()["last_failure"] is None
     assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [("always raises", "TypeError: forward() got"), ("memory", "memory"), ("dies", "rank 1: exited with code 7")],
-)
-def test_what_is_no_fault_of_the_plan_is_no_failed_proof(wrong: str, words: str, spec: ModelSpec) -> None:
-    """The class takes the call in no way, memory is short, a rank is lost: the error is told, and nothing is judged.
-
-    The run makes the same call, and would end with it.
-    """
-    with a_pool() as pool:
-        with pytest.raises(PoolError) as raised:
-            proof_of(pool, spec, call_of(latent(), wrong=wrong))
-        assert words in str(raised.value).splitlines()[0] and pool.status()["last_failure"] is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("wrong", "room", "calls", "cause"),
-    [
-        ("control", 2.0, 3, "ShapesError: no layer is made for this"),
-        ("whole memory", 2.0, 2, "OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB"),
-        ("corner", 0.5, 2, "ShapesError: no layer is made for this"),
-    ],
-)
-def test_a_call_for_the_proof_alone_that_fails_proves_nothing_and_ends_nothing(
-    wrong: str, room: float, calls: int, cause: str, pool: Pool, spec: ModelSpec
-) -> None:
-    """Of a run whose own call works: one without exchange, a whole one, and one of a latent that the run has not."""
-    call = call_of(latent(40, 40), wrong=wrong)
-    proof, _ = proof_of(pool, spec, call, room=room)
-    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, calls, None), proof
-    assert proof.reason == f"a call that is made for the proof alone failed: {cause}"
+def test_a_smaller_call_that_fails_proves_nothing_and_ends_nothing(pool: Pool, spec: ModelSpec) -> None:
+    call = call_of(latent(40, 40), wrong="corner")
+    proof, _ = proof_of(pool, spec, call, room=0.5)
+    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, 2, None), proof
+    assert proof.reason == "a call that is made for the proof alone failed: ShapesError: no layer is made for this"
     assert pool.status()["last_failure"] is None
     assert pool.run(spec, ULYSSES, [call]).outs[0].isfinite().all(), "the run goes on"
 
 
-def test_cancel_and_silence_are_no_failed_proof() -> None:
-    for error in (KeyboardInterrupt(), SilentWorkersError("no answer")):
+class Answers:
+    """Ranks without processes. All calls come to the same, but without exchange; one that is `wrong` raises `error`."""
 
-        def ask(_: object, error: BaseException = error) -> RunResult:
-            raise error
+    def __init__(self, wrong: Callable[[ModelCall], bool], error: BaseException) -> None:
+        self._wrong, self._error, self.retracted = wrong, error, 0
 
-        with pytest.raises(type(error)):
-            prove(ask, call_of(latent()), "float32", room=lambda _: 2.0, possible=lambda _: True)
+    def __call__(self, calls: Sequence[ModelCall]) -> Any:
+        (call,) = calls
+        if self._wrong(call):
+            raise self._error
+        out = torch.full(call.out_shape, 2.0 if call.options["local_attention"] else 1.0)
+        return SimpleNamespace(outs=[out], ran=[SimpleNamespace(tokens=105)])
+
+    def retract(self) -> None:
+        self.retracted += 1
+
+    def proof(self, *, two_sizes: bool = False) -> Proof:
+        """Of a call that has room, and whose other sizes the class may not take."""
+        judge = {"room": lambda _: 2.0, "possible": lambda _: False, "retract": self.retract}
+        return prove(self, call_of(latent()), "float32", two_sizes=two_sizes, **judge)
+
+
+MEMORY = OutOfMemoryInRankError("CUDA out of memory. Tried to allocate 9.00 GiB")
+RAISED = RaisedInRankError("ShapesError: no layer is made for this")
+
+
+@pytest.mark.parametrize("error", [MEMORY, RAISED], ids=["memory", "raised"])
+@pytest.mark.parametrize(
+    ("wrong", "calls"),
+    [
+        (lambda call: call.options["whole"], 2),
+        (lambda call: call.options["local_attention"], 3),
+        (lambda call: call.out_shape[1] != latent().numel(), 4),
+    ],
+    ids=["whole", "without exchange", "another size"],
+)
+def test_a_call_for_the_proof_alone_that_fails_proves_nothing(
+    wrong: Callable[[ModelCall], bool], calls: int, error: PoolError
+) -> None:
+    """Of a run whose own call works."""
+    ask = Answers(wrong, error)
+    proof = ask.proof(two_sizes=True)
+    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, calls, None)
+    assert proof.reason == f"a call that is made for the proof alone failed: {error.cause}"
+    assert ask.retracted == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "retracted"),
+    [
+        (RAISED, 1),  # a whole call raises, too
+        (MEMORY, 0),
+        (PoolError("exited with code 7"), 0),
+        (SilentWorkersError("no answer"), 0),
+        (KeyboardInterrupt(), 0),
+    ],
+    ids=["the class takes the call in no way", "memory", "a rank is lost", "silence", "cancel"],
+)
+def test_what_is_no_fault_of_the_plan_is_no_failed_proof(error: BaseException, retracted: int) -> None:
+    """The error is told, and nothing is judged: the run makes the same call, and would end with it."""
+    ask = Answers(lambda _: True, error)
+    with pytest.raises(type(error)) as raised:
+        ask.proof()
+    assert raised.value is error and ask.retracted == retracted
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """After a sampling run, ranks keep nothing of it, and a device that ComfyUI uses too gets what torch only caches."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,11 +20,12 @@ from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import ChangeWeights, MakeMesh, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
+
+from .test_a_ranks_calls import table
 
 
 def nothing(*_: object) -> bool:
@@ -37,9 +37,7 @@ def nothing(*_: object) -> bool:
 def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     monkeypatch: pytest.MonkeyPatch, ranks: list[int], emptied: int
 ) -> None:
-    segment, fd = Segment.create(1 << 16)
-    os.close(fd)
-    engine = Engine(rank=0, device=torch.device("cuda", 0), segments=SegmentTable(segment))
+    engine = Engine(rank=0, device=torch.device("cuda", 0), segments=table())
     engine.held_state.slots[0, BatchSlice(0, 0, 1)] = {"block": torch.ones(3)}
     emptying: list[dict] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_state.slots)))
@@ -66,9 +64,7 @@ STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "plan": ParallelPlan
     ids=["weights change", "another model goes", "the run has ended", "another request", "another model's", "a step"],
 )
 def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(request_: Any, kept: bool) -> None:
-    segment, fd = Segment.create(1 << 16)
-    os.close(fd)
-    engine, keeper = Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment)), Keeper()
+    engine, keeper = Engine(rank=0, device=torch.device("cpu"), segments=table()), Keeper()
     engine.models[7] = model = HostedModel(weights=SimpleNamespace(module=keeper), group=None, changes=None)
     model.kept = KeptState(keeper, PLAN, PLAN.keeps)
     model.kept.begin("run")
@@ -82,9 +78,7 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
 
 
 def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say() -> None:
-    segment, fd = Segment.create(1 << 16)
-    os.close(fd)
-    engine = Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment))
+    engine = Engine(rank=0, device=torch.device("cpu"), segments=table())
     slow = OverlapRates(attention_flops=1e9, bandwidth=2e6, latency_s=0.0)
     found = []
     for told in (None, slow):
@@ -97,28 +91,28 @@ def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say()
     assert whole is None and chunked(shared) == choose_chunks(shared, slow) > 1
 
 
-def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(tiny_hosted: ModelSpec) -> None:
-    plan, run = ParallelPlan(ulysses=2), make_run()
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
-        pool.give_back(pool.devices)
-        assert pool.state == "stopped"
-        first = pool.sample(tiny_hosted, plan, run).out
-        numbers = pool._requests
-        request = next(numbers)
-        pool.give_back([Device("cuda", 0)])
-        assert next(numbers) == request + 1, "no rank computes there, so none is asked"
-        pool.give_back([pool.devices[1]])
-        assert next(numbers) == request + 3
-        assert torch.equal(pool.sample(tiny_hosted, plan, run).out, first)
-        assert pool.generation == 1
-
-
 @pytest.fixture(scope="module")
 def holding() -> Iterator[Pool]:
     """Two ranks without a garbage collector."""
     here, devices = str(Path(__file__).parent), parse_devices("cpu:2").devices
     with Pool(devices, threads_per_rank=1, engine="holding_engine:HoldingEngine", python_path=(here, FOLDER)) as pool:
         yield pool
+
+
+def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(holding: Pool, tiny_hosted: ModelSpec) -> None:
+    plan, run = ParallelPlan(ulysses=2), make_run()
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        pool.give_back(pool.devices)
+        assert pool.state == "stopped"
+    first = holding.sample(tiny_hosted, plan, run).out
+    generation, numbers = holding.generation, holding._requests
+    request = next(numbers)
+    holding.give_back([Device("cuda", 0)])
+    assert next(numbers) == request + 1, "no rank computes there, so none is asked"
+    holding.give_back([holding.devices[1]])
+    assert next(numbers) == request + 3
+    assert torch.equal(holding.sample(tiny_hosted, plan, run).out, first)
+    assert holding.generation == generation
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, WorkerLoopRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.stock_caches import StockCache
-from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.worker.timeline import MOST_SPANS, Timeline
 from parallel_runtime.worker.worker_loop import MOST_TIMED_STEPS, Gate
+
+from .test_a_ranks_calls import table
 
 SHAPE = (2, 1, 24)
 
@@ -98,15 +99,14 @@ def test_the_longest_report_of_a_run_fits_into_a_message() -> None:
 
 
 def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:
-    segment, _ = Segment.create(8192)
-    table = SegmentTable(segment)
+    segments = table()
 
     def cancelled() -> bool:
         """The parent, between this rank's look at the credit and its look at the cancel word: leave, then cancel."""
-        table.credit = 4
+        segments.credit = 4
         return True
 
-    gate = Gate(table, cancelled=cancelled, show_waiting=lambda _: None)
+    gate = Gate(segments, cancelled=cancelled, show_waiting=lambda _: None)
     gate.wait(3, meanwhile=lambda: None)  # a rank that looked a moment later has seen the credit, and is in step 3
     with pytest.raises(RequestCancelledError, match="before step 4"):
         gate.wait(4, meanwhile=lambda: None)

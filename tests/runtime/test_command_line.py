@@ -44,15 +44,6 @@ def verify(command: Command) -> Command:
 
 
 @pytest.mark.slow
-def test_the_negative_control_exits_1(tiny_hosted: ModelSpec, verify: Command) -> None:
-    done = verify(tiny_hosted.path, "ring=2", "--dtype", "float32", "--negative-control", "--json")
-    assert done.returncode == 1, done.stderr
-    report = json.loads(done.stdout)
-    assert report["max_rel_err"] > max(0.02, 2 * report["tolerance"]), report
-    assert report["negative_control"] is True
-
-
-@pytest.mark.slow
 def test_a_batch_group_without_work_is_named_and_sharded_weights_are_counted(
     tiny_hosted: ModelSpec, verify: Command
 ) -> None:
@@ -86,7 +77,9 @@ def test_verify_in_bf16_is_held_against_one_bf16_process_over_several_steps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
-def test_flux_is_held_to_unmodified_diffusers(tmp_path: Path, dtype: str, command: Command) -> None:
+def test_flux_is_held_to_unmodified_diffusers_and_its_negative_control_exits_1(
+    tmp_path: Path, dtype: str, command: Command
+) -> None:
     write_flux(path := tmp_path / "flux.safetensors", seed=3)
     size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
     more = ("--against", "diffusers", "--comfyui", str(comfyui_path()), "--dtype", dtype, "--json")
@@ -95,7 +88,10 @@ def test_flux_is_held_to_unmodified_diffusers(tmp_path: Path, dtype: str, comman
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["max_rel_err"] > 0, "another program's arithmetic is never equal bit by bit"
     done = command(*arguments, "--negative-control")
-    assert done.returncode == 1 and json.loads(done.stdout)["max_rel_err"] > 0.02, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] > max(0.02, 2 * report["tolerance"]), report
+    assert report["negative_control"] is True
 
 
 @pytest.mark.slow
@@ -157,16 +153,14 @@ def wait_for_ranks(parent: subprocess.Popen, *, count: int, told: Path) -> list[
 def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
     tiny_hosted: ModelSpec, verify: Command
 ) -> None:
-    pipeline = ("pipefusion=2", "--dtype", "float32", "--patches", "3")
-    done = verify(tiny_hosted.path, *pipeline, "--steps", "3", "--warmup", "1", "--json")
+    steps = ("--patches", "3", "--steps", "3", "--warmup", "1")
+    done = verify(tiny_hosted.path, "pipefusion=2", "--dtype", "float32", *steps, "--json")
     report = json.loads(done.stdout)
     assert (report["patches"], report["warmup_steps"], report["tolerance"]) == (3, 1, 1e-5)
     assert report["max_rel_err"] <= 1e-5
     assert report["stale_difference"] > 1e-4
     whole = sum(entry.num_bytes for entry in read_header(tiny_hosted.path).tensors.values())
     assert all(0 < held < whole for held in report["parameter_bytes_per_rank"]), "each stage has some of the blocks"
-    said = verify(tiny_hosted.path, *pipeline, "--steps", "2", "--warmup", "2").stdout
-    assert "every step a warm-up" in said and "0 with keys a step old" in said
 
 
 @pytest.mark.parametrize(
@@ -174,16 +168,13 @@ def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
     [
         (("--plan", "ulysses=0"), ["ulysses=0", "1 to 8"]),
         (("--plan", "cfg=2", "--seed", str(1 << 70)), [f"--seed={1 << 70}", "outside 0 to"]),
-        (("--plan", "cfg=3,ulysses=3"), ["ulysses=3,cfg=3", "9 ranks"]),
         (("--plan", "ulysses=2", "--patches", "4"), ["patches=4", "needs stages"]),
         (("--plan", "ulysses=1", "--weights", "sharded"), ["weights=sharded", "one rank", "weights=offloaded"]),
-        (("--plan", "ulysses=2", "--weights", "torn"), ["'torn'", "replicated, sharded, offloaded"]),
         (("--plan", "ulysses=2,weights=sharded", "--weights", "sharded"), ["--weights sharded", "name them once"]),
         (("--plan", "ulysses=2", "--against", "diffusers"), ["only Flux.1 is converted", "leave --against out"]),
         (("--plan", "data=2", "--negative-control"), ["data2-ring1-uly1", "--batch 2"]),
         (("--plan", "ulysses=4", "--devices", "cpu:2"), ["4 ranks", "cpu:4"]),
         (("--plan", "ulysses=2", "--devices", "cuda:77"), ["cuda:77", "does not exist"]),
-        (("--plan", "ulysses=2", "--width", "0"), ["--width=0", "16 to"]),
     ],
 )
 def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(

@@ -38,7 +38,7 @@ from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_sp
         ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
         ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
         ("pipefusion=3,weights=sharded", ["weights=sharded", "one rank in each stage", "raise cfg"]),
-        ("weights=torn", ["'torn'", "replicated"]),
+        ("weights=torn", ["'torn'", "replicated, sharded, offloaded"]),
     ],
 )
 def test_a_plan_that_cannot_be_names_value_limit_and_remedy(text: str, words: list[str]) -> None:

@@ -12,11 +12,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from parallel_runtime.cli import doctor, doctor_model, gpu_facts
+from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
 from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.known_errors import NEW_DRIVER
 from parallel_runtime.wire.nccl_segments import Leftover
 from runtime.gpu_machines import MACHINES, OVER_NVLINK, T4, card, machine
@@ -223,31 +222,6 @@ def test_over_what_devices_reach_each_other_is_told(linked, over):
 def test_why_torch_sees_no_device_is_told(facts, seen, remedy):
     check = told("cuda", **facts)
     assert (check.ok, check.seen, check.remedy) == (False, seen, remedy)
-
-
-@pytest.mark.parametrize(
-    ("device", "plan", "free", "fits"),
-    [
-        ("cpu", "ulysses=2", (14, 14), True),  # whole weights are the file's pages, which both ranks have
-        ("cpu", "ulysses=2", (13, 13), False),
-        ("cpu", "ulysses=2,weights=offloaded", (28, 28), True),
-        ("cpu", "ulysses=2,weights=offloaded", (27, 27), False),
-        ("cuda", "ulysses=2,weights=offloaded", (10, 11), True),  # four bytes are the host's
-        ("cuda", "ulysses=2,weights=offloaded", (11, 9), False),
-        ("cuda", "ulysses=2", (10, None), None),
-    ],
-)
-def test_a_plan_of_a_file_fits_where_each_device_has_what_a_rank_needs(device, plan, free, fits):
-    devices = [Device(device, index) for index in range(2)]
-    row = doctor_model._memory(doctor_model.Needed(10, 4), ParallelPlan.parse(plan), devices, free)
-    assert row == {"bytes_per_rank": 10, "host_bytes_per_rank": 4, "fits": fits}
-    row = {"plan": plan, "takes": True, **row}
-    report = {"file": "a", "model": "WAN21", "computed_by": "it", "file_bytes": GIB, "tokens": "shared", "plans": [row]}
-    end = ", which does not fit" if fits is False else ""
-    assert doctor_model.describe(report) == [
-        "model a: WAN21, computed by it, 1.00 GiB",
-        f"  {plan}: yes, 0.00 GiB a rank and 0.00 GiB of host memory{end}",
-    ]
 
 
 def test_a_device_without_comfyui_may_be_exclusive():

@@ -500,12 +500,12 @@ def test_doctor_tries_each_way_to_use_all_devices(ranks: int, texts: str) -> Non
 @pytest.mark.parametrize(
     ("device", "plan", "free", "fits"),
     [
-        ("cuda", "ulysses=2,weights=sharded", [9, 8], False),
+        ("cuda", "ulysses=2,weights=sharded", [11, 9], False),
         ("cuda", "ulysses=2,weights=sharded", [12, 10], True),  # host memory is another
         ("cuda", "ulysses=2,weights=sharded", [12, None], None),
         ("cpu", "ulysses=2,weights=sharded", [25], False),
         ("cpu", "ulysses=2,weights=sharded", [26], True),  # both ranks have it of one memory
-        ("cpu", "ulysses=2", [13], True),
+        ("cpu", "ulysses=2", [13], True),  # whole weights are the file's pages, which both ranks have
         ("cpu", "ulysses=2", [12], False),
     ],
 )

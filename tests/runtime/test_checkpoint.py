@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,16 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
     assert len(str(caught.value)) < 500
 
 
-EXHAUSTING = (
-    (b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,0]}' % i for i in range(250_000)), "250000"),
-    (b'{"x":[' + b"[]," * 5_000_000 + b"0]}", "parts"),
-    (b"{" + b",".join(b'"%d":{}' % i for i in range(1_200_000)), "parts"),
-    (b'{"x": [' + b"0," * 8_000_000 + b"0]}", "no description"),
-    (b" " * (100 << 20), "header of 104857600 bytes"),
-)
+def exhausting() -> Iterator[tuple[bytes, str]]:
+    """Headers that would take far more memory than they have bytes, and what is said of each."""
+    entries = (b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,0]}' % number for number in range(250_000))
+    yield b"{" + b",".join(entries), "250000"
+    yield b'{"x":[' + b"[]," * 5_000_000 + b"0]}", "parts"
+    yield b"{" + b",".join(b'"%d":{}' % number for number in range(1_200_000)), "parts"
+    yield b'{"x": [' + b"0," * 8_000_000 + b"0]}", "no description"
+    yield b" " * (100 << 20), "header of 104857600 bytes"
+
+
 READ_EACH = """
 import os, re, sys
 from parallel_runtime.checkpoint import read_header
@@ -102,10 +106,10 @@ for path in sys.argv[1:]:
 @pytest.mark.slow
 def test_a_header_made_to_exhaust_us_is_refused_in_bounded_time_and_memory(tmp_path: Path) -> None:
     """Each in a process of its own: 16 MiB of header may cost at most 12 times as much."""
-    paths = [write(tmp_path / f"{number}.safetensors", header) for number, (header, _) in enumerate(EXHAUSTING)]
-    command = [sys.executable, "-c", READ_EACH, *map(str, paths)]
+    said = {str(write(tmp_path / f"{n}.safetensors", header)): words for n, (header, words) in enumerate(exhausting())}
+    command = [sys.executable, "-c", READ_EACH, *said]
     lines = subprocess.check_output(command, cwd=ROOT, text=True, timeout=900).splitlines()
-    for line, (_, words) in zip(lines, EXHAUSTING, strict=True):
+    for line, words in zip(lines, said.values(), strict=True):
         grown_kib, error = line.split(" ", 1)
         assert words in error
         assert int(grown_kib) < 12 * 16 * 1024

@@ -1,46 +1,32 @@
 """A sampler's run as numbers: that a recurrence does what its recurrence says, and refuses what it cannot mean."""
 
+import itertools
+
 import pytest
 import torch
 
+from host.hosted_runs import euler
 from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
 
-SIGMAS = (1.0, 0.7, 0.3, 0.0)
 FIRST = RecurrenceStep(given=True, sigma=1.0, timestep=1.0)
 
 
-def euler() -> SamplerRecurrence:
-    """Euler by hand: X' = (s' / s) X + (1 - s' / s) D."""
-    states = [FIRST]
-    for number, (now, after) in enumerate(zip(SIGMAS[:-1], SIGMAS[1:], strict=True)):
-        ratio = after / now
-        last = after == 0.0
-        states.append(
-            RecurrenceStep(
-                inputs=() if last else ((number, ratio),),
-                denoised=((number, 1 - ratio),),
-                sigma=None if last else after,
-                timestep=None if last else after,
-            )
-        )
-    return SamplerRecurrence(states=tuple(states), step_ends=(0, 1, 2))
-
-
 def test_a_program_does_what_the_sampler_written_out_does() -> None:
-    x = torch.randn(2, 5, 3, dtype=torch.float64)
-    by_hand = x.clone()
-    for now, after in zip(SIGMAS[:-1], SIGMAS[1:], strict=True):
+    """Of Euler."""
+    x, recurrence = torch.randn(2, 5, 3, dtype=torch.float64), euler(3)
+    by_hand, sigmas = x.clone(), [state.sigma or 0.0 for state in recurrence.states]
+    for now, after in itertools.pairwise(sigmas):
         denoised = torch.tanh(by_hand) * now
         by_hand = by_hand + (by_hand - denoised) / now * (after - now)
-    recurrence = euler()
-    result = recurrence.run(lambda _: x, lambda call, latent: torch.tanh(latent) * recurrence.states[call].sigma)
+    result = recurrence.run(lambda _: x, lambda call, latent: torch.tanh(latent) * sigmas[call])
     assert torch.allclose(result, by_hand, rtol=0, atol=1e-14)
 
 
 def test_a_call_is_read_by_the_sigma_of_its_state_and_the_result_goes_into_none() -> None:
-    assert euler().states[1].reading == CallReading.of_flow(0.7)
+    states = euler(2).states
+    assert states[1].reading == CallReading.of_flow(0.5)
     with pytest.raises(ValueError, match="a state without sigma goes into no call; the recurrence is not whole"):
-        _ = euler().states[-1].reading
+        _ = states[-1].reading
 
 
 def test_noise_given_ahead_is_added_where_its_state_says() -> None:

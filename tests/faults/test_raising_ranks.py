@@ -1,10 +1,12 @@
 """A rank raises or runs out of memory: its own text is the first line of the error, and every rank is replaced."""
 
 import logging
+import resource
 
+import psutil
 import pytest
 import torch
-from pool.echo_pool import FRESH, Gate, failure, first_line, make_spec, run_step
+from pool.echo_pool import FRESH, Gate, failure, first_line, run_step
 
 from parallel_runtime.errors import PoolError
 
@@ -40,9 +42,17 @@ def test_an_error_text_that_no_message_can_hold_is_cut(lone_rank):
     assert len(str(error)) < 20_000
 
 
-def test_a_load_that_is_refused_says_why(pool):
-    with pytest.raises(PoolError, match="^rank 0: ValueError: this is no model; "):
-        pool.load(make_spec("refuse0"))
+def test_memory_that_runs_out_in_a_step_is_named_and_the_next_prompt_is_right(lone_rank):
+    """The limit is set in the rank itself, as an operator of containers may, for what it has and 64 MiB more."""
+    run_step(lone_rank)
+    (pid,) = lone_rank.status()["pids"]
+    limit = psutil.Process(pid).memory_info().vms + (64 << 20)
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    line = first_line(failure(lone_rank, faults={0: [["allocate", 1 << 30]]}))
+    assert line.startswith("rank 0: RuntimeError: ")
+    assert "can't allocate memory" in line
+    assert line.endswith(f"use a smaller image, more ranks, or free that device's memory; {FRESH}")
+    assert torch.equal(run_step(lone_rank).out, torch.arange(10.0))
 
 
 def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_one(pool, caplog, tmp_path):

@@ -67,3 +67,4 @@ for name in ("Process", "Queue", "SimpleQueue", "Manager", "Pool", "Pipe"):
     setattr(multiprocessing, name, trap(f"multiprocessing.{name}"))
 multiprocessing.connection.Listener = multiprocessing.connection.Client = trap("multiprocessing.connection")
 sys.meta_path.insert(0, AfterImport())
+sys.stderr.write("traps are set\n")  # by which a rank, too, shows that it has them

@@ -1,10 +1,11 @@
 """A process that owns a pool, for tests that end it: `python parent.py RANKS WHEN`.
 
-It prints its ranks' processes once they are as WHEN says, then does what it reads, line by line: `step`, `exec`,
-`crash` (abort in the middle of C code, the interpreter's lock held) or `hold` (never give that lock back).
+It prints its ranks' processes once they are as WHEN says, then does what it reads: `exec`, `crash` (abort in the middle
+of C code, the interpreter's lock held) or `hold` (never give that lock back).
 
-WHEN: `starting`; `idle` (made by a thread that has ended); `stepping` (in an exchange); `holding` (a rank has a child
-and never returns to its interpreter); `leaked` (another child of ours holds every descriptor that we have).
+WHEN: `starting`; or, once the thread that made the ranks has ended, which they are to outlive: `idle`; `stepping` (in
+an exchange); `holding` (a rank has a child and never returns to its interpreter); `leaked` (another child of ours holds
+every descriptor that we have).
 """
 
 import ctypes
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 
-from echo_pool import make_pool, run_step
+from echo_pool import is_alive, make_pool, run_step
 
 ACTIONS = {
     "stepping": [["exchange", 8 << 20, 3600.0]],
@@ -34,6 +35,9 @@ def main(num_ranks, when):
             time.sleep(0.001)
     else:
         maker.join()
+        time.sleep(0.5)
+        alive = all(map(is_alive, pool.status()["pids"]))
+        assert pool.state == "idle" and alive, "ranks ended with the thread that made them"
     if when in ACTIONS:
         asked = {"faults": {rank: ACTIONS[when] for rank in range(num_ranks)}}
         threading.Thread(target=run_step, args=(pool,), kwargs=asked, daemon=True).start()
@@ -52,7 +56,6 @@ def main(num_ranks, when):
         if line.startswith("hold"):
             answer("holding")
             re.match("(a+)+$", "a" * 60 + "b")
-        answer(run_step(pool).out.numel())
 
 
 def answer(*words):

@@ -52,15 +52,12 @@ def test_a_rank_that_dies_while_idle_takes_the_others_along_and_the_next_prompt_
     ]
 
 
-def test_a_crash_names_the_signal_and_shows_where(lone_rank):
-    error = failure(lone_rank, faults={0: [["say", "about to crash"], ["send_signal", "SIGSEGV"]]})
+def test_a_crash_names_the_signal_shows_where_and_ends_what_the_rank_has_started(lone_rank, tmp_path):
+    noted = tmp_path / "child"
+    before = [["start_child", str(noted)], ["say", "about to crash"]]
+    error = failure(lone_rank, faults={0: [*before, ["send_signal", "SIGSEGV"]]})
     assert first_line(error) == f"rank 0: killed by SIGSEGV; {FRESH}"
     assert "about to crash" in error.detail
     assert "in send_signal" in error.detail
-
-
-def test_what_a_rank_has_started_ends_with_it(lone_rank, tmp_path):
-    noted = tmp_path / "child"
-    failure(lone_rank, faults={0: [["start_child", str(noted)], ["send_signal", "SIGKILL"]]})
     child = int(noted.read_text())
     wait_until(lambda: not is_alive(child))

@@ -9,10 +9,10 @@ def test_a_torch_that_cannot_be_imported_says_so_and_after_three_times_the_user_
     broken = tmp_path / "torch"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')\n")
-    pool = pool_of(python_path=(str(tmp_path),))
+    pool = pool_of(1, python_path=(str(tmp_path),))
     for _ in range(3):
         with pytest.raises(
-            PoolError, match=r"^rank \d: ImportError: libtorch_cpu.so: cannot open .*; .* tries again"
+            PoolError, match=r"^rank 0: ImportError: libtorch_cpu.so: cannot open .*; .* tries again"
         ) as e:
             pool.start()
         assert "torch/__init__.py" in e.value.detail

@@ -4,6 +4,7 @@ A rank finds this module through `python_path`. A step's options say what happen
 of actions, functions of this file, with their arguments, done in order before the collective.
 """
 
+import importlib
 import json
 import mmap
 import os
@@ -90,7 +91,7 @@ class Echo:
         return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only; `die1`, `stop1`, `refuse1` and `quiet1` likewise.
+        """The path says how: `slow1` on rank 1 only; `die1` and `quiet1` likewise.
 
         `held1` stays half-way until it is cancelled, once.
         """
@@ -106,12 +107,8 @@ class Echo:
             if name == f"held{self.rank}" and loaded == 50 and name not in self.let_go:
                 self.let_go.add(name)
                 wait_until(cancelled)
-            if name == f"stop{self.rank}" and loaded == 50:
-                os.kill(os.getpid(), signal.SIGSTOP)
             if name == f"die{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if name == f"refuse{self.rank}" and loaded == 50:
-                raise ValueError("this is no model")
         self.models.add(request.model)
 
     def step(self, message, beat):
@@ -159,13 +156,17 @@ def write_about(_message, _beat, path, *modules):
     """Write to a file what the process is like."""
     about = {
         "loaded": [name for name in modules if name in sys.modules],
-        "environment": sorted(os.environ),
+        "environment": dict(os.environ),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "grad": torch.is_grad_enabled(),
         "session": os.getsid(0),
     }
     Path(path).write_text(json.dumps(about), encoding="utf-8")
+
+
+def import_module(_message, _beat, name):
+    importlib.import_module(name)
 
 
 def fail(_message, _beat, kind, text, times=1):
@@ -246,12 +247,6 @@ def hold_the_interpreter(_message, _beat):
     re.match("(a+)+$", "a" * 60 + "b")
 
 
-def answer_for_generation(message, _beat, generation):
-    """Answer the request as a rank of an older, or newer, start would."""
-    number = message.generation + generation
-    own_channel().send(Message(Op.DONE, message.rank, number, message.request))
-
-
 def speak_out_of_turn(message, _beat, request):
     """Answer another request than the one asked, counted from it."""
     own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request + request))
@@ -264,15 +259,9 @@ def say_compiling(message, _beat, begins):
     own_channel().send(Message(Op.COMPILING, message.rank, message.generation, message.request, body))
 
 
-def give_up_unasked(message, _beat):
-    """Say that the request was given up, as only a rank that was told to may."""
-    own_channel().send(Message(Op.CANCELLED, message.rank, message.generation, message.request))
-    time.sleep(60)
-
-
-def answer_other_fields(message, _beat, body):
-    """Answer the request with a body that its reply does not have."""
-    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request, body))
+def answer_other_fields(message, _beat):
+    """Answer the request without the fields that its reply has."""
+    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request))
     time.sleep(60)
 
 

@@ -14,13 +14,20 @@ from parallel_runtime.rank_environment import RankSettings, rank_environment
 from pool.echo_pool import HERE, run_step
 
 ROOT = Path(HERE).parents[1]
+LIBRARIES = ["torch", "diffusers", "transformers", "comfy", "multiprocessing.queues"]
+ATTENTION = "yunchang flash_attn flash_attn_interface flashinfer aiter sageattention xfuser".split()
 
 
-def test_a_rank_is_set_up_for_inference_and_imports_no_model_library(pool, tmp_path):
-    libraries = ["torch", "diffusers", "transformers", "comfy", "multiprocessing.queues"]
-    run_step(pool, faults={1: [["write_about", str(tmp_path / "about"), *libraries]]})
-    about = json.loads((tmp_path / "about").read_text())
+def test_a_rank_is_set_up_for_inference_and_its_engine_imports_no_library_and_changes_no_environment(pool, tmp_path):
+    """No model library, and no attention package: some ask the device when they are imported, set variables of
+    compilers, or fail in other ways than an ImportError.
+    """
+    paths = [tmp_path / "before", tmp_path / "after"]
+    first, last = (["write_about", str(path), *LIBRARIES, *ATTENTION] for path in paths)
+    run_step(pool, faults={1: [first, ["import_module", "parallel_runtime.worker.engine"], last]})
+    before, about = (json.loads(path.read_text()) for path in paths)
     assert about["loaded"] == ["torch"]
+    assert about["environment"] == before["environment"]
     cpus = len(os.sched_getaffinity(0))
     assert (about["threads"], about["interop_threads"], about["grad"]) == (max(1, cpus // 2), 1, False)
     assert about["session"] == pool.status()["pids"][1]
@@ -92,17 +99,6 @@ def test_large_tensors_of_a_rank_lie_in_huge_pages_unless_the_user_says_otherwis
     assert rank_environment({"THP_MEM_ALLOC_ENABLE": "0"}, on_cpus)["THP_MEM_ALLOC_ENABLE"] == "0"
     read_by_torch = (Path(torch.__file__).parent / "lib/libc10.so").read_bytes()
     assert b"THP_MEM_ALLOC_ENABLE" in read_by_torch, "torch reads no such"
-
-
-def test_a_rank_imports_no_attention_package_and_changes_no_environment():
-    """Some ask the device, set variables of compilers, or fail in other ways than an ImportError when imported."""
-    code = (
-        "import os, sys; before = dict(os.environ); import parallel_runtime.worker.engine\n"
-        "known = ['yunchang', 'flash_attn', 'flash_attn_interface', 'flashinfer', 'aiter', 'sageattention', 'xfuser']\n"
-        "print([name for name in known if name in sys.modules], dict(os.environ) == before)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout.split("\n")[-2] == "[] True"
 
 
 @pytest.mark.parametrize(

@@ -11,42 +11,34 @@ from contextlib import suppress
 import pytest
 
 from parallel_runtime.wire.nccl_segments import FOLDER, leftovers, segments_of
-from pool.echo_pool import failure, run_step
+from pool.echo_pool import failure
 
 SIZE = 4096
 
 
-@pytest.fixture
-def segment():
-    """A name that nobody has."""
+def unused_name():
+    """A name that nobody has; what is there at the end goes."""
     path = FOLDER / f"nccl-{uuid.uuid4().hex}"
     yield path
     with suppress(FileNotFoundError):
         path.unlink()
 
 
-@pytest.mark.parametrize(
-    "end",
-    [["send_signal", "SIGKILL"], ["fail", "RuntimeError", "NCCL error"]],
-    ids=["its peer is killed", "its peer raises"],
-)
-def test_segments_of_ranks_that_end_are_removed(pool, segment, end):
+segment = pytest.fixture(unused_name, name="segment")
+others_segment = pytest.fixture(unused_name, name="others_segment")
+
+
+def test_segments_of_ranks_that_end_are_removed(pool, segment):
     """Rank 1 has the segment while rank 0 ends."""
-    faults = {1: [["map_file", str(segment), SIZE], ["sleep", 30]], 0: [["sleep", 0.5], end]}
-    failure(pool, faults=faults)
+    killed = [["sleep", 0.5], ["send_signal", "SIGKILL"]]
+    failure(pool, faults={1: [["map_file", str(segment), SIZE], ["sleep", 30]], 0: killed})
     assert not segment.exists()
 
 
-def test_a_rank_that_raises_removes_its_own(lone_rank, segment):
+def test_a_rank_that_raises_removes_its_own_and_those_of_others_stay(lone_rank, segment, others_segment):
+    others_segment.write_bytes(bytes(SIZE))
     failure(lone_rank, faults={0: [["map_file", str(segment), SIZE], ["fail", "RuntimeError", "NCCL error"]]})
-    assert not segment.exists()
-
-
-def test_segments_of_others_stay(lone_rank, segment):
-    segment.write_bytes(bytes(SIZE))
-    run_step(lone_rank)
-    failure(lone_rank, faults={0: [["fail", "RuntimeError", "NCCL error"]]})
-    assert segment.exists()
+    assert (segment.exists(), others_segment.exists()) == (False, True)
 
 
 def test_a_file_of_such_a_name_elsewhere_is_no_segment(segment, tmp_path):

@@ -1,11 +1,11 @@
-"""A process that owns a pool, for tests that end it: `python parent.py RANKS WHEN`.
+"""A process that owns a pool, for tests that end it: `python parent.py WHEN`.
 
 It prints its ranks' processes once they are as WHEN says, then does what it reads: `exec`, `crash` (abort in the middle
 of C code, the interpreter's lock held) or `hold` (never give that lock back).
 
-WHEN: `starting`; or, once the thread that made the ranks has ended, which they are to outlive: `idle`; `stepping` (in
-an exchange); `holding` (a rank has a child and never returns to its interpreter); `leaked` (another child of ours holds
-every descriptor that we have).
+WHEN, once the thread that made the ranks has ended, which they are to outlive: `idle`; `stepping` (two in an exchange,
+while one of another pool starts); `holding` (it has a child and never returns to its interpreter); `leaked` (another
+child of ours holds every descriptor that we have).
 """
 
 import ctypes
@@ -25,19 +25,16 @@ ACTIONS = {
 }
 
 
-def main(num_ranks, when):
+def main(when):
     """Bring the ranks into the state, then obey."""
+    num_ranks = 2 if when == "stepping" else 1
     pool = make_pool(num_ranks)
     maker = threading.Thread(target=run_step, args=(pool,), daemon=True)
     maker.start()
-    if when == "starting":
-        while len(pool.status()["pids"]) < num_ranks:
-            time.sleep(0.001)
-    else:
-        maker.join()
-        time.sleep(0.5)
-        alive = all(map(is_alive, pool.status()["pids"]))
-        assert pool.state == "idle" and alive, "ranks ended with the thread that made them"
+    maker.join()
+    time.sleep(0.5)
+    alive = all(map(is_alive, pool.status()["pids"]))
+    assert pool.state == "idle" and alive, "ranks ended with the thread that made them"
     if when in ACTIONS:
         asked = {"faults": {rank: ACTIONS[when] for rank in range(num_ranks)}}
         threading.Thread(target=run_step, args=(pool,), kwargs=asked, daemon=True).start()
@@ -46,7 +43,8 @@ def main(num_ranks, when):
         time.sleep(0.3)
     if when == "leaked":
         leak_descriptors()
-    answer(*pool.status()["pids"])
+    pools = [pool, *([starting()] if when == "stepping" else [])]
+    answer(*(pid for each in pools for pid in each.status()["pids"]))
     for line in sys.stdin:
         if line.startswith("exec"):
             become("import time; print('replaced', flush=True); time.sleep(120)")
@@ -56,6 +54,15 @@ def main(num_ranks, when):
         if line.startswith("hold"):
             answer("holding")
             re.match("(a+)+$", "a" * 60 + "b")
+
+
+def starting():
+    """A pool whose rank has begun to start."""
+    pool = make_pool(1)
+    threading.Thread(target=pool.start, daemon=True).start()
+    while not pool.status()["pids"]:
+        time.sleep(0.001)
+    return pool
 
 
 def answer(*words):
@@ -77,4 +84,4 @@ def leak_descriptors():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1])

@@ -11,27 +11,30 @@ import torch
 
 from parallel_runtime.devices import Device
 from parallel_runtime.rank_environment import RankSettings, rank_environment
-from pool.echo_pool import HERE, run_step
+from pool.echo_pool import HERE, make_pool, run_step
 
 ROOT = Path(HERE).parents[1]
 LIBRARIES = ["torch", "diffusers", "transformers", "comfy", "multiprocessing.queues"]
 ATTENTION = "yunchang flash_attn flash_attn_interface flashinfer aiter sageattention xfuser".split()
 
 
-def test_a_rank_is_set_up_for_inference_and_its_engine_imports_no_library_and_changes_no_environment(pool, tmp_path):
+def test_a_rank_is_set_up_for_inference_and_its_engine_imports_no_library_and_changes_no_environment(pool_of, tmp_path):
     """No model library, and no attention package: some ask the device when they are imported, set variables of
     compilers, or fail in other ways than an ImportError.
     """
-    paths = [tmp_path / "before", tmp_path / "after"]
+    pool, paths = pool_of(1, threads_per_rank=3), [tmp_path / "before", tmp_path / "after"]
     first, last = (["write_about", str(path), *LIBRARIES, *ATTENTION] for path in paths)
-    run_step(pool, faults={1: [first, ["import_module", "parallel_runtime.worker.engine"], last]})
+    run_step(pool, faults={0: [first, ["import_module", "parallel_runtime.worker.engine"], last]})
     before, about = (json.loads(path.read_text()) for path in paths)
     assert about["loaded"] == ["torch"]
     assert about["environment"] == before["environment"]
-    cpus = len(os.sched_getaffinity(0))
-    assert (about["threads"], about["interop_threads"], about["grad"]) == (max(1, cpus // 2), 1, False)
-    assert about["session"] == pool.status()["pids"][1]
+    assert (about["threads"], about["interop_threads"], about["grad"]) == (3, 1, False)
+    assert about["session"] == pool.status()["pids"][0]
     assert {"PYTHONPATH", "GLOO_SOCKET_IFNAME"} <= set(about["environment"])
+
+
+def test_ranks_share_the_cpus():
+    assert make_pool(2).threads_per_rank == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def test_a_ranks_environment_is_written_out_not_inherited():

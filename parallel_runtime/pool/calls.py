@@ -232,14 +232,18 @@ def seen_shape(cond: ModelCall) -> tuple[int, ...]:
     return cond.out_shape[0], 1, cond.out_shape[1]
 
 
-def refuse_unfit(plan: ParallelPlan, run: WorkerLoopRun) -> None:
-    """Raise `ValueError` when the plan's pipeline does not fit the run."""
-    steps = len(run.recurrence.step_ends)
-    if plan.pipefusion > 1 and plan.warmup_steps > steps:
-        raise ValueError(
-            f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "
-            f"use at most {steps}, which keeps every step exact"
-        )
+def refuse_unfit(plan: ParallelPlan, conds: Sequence[ModelCall], cache: StockCache | None) -> None:
+    """Raise `ValueError` for a cache of ComfyUI's in a pipeline, which would be empty between steps, and where groups
+    of ranks without a conditioning would have to find out with the others what is skipped, or which patch is whose."""
+    if cache is not None and plan.pipefusion > 1:
+        raise ValueError("a step cache decides between the steps of a pipeline")
+    if plan.cfg <= NUM_SIDES or len(conds) != NUM_SIDES:
+        return
+    idle = f"cfg={plan.cfg} leaves a group of ranks without a prompt"
+    if cache is not None or any(cond.options.get("step_cache") for cond in conds):
+        raise ValueError(f"{idle}, and a step cache decides on all of them; use cfg=2")
+    if plan.pipefusion > 1:
+        raise ValueError(f"{idle}, and a pipeline goes on with all of them; use cfg=2")
 
 
 def refuse_long(recurrence: SamplerRecurrence) -> None:

@@ -271,10 +271,10 @@ class Pool:
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
         cancels too.
-        Loads, changes weights and raises as `run`; `ValueError` also for a run that the plan's stages do not fit.
+        Loads, changes weights and raises as `run`; `ValueError` also for what `refuse_unfit` says.
         """
         self._refuse_plan(plan)
-        refuse_unfit(plan, run)
+        refuse_unfit(plan, run.conds, run.cache)
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)

@@ -205,7 +205,7 @@ class Engine:
         tensors = self._tensors(specs)
         self.held_state.begin(request, tensors)
         pace = LaunchThrottle(self.device, beat)
-        forward = self._forward(model, mesh, request, progress=progress, beat=pace.block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, alive=beat, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
         forward.begin_run(self.held_state.run, ranks=mesh.plan.ranks)
@@ -246,8 +246,6 @@ class Engine:
         self._keep_graphs(request)
         if not mesh.member:
             return SampleReply(memory=self._memory(), ran=None)
-        if mesh.plan.pipefusion > 1 and request.cache is not None:
-            raise ValueError("a cache of ComfyUI's decides between the steps of a pipeline; use the host loop")
         model = self.models[request.model]
         pace, copies = LaunchThrottle(self.device, beat), HostCopies(self.device)
 
@@ -255,7 +253,7 @@ class Engine:
             pace.block_queued()
             copies.collect()
 
-        forward = self._forward(model, mesh, request, progress=progress, beat=block_queued)
+        forward = self._forward(model, mesh, request, progress=progress, alive=beat, beat=block_queued)
         tensors = self._tensors(specs)
         forward.begin_run(request.op, ranks=mesh.plan.ranks)
         steps = len(request.recurrence.step_ends)
@@ -292,9 +290,13 @@ class Engine:
         request: Step | Sample,
         *,
         progress: Callable[[Progress | Compiling], None],
+        alive: Callable[[], None],
         beat: Callable[[], None],
     ) -> HostedForward:
-        """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
+        """The model under a plan, counters at zero. Raises `ValueError` when its file was changed.
+
+        `beat` is called after each block; `alive` from another thread, while a graph is being made.
+        """
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
         self.models.switch_to(model)
@@ -303,7 +305,7 @@ class Engine:
         model.group.traffic.reset(timer)
         ATTENDED.clear()
         compiled, graphs = _asks(request, "compiled"), _asks(request, "graphs")
-        watch = Watch(timer, beat, progress)
+        watch = Watch(timer, alive, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
             forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.held_state)
         else:

@@ -67,8 +67,11 @@ class Passes:
         )
 
     def end(self) -> None:
-        """Have the model run as it is."""
+        """Have the model run as it is, and keep nothing of the passes: a stage's keys are gigabytes."""
         self._model.staged.neighbours = None
+        for shared in (self._model.shared, self._model.between):
+            if shared is not None:
+                shared.new_call = None
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """What the stage's last block made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_images_that_leave_batch_groups_idle_keep_the_loop_in_comfyui(
     plan = module_of_pack("parallel_runtime.plan").ParallelPlan(data=2)
     monkeypatch.setattr(loop, "run_of", lambda _: SimpleNamespace(proven_for=(plan, None)))
     monkeypatch.setattr(loop, "_recurrence", lambda _: (None, None))
-    for name in ("with_predictions", "_refuse_long", "_refuse_ranges", "_inpaint"):
+    for name in ("with_predictions", "refuse_long", "_refuse_ranges", "_inpaint"):
         monkeypatch.setattr(loop, name, lambda *_, **__: None)
     monkeypatch.setattr(loop, "cond_names", lambda *_: ("positive", "negative"))
     monkeypatch.setattr(loop, "conds_of_run", lambda *_: 1 / 0)
@@ -138,6 +139,17 @@ def test_images_that_leave_batch_groups_idle_keep_the_loop_in_comfyui(
     for images, error in ((1, loop.HostLoopError), (2, ZeroDivisionError)):  # which is as far as it comes
         with pytest.raises(error, match=r"shares out 1 image\(s\) inside the workers|division"):
             sampler._run(model, torch.zeros(images, 16, 4, 4), torch.tensor(SIGMAS), **told)
+
+    # as does a group without a prompt, where all of them decide what a step cache skips
+    call = SimpleNamespace(options={"step_cache": 0.1}, out_shape=(1, 4))
+    monkeypatch.setattr(loop, "conds_of_run", lambda *_: [SimpleNamespace(call=call, module_call=None)] * 2)
+    monkeypatch.setattr(loop, "cache_of_run", lambda *_: None)
+    monkeypatch.setattr(loop, "tell_idle", lambda *_: 1 / 0)
+    for cfg, error in ((3, loop.HostLoopError), (2, ZeroDivisionError)):
+        context = SimpleNamespace(proven_for=(replace(plan, data=1, cfg=cfg), None), check=print, try_plans=print)
+        monkeypatch.setattr(loop, "run_of", lambda _, context=context: context)
+        with pytest.raises(error, match=r"a step cache decides on all of them; use cfg=2|division"):
+            sampler._run(model, torch.zeros(1, 16, 4, 4), torch.tensor(SIGMAS), **told)
 
 
 def test_blocks_of_an_unknown_order_that_ranks_share_keep_the_loop_in_comfyui(
@@ -236,11 +248,8 @@ def test_what_needs_the_host_at_each_step_keeps_the_loop_in_comfyui(loop: Module
         assert refusal(Guider(negative=[{key: 0}])) == reason and refusal(Guider(1.0, negative=[{key: 0}])) == ""
 
 
-def test_conditionings_that_some_steps_leave_out_and_caches_in_a_pipeline_keep_the_loop_in_comfyui(
-    loop: ModuleType, module_of_pack: Callable[[str], ModuleType]
-) -> None:
+def test_conditionings_that_some_steps_leave_out_keep_the_loop_in_comfyui(loop: ModuleType) -> None:
     recurrence = SimpleNamespace(states=[SimpleNamespace(sigma=sigma) for sigma in (0.5, 0.9, 0.1, None)])
-    plan = module_of_pack("parallel_runtime.plan").ParallelPlan
     for entry, refused in (
         ({}, False),
         ({"timestep_start": 0.9, "timestep_end": 0.1}, False),
@@ -249,10 +258,6 @@ def test_conditionings_that_some_steps_leave_out_and_caches_in_a_pipeline_keep_t
     ):
         with pytest.raises(loop.HostLoopError, match="for some steps only") if refused else nullcontext():
             loop._refuse_ranges(Guider(negative=[entry]), {}, recurrence)
-    loop._refuse_cache(plan(pipefusion=2), None)
-    loop._refuse_cache(plan(ulysses=2), "a cache")
-    with pytest.raises(loop.HostLoopError, match="decides between the steps of a pipeline"):
-        loop._refuse_cache(plan(pipefusion=2), "a cache")
 
 
 def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_of_pack: Any) -> None:

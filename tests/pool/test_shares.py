@@ -1,11 +1,12 @@
 """A run inside the workers as its parent sees it: which batch group does what, and when a step is done."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from host.hosted_runs import euler, make_run
+from host.hosted_runs import make_run, with_options
 from host.tiny_hosted import call
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.arena import Extent
@@ -26,8 +27,11 @@ from parallel_runtime.pool.calls import (
     work_of_groups,
     writers,
 )
+from parallel_runtime.stock_caches import StockCache
 from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
+
+LAZY = StockCache(easy=False, threshold=0.2, calls="")
 
 
 def share(start: int, stop: int, *conds: int, shares_cfg: bool = False) -> GroupWork:
@@ -80,18 +84,26 @@ def test_the_ranks_that_write_are_those_of_the_last_stage_of_groups_that_have_wo
     assert of(ParallelPlan(data=2, pipefusion=2, ring=2), 2, (7, 7)) == [2, 3, 6, 7]
 
 
-@pytest.mark.parametrize(("warmup", "refused"), [(2, False), (3, False), (4, True)])
-def test_a_warm_up_is_no_longer_than_its_run(warmup: int, refused: bool) -> None:
-    run = make_run(recurrence=euler(3))
-    refuse_unfit(ParallelPlan(), run)
-    plan = ParallelPlan(pipefusion=2, warmup_steps=warmup)
-    if not refused:
-        refuse_unfit(plan, run)
-        return
-    with pytest.raises(
-        ValueError, match=r"warmup_steps=4 is more than the run's 3 step\(s\); use at most 3, which keeps"
-    ):
-        refuse_unfit(plan, run)
+@pytest.mark.parametrize(
+    ("plan", "texts", "step_cache", "cache", "why"),
+    [
+        ("cfg=3", (7, 7), 0.1, None, "and a step cache decides on all of them; use cfg=2"),
+        ("cfg=3,weights=sharded", (7, 7), 0.0, LAZY, "and a step cache decides on all of them; use cfg=2"),
+        ("cfg=3,pipefusion=2", (7, 9), 0.0, None, "and a pipeline goes on with all of them; use cfg=2"),
+        ("cfg=3", (7, 7), 0.0, None, ""),
+        ("cfg=2,pipefusion=2", (7, 9), 0.0, None, ""),
+        ("cfg=2", (7, 7), 0.1, LAZY, ""),
+        ("cfg=3", (7,), 0.1, None, ""),
+        ("pipefusion=2", (7,), 0.0, LAZY, "a step cache decides between the steps of a pipeline"),
+        ("pipefusion=2", (7,), 0.0, None, ""),
+    ],
+)
+def test_a_pipeline_and_a_group_without_a_prompt_decide_nothing_between_steps(
+    plan: str, texts: tuple[int, ...], step_cache: float, cache: StockCache | None, why: str
+) -> None:
+    conds = with_options(make_run(texts=texts), step_cache=step_cache).conds
+    with pytest.raises(ValueError, match=f"{why}$") if why else nullcontext():
+        refuse_unfit(ParallelPlan.parse(plan), conds, cache)
 
 
 def test_a_step_is_stuck_after_ten_times_the_slowest_of_the_last_eight_of_its_shapes() -> None:

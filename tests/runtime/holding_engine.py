@@ -1,4 +1,5 @@
-"""The engine without Python's garbage collector, which notes how many tensors the rank holds when it answers.
+"""The engine without Python's garbage collector, which notes how many tensors the rank holds when it answers, and how
+many kept keys when it was asked.
 
 What only the collector would free stays: a GPU's memory must not wait for it. A rank finds this module through
 `python_path`; `test_given_back.py` says what must be found.
@@ -9,6 +10,7 @@ import gc
 import torch
 from noted import note
 
+from parallel_runtime.parallel.kept_keys import HeldRows
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.worker.engine import Engine
 
@@ -21,7 +23,9 @@ class HoldingEngine(Engine):
         gc.disable()
 
     def handle(self, message, **told):
+        kept = sum(type(each) is HeldRows for each in gc.get_objects()) if message.op is Op.STEP else 0
         reply = super().handle(message, **told)
         if message.op is Op.STEP:
-            note(message.body.calls[0], self.rank, sum(type(each) is torch.Tensor for each in gc.get_objects()))
+            tensors = sum(type(each) is torch.Tensor for each in gc.get_objects())
+            note(message.body.calls[0], self.rank, (tensors, kept))
         return reply

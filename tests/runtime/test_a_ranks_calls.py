@@ -251,9 +251,6 @@ def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
         engine.new_recorder()
     with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):
         engine._of_ranks(SimpleNamespace(op=Op.HELLO))
-    engine.meshes[ParallelPlan()] = SimpleNamespace(member=True, plan=ParallelPlan(pipefusion=2))
-    with pytest.raises(ValueError, match="a cache of ComfyUI's decides between the steps of a pipeline; use the host"):
-        engine._sample(SimpleNamespace(**NONE_OF_OURS, cache="easy"), (), gate=None, progress=None, beat=None)
 
 
 def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> None:
@@ -333,7 +330,7 @@ def test_a_model_has_torchs_switches_as_its_file_was_loaded_with_whatever_ran_be
         for each in (1, 2)
     ]
     for number in (0, 0, 1, 1, 0):
-        engine._forward(models[number], mesh, SimpleNamespace(calls=({},)), progress=None, beat=None)
+        engine._forward(models[number], mesh, SimpleNamespace(calls=({},)), progress=None, alive=None, beat=None)
     assert was == [{"a": 1}, {"a": 2}, {"a": 1}]
 
 
@@ -352,9 +349,15 @@ def test_what_was_sent_is_counted_anew_for_each_request_of_weights_too() -> None
     for timed in (False, True):
         request, model = SimpleNamespace(calls=({"timed": timed},)), SimpleNamespace(weights=weights, group=group)
         ATTENDED.add("an earlier kernel")
-        made = engine._forward(model, mesh, request, progress=None, beat=None)
+        made = engine._forward(model, mesh, request, progress=None, alive=None, beat=None)
         assert (made.model, made.sequence, made.by_graphs) == (model, mesh.attention, None) and not ATTENDED
     assert reset == [("tokens", False), ("weights", False), ("tokens", True), ("weights", True)]
+    weights.branches, model.blocks = SimpleNamespace(form=None), SimpleNamespace(reason="", entrances=())
+    request, told = SimpleNamespace(calls=({"compiled": True},)), list[str]()
+    after_blocks, alive = (lambda: told.append("a block is done")), (lambda: told.append("alive"))
+    made = engine._forward(model, mesh, request, progress=None, alive=alive, beat=after_blocks)
+    made.by_graphs._watch.beat()  # as from the thread of a compilation, which may touch no tensor of the run
+    assert told == ["alive"]
 
 
 def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and_keep_none() -> None:

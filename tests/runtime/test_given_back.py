@@ -116,7 +116,8 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(holding: Pool,
 
 
 @pytest.mark.parametrize(
-    ("plan", "cancelled"), [("cfg=2", True), ("ring=2", False), ("ulysses=2,weights=sharded", False)]
+    ("plan", "cancelled"),
+    [("cfg=2", True), ("ring=2", False), ("ulysses=2,weights=sharded", False), ("pipefusion=2", False)],
 )
 def test_a_run_that_has_ended_holds_no_tensor(
     holding: Pool, tiny_hosted: ModelSpec, plan: str, cancelled: bool
@@ -134,7 +135,9 @@ def test_a_run_that_has_ended_holds_no_tensor(
             holding.sample(tiny_hosted, parsed, run, on_step=give_up)
         with Notes() as found:
             holding.run(tiny_hosted, parsed, [call(options=found.option)])
-            held.append(found.read())
+            looks = [tuple(look) for look in found.read()]
+        held.append([tensors for tensors, _ in looks])
+        assert [kept for _, kept in looks] == [0, 0], "no stage has keys of the run"
     # One that is cancelled leaves two in a rank now and then, until the next run.
     early, late = ([min(counts) for counts in zip(*looks, strict=True)] for looks in (held[1:4], held[4:7]))
     assert all(after <= before for before, after in zip(early, late, strict=True)), (early, late)

@@ -16,7 +16,14 @@ from types import FunctionType, MethodType
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan
-from ....parallel_runtime.pool.calls import Inpaint, WorkerLoopRun, refuse_long, seen_shape, work_of_groups
+from ....parallel_runtime.pool.calls import (
+    Inpaint,
+    WorkerLoopRun,
+    refuse_long,
+    refuse_unfit,
+    seen_shape,
+    work_of_groups,
+)
 from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ..contract.comfyui import CFGGuider, WrappersMP, check_cancelled, comfy, is_absent
@@ -139,7 +146,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         recurrence, sigmas_left = _recurrence(run)
         with _traceable(lambda error: f"what the model says of a step's latent cannot be written as numbers: {error}"):
             recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
-        _refuse_long(recurrence)
+        _ask(refuse_long, recurrence)
         _refuse_ranges(guider, model_options, recurrence)
         with _traceable(lambda error: f"how the model noises what a mask keeps cannot be written as numbers: {error}"):
             inpaint = _inpaint(model, mask, x, recurrence)
@@ -155,7 +162,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
-        _refuse_cache(plan, cached)
+        _ask(refuse_unfit, plan, [cond.call for cond in conds], cached and cached.cache)
         tell_idle(context, len(names) * x.shape[0])
         given = _drawn(run, recurrence, x)
 
@@ -316,17 +323,12 @@ def _traceable(said: Callable[[BaseException], str]) -> Iterator[None]:
         raise HostLoopError(said(error)) from error
 
 
-def _refuse_long(recurrence: SamplerRecurrence) -> None:
+def _ask(refuse: Callable[..., None], *run: object) -> None:
+    """What the workers refuse of a run. Raises `HostLoopError`."""
     try:
-        refuse_long(recurrence)
+        refuse(*run)
     except ValueError as error:
         raise HostLoopError(str(error)) from error
-
-
-def _refuse_cache(plan: ParallelPlan, cached: object | None) -> None:
-    """Raise `HostLoopError` for a cache of ComfyUI's in a pipeline, which would be empty between steps."""
-    if cached is not None and plan.pipefusion > 1:
-        raise HostLoopError("a step cache decides between the steps of a pipeline")
 
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:

@@ -14,7 +14,8 @@ from host.server import PACK_NAME, PACK_ROOT
 from tools.drawn_workflows import as_drawn
 from tools.templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
 
-from .ui_format import NOTE, to_api
+from .test_saved_workflows import adds_defaults_alone
+from .ui_format import NOTE, by_title, to_api
 
 FOLDER = PACK_ROOT / "example_workflows"
 each_template = pytest.mark.parametrize("name", TEMPLATES)
@@ -69,6 +70,7 @@ def test_a_template_is_drawn_from_its_graph_and_its_inputs_and_links_are_those_o
     graph = json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
     if version == WRITTEN_WITH:
         assert as_drawn(graph, info, TEMPLATES[name]) == file, "python -m tools.drawn_workflows"
+        assert adds_defaults_alone(by_title(to_api(file, info)), by_title(graph), info), "the editor queues another"
     nodes = {node["id"]: node for node in file["nodes"]}
     assert len(nodes) == len(file["nodes"])
     for node in (node for node in file["nodes"] if node["type"] != NOTE):

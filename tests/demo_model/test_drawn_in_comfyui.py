@@ -17,13 +17,13 @@ pytestmark = pytest.mark.slow
 ASKED = combinations()[1][2]  # a red apple on brown, bottom left
 
 
-def graph_of(asked: Combination) -> Workflow:
+def graph_of(asked: Combination, **settings: int) -> Workflow:
     """The demo's graph for a combination over two CPU ranks."""
-    return parallel_graph(asked.prompt(), devices="cpu:2")
+    return parallel_graph(asked.prompt(), devices="cpu:2", **settings)
 
 
 def test_two_ranks_draw_what_stock_comfyui_draws(client: ComfyClient) -> None:
-    ours = graph_of(ASKED)
+    ours = graph_of(ASKED, steps=4)
     stock = latent_of(client, without_our_nodes(ours))
     assert stock.dtype == torch.float32
     assert relative_error(latent_of(client, ours), stock) <= TOLERANCE

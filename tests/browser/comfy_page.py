@@ -208,6 +208,15 @@ class ComfyPage:
         """A JavaScript expression for the one node of a class."""
         return f"app.graph.nodes.find((node) => node.comfyClass === '{kind}')"
 
+    def values(self, kind: str) -> dict[str, Any]:
+        """What the widgets of the one node of a class have, by their names."""
+        pairs = f"{self.node(kind)}.widgets.map((widget) => [widget.name, widget.value])"
+        return self.page.evaluate(f"Object.fromEntries({pairs})")
+
+    def of_node(self, kind: str) -> dict[str, str]:
+        """How a report says that it is of this graph and of the one node of a class."""
+        return self.page.evaluate(f"({{ graph: app.graph.id, node_id: String({self.node(kind)}.id) }})")
+
     def widget(self, kind: str, name: str, value: Any) -> None:
         """Set a widget of the one node of a class, as a user does."""
         self.page.evaluate(SET, [kind, name, value])

@@ -19,11 +19,6 @@ from .made_up import DRAWN_TEXTS, GAINED, GB, ONE, MadeUp, a_pool, a_report, une
 
 HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 
-CONFIG = """() => Object.fromEntries(app.graph.nodes.find((node) => node.comfyClass === 'SPConfig')
-  .widgets.map((widget) => [widget.name, widget.value]))"""
-OF_THE_EDITOR = """() => { const node = app.graph.nodes.find((node) => node.comfyClass === 'ParallelSampler')
-  return { node_id: String(node.id), graph: app.graph.id } }"""
-
 SAY = "(data) => app.api.dispatchCustomEvent('parallel_dit.text', data)"
 
 
@@ -79,14 +74,14 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(told_comfy:
     memory = {"memory": {"allocated_bytes": GB}}
     report = a_report(1, 3)
     report["ranks"][0] |= memory
-    entry = made_up.report(3, report) | {"summary": GAINED} | comfy.page.evaluate(OF_THE_EDITOR)
+    entry = made_up.report(3, report) | {"summary": GAINED} | comfy.of_node("ParallelSampler")
     made_up.tell(pools=[a_pool()], reports=[entry])
     result = comfy.page.get_by_test_id("pdit-result").first
     expect(result).to_contain_text("1.5× faster")
     expect(result).to_contain_text("1 rank · 1.0 GB")
     result.get_by_role("button", name="Use ring2").click()
     expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("ring2 on cpu:0, cpu:1")
-    values = comfy.page.evaluate(CONFIG)
+    values = comfy.values("SPConfig")
     assert {name: values[name] for name in ("mode", "ulysses", "ring")} == {"mode": "manual", "ulysses": 1, "ring": 2}
     made_up.tell(pools=[a_pool()], reports=[entry | {"graph": "another"}])
     expect(result).to_contain_text("not run yet")
@@ -97,7 +92,7 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(told_comfy:
 def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_end(made_up: MadeUp) -> None:
     comfy, page = made_up.comfy, made_up.comfy.page
     comfy.load_example()
-    editor, busy = page.evaluate(OF_THE_EDITOR), [a_pool(sampling=True, state="busy")]
+    editor, busy = comfy.of_node("ParallelSampler"), [a_pool(sampling=True, state="busy")]
     run = {"node": editor["node_id"], "graph": editor["graph"], "class": "ParallelSampler"}
     result = page.get_by_test_id("pdit-result").first
     made_up.tell(pools=busy, run=run | {"prompt": "first", "step": 1, "steps": 5})

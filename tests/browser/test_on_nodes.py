@@ -86,7 +86,6 @@ ADVANCED += ["plans"]
 ORDER += ADVANCED[1:]
 # As saved: in the order of the schema.
 SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
-VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"
 ADD = """async (values) => {
   const node = LiteGraph.createNode('SPConfig')
   app.graph.add(node)
@@ -117,7 +116,7 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
             "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[shown, SHOWN]
         )
         assert comfy.page.evaluate(ROOM)[: len(shown)] == shown, "what is not shown has no room in the classic renderer"
-    values = comfy.page.evaluate(VALUES)
+    values = comfy.values("SPConfig")
     assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
         "side branch", 1, 1, "sharded", "blocks",
     ]  # fmt: skip
@@ -131,14 +130,10 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
     assert values == ["x", "x"]
 
 
-OF_THE_SAMPLER = """() => ({ graph: app.graph.id, node_id: String(app.graph.nodes
-  .find((node) => node.comfyClass === 'ParallelSampler').id) })"""
-
-
 def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: MadeUp) -> None:
     made_up.comfy.load_example()
     result = made_up.comfy.page.get_by_test_id("pdit-result").first
-    editor = made_up.comfy.page.evaluate(OF_THE_SAMPLER)
+    editor = made_up.comfy.of_node("ParallelSampler")
     for session, step_s, told in (("first", 0.5, "0.50 s a step"), ("second", 0.25, "0.25 s a step")):
         report = a_report(2, 3, timings={"step_s": [step_s] * 3})
         state = {"session": f"made up {session}", "reports": [made_up.report(1, report) | editor]}

@@ -181,7 +181,7 @@ def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_u
     expect(bars).to_be_hidden()
     made_up.tell(reports=[benchmark, made_up.report(4, of_a_run(**small))])
     bars.get_by_role("button", name="Use uly2").click()
-    values = comfy.page.evaluate(f"Object.fromEntries({comfy.node('SPConfig')}.widgets.map((w) => [w.name, w.value]))")
+    values = comfy.values("SPConfig")
     assert [values[name] for name in ("mode", "ulysses", "ring", "data", "devices")] == ["manual", 2, 1, 1, "cpu:2"]
     expect(comfy.toast("has the plan uly2 now")).to_be_visible()
     comfy.page.evaluate("app.graph.clear()")

@@ -201,7 +201,8 @@ def test_runs_one_after_another_keep_their_own_figures_and_nothing_piles_up(made
         entries = [*entries[-3:], made_up.report(steps, a_report(2, steps)) | {"summary": GAINED}]
         made_up.tell(pools=[a_pool()], reports=entries)
         expect(rows).to_have_attribute("data-drawn", f"2x{steps}")
-        sizes[steps] = kept_by(page)
+        if steps in (8, 10):
+            sizes[steps] = kept_by(page)
     assert sizes[10] == sizes[8], "the server has four reports"
     for steps in (10, 8, 7):
         timeline.get_by_label("Run", exact=True).select_option(str(steps))

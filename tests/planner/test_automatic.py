@@ -30,7 +30,7 @@ from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.machine import constants, overlap, whole_bytes
+from parallel_runtime.planner.machine import constants, overlap
 from parallel_runtime.planner.work import image_tokens
 
 FLUX = usual_counted().model
@@ -149,13 +149,6 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         plan = automatic_plan(model, usual_work(), gpus(ranks), free, calibration, weights=weights).plan
         assert plan.ranks <= ranks and plan.pipefusion == 1
         assert weights in ("replicated", plan.weights)
-
-
-def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
-    devices = parse_devices("cpu:2").devices
-    assert constants(devices) == known_calibration("cpu")
-    assert sum(whole_bytes(devices)) > GIB and len(set(whole_bytes(devices))) == 1
 
 
 def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_ones(monkeypatch, tmp_path) -> None:

@@ -64,7 +64,7 @@ def test_constants_are_the_tables_until_they_are_measured(store: CalibrationStor
     assert machine.measured(L40) is None and machine.calibration_identity() is None
     assert machine.constants(L40[:1]) == table == machine.constants(L40)
     assert machine.constants(L40, link="pcie3").link == known_link("pcie3")
-    assert machine.constants(CPU[:1]) == known_calibration("cpu")
+    assert machine.constants(CPU[:1]) == known_calibration("cpu") == machine.constants(CPU)
     assert machine.overlap(L40[:1], ParallelPlan()) is None
     own = replace(known_calibration("A100"), source="of four")
     store.save(f"4 x NVIDIA L40, {TORCH}", own)

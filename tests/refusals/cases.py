@@ -109,18 +109,31 @@ def patched_by(class_type: str, **inputs: Any) -> Build:
     return build
 
 
+CONTROL = "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel"
+SIZES = {"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16}
+FUN = ModelFile(name="tiny_fun.safetensors", class_path=CONTROL, arguments=SIZES)
+CAUSAL = wan_file("causal", "t2v", heads=5, seed=33, model="ar_model.CausalWanModel")
+
+
+def write_files(tiny: TinyModels) -> None:
+    """Write FUN and CAUSAL once, and both at once: to ask ComfyUI for the shapes of one takes 3 s."""
+    control, causal = tiny.models / "controlnet" / FUN.name, tiny.diffusion_model(CAUSAL.name)
+    if control.exists():
+        return
+    shapes = shapes_of({file.name: (file.class_path, file.arguments) for file in (FUN, CAUSAL)})
+    if CAUSAL.name in shapes:  # not every ComfyUI has it
+        told = json.loads(CAUSAL.metadata["config"])["transformer"] | {"causal_ar": True}
+        metadata = {"config": json.dumps({"transformer": told})}
+        write_layout(causal, CAUSAL.rows(shapes[CAUSAL.name]), seed=33, metadata=metadata)
+    write_layout(control, FUN.rows(shapes[FUN.name]), seed=33)
+
+
 def with_fun_controlnet(tiny: TinyModels) -> Workflow:
     """A ControlNet of Qwen-Image that computes with layers of the model."""
-    name, path = "tiny_fun.safetensors", "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel"
-    file = ModelFile(
-        name=name, class_path=path, arguments={"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16}
-    )
-    if not (tiny.models / "controlnet" / name).exists():
-        shapes = shapes_of({name: (path, file.arguments)})[name]
-        write_layout(tiny.models / "controlnet" / name, file.rows(shapes), seed=33)
+    write_files(tiny)
     graph = ours(tiny)
     sampler = graph["sampler"]["inputs"]
-    graph["net"] = node("ControlNetLoader", control_net_name=name)
+    graph["net"] = node("ControlNetLoader", control_net_name=FUN.name)
     graph["pictures"] = node("RandomPictures", width=64, height=64, count=1, seed=1)
     graph["encoder"] = node("RandomVAE", channels=16, spatial=8, temporal=1)
     inputs = {"positive": sampler["positive"], "negative": sampler["negative"], "control_net": ["net", 0]}
@@ -133,16 +146,11 @@ def with_fun_controlnet(tiny: TinyModels) -> Workflow:
 
 def frame_by_frame(tiny: TinyModels) -> Workflow:
     """A causal Wan whose sampler makes a frame after the other."""
-    file = wan_file("causal", "t2v", heads=5, seed=33, model="ar_model.CausalWanModel")
-    told = json.loads(file.metadata["config"])["transformer"] | {"causal_ar": True}
-    path = tiny.models / "diffusion_models" / file.name
-    if not path.exists():
-        shapes = shapes_of({file.name: (file.class_path, file.arguments)})[file.name]
-        write_layout(path, file.rows(shapes), seed=33, metadata={"config": json.dumps({"transformer": told})})
+    write_files(tiny)
     inputs = {"tokens": TOKENS, "width": TEXT}
     graph: Workflow = {
         "config": CONFIG,
-        "model": node("ParallelModelLoader", unet_name=file.name, weight_dtype="default", sp_config=["config", 0]),
+        "model": node("ParallelModelLoader", unet_name=CAUSAL.name, weight_dtype="default", sp_config=["config", 0]),
         "positive": node("RandomConditioning", **inputs, seed=1),
         "negative": node("RandomConditioning", **inputs, seed=2),
         "latent": node("EmptyARVideoLatent", width=64, height=64, length=5, batch_size=1),

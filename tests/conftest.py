@@ -68,9 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # What a rank or a ComfyUI is started with is what these are about, so each is an interpreter of its own there.
 STARTING_FILES = {
     "test_packed_archive.py",
-    "test_nobody_gets_in.py",
     "test_respawn_storm.py",
-    "test_scarce_resources.py",
     "test_environment_of_ranks.py",
 }
 

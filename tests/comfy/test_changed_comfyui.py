@@ -76,7 +76,7 @@ SAID = {
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ComfyUI of links, with some files changed as a later version may have them."""
     path = tmp_path_factory.mktemp("changed") / "ComfyUI"
-    shutil.copytree(comfyui_path(), path, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(comfyui_path(), path, copy_function=os.symlink)  # with what is compiled
     for name, renamed in CHANGES.items():
         text = (path / name).read_text()
         (path / name).unlink()  # Python looks for modules beside what a script's link names

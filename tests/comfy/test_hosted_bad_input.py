@@ -20,7 +20,6 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.server import ComfyServer
 from host.tiny_models import write_layout
 from host.workflows import with_lora
-from parallel_runtime.cli.flux_in_diffusers import to_diffusers
 
 WAN = BY_NAME["wan 2.1 t2v"]
 CLASS = "NaDiT"  # SeedVR2's: ComfyUI knows it and the pack has no plan of it
@@ -123,6 +122,8 @@ def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_
     hosted_client: ComfyClient, hosted_server: ComfyServer, family_models: Path
 ) -> None:
     """Stock joins its queries, keys and values when it loads it."""
+    from parallel_runtime.cli.flux_in_diffusers import to_diffusers  # 4 s, which who only collects tests need not wait
+
     flux, folder = BY_NAME["flux.1 t2i"], family_models / "diffusion_models"
     save_file(to_diffusers(load_file(folder / flux.file)), folder / DIFFUSERS)
     graph = flux.graph(steps=2)

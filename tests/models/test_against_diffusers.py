@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import QwenImageTransformer2DModel, WanTransformer3DModel
 from safetensors.torch import load_file
 
 from families.files import write_model_files
@@ -56,6 +55,8 @@ WAN_NAMES = (
 
 def wan(sizes: Mapping[str, Any], weights: Weights) -> Callable[[Mapping[str, Any]], torch.Tensor]:
     """diffusers' Wan with a file's weights, as a function of ComfyUI's call."""
+    from diffusers import WanTransformer3DModel  # 4 s
+
     carried = {}
     for name, value in weights.items():
         for pattern, theirs in WAN_NAMES:
@@ -76,6 +77,8 @@ def wan(sizes: Mapping[str, Any], weights: Weights) -> Callable[[Mapping[str, An
 
 def qwen(sizes: Mapping[str, Any], weights: Weights) -> Callable[[Mapping[str, Any]], torch.Tensor]:
     """diffusers' Qwen-Image with a file's weights, whose names are diffusers' own."""
+    from diffusers import QwenImageTransformer2DModel  # 4 s
+
     names = ("in_channels", "out_channels", "num_layers", "attention_head_dim", "num_attention_heads")
     names += ("joint_attention_dim", "axes_dims_rope")
     model = QwenImageTransformer2DModel(**{name: sizes[name] for name in names if name in sizes})

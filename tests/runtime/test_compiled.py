@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
@@ -59,6 +58,8 @@ def test_the_command_line_refuses_to_compile_without_a_compiler(
 
 
 def test_a_function_of_which_no_graph_can_be_made_says_why_each_time_and_is_tried_once() -> None:
+    from torch._dynamo.exc import TorchDynamoException  # more than a second
+
     asked = list[object]()
 
     def fails(function: object) -> object:

@@ -290,6 +290,15 @@ CASES = (
         "name those devices in SP Config",
         **DONE_AT_ONCE,
     ),
+    told_by(
+        *(ADOPT, "MultiGPU CFG Split before Parallelize Model", before(REACH, way="copy to device")),
+        *("ReachIntoModel (node before)", "copies the model", "name those devices in SP Config"),
+        needs="MultiGPU_WorkUnits",
+    ),
+    told_by(
+        *(ADOPT, "Select Model Device before Parallelize Model", before(REACH, way="select device")),
+        *("ReachIntoModel (node before)", "puts the model on cuda:1", "name that device in SP Config"),
+    ),
     done_by(REACH, "inject", "Injections", "injects modules", node=REACH),
     told_by(
         *(ADOPT, "Injections before Parallelize Model", before(REACH, way="inject")),

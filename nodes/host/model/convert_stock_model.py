@@ -103,6 +103,16 @@ def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     check_transformer_options(model.model_options["transformer_options"])
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
         raise refuse_by(nodes_like("compile"), *COMPILES)
+    if model.additional_models.get("multigpu"):
+        raise refuse_by(
+            nodes_like("multigpu_workunits"), "it copies the model to other devices", "name those devices in SP Config"
+        )
+    if model.load_device != comfy.model_management.get_torch_device():
+        raise refuse_by(
+            nodes_like("selectmodeldevice"),
+            f"it puts the model on {model.load_device}",
+            "name that device in SP Config",
+        )
     held = {
         "it changes weights by a hook": model.hook_patches,
         "it wraps weights": model.weight_wrapper_patches,

@@ -347,6 +347,8 @@ HELD = (
     (lambda it: it.add_object_patch("diffusion_model.img_in", SimpleNamespace()), "it replaces diffusion_model.img_in"),
     (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
     (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer"),
+    (lambda it: it.set_additional_models("multigpu", [it.clone()]), "it copies the model to other devices"),
+    (lambda it: setattr(it, "load_device", torch.device("cuda", 1)), "it puts the model on cuda:1"),
 )
 for do, what in HELD:
     changed = comfy.load_diffusion_model(file)

@@ -21,6 +21,14 @@ def override_attention(model: Any) -> None:
     options["optimized_attention_override"] = lambda function, *args, **kwargs: function(*args, **kwargs)
 
 
+def copy_to_device(model: Any) -> None:
+    """As MultiGPU CFG Split does for each further GPU."""
+    copy = model.deepclone_multigpu(new_load_device=torch.device("cpu"))
+    copy.is_multigpu_base_clone = True
+    model.set_additional_models("multigpu", [copy])
+    model.match_multigpu_clones()
+
+
 NOTHING = PatcherInjection(inject=lambda patcher: None, eject=lambda patcher: None)
 WAYS: dict[str, Callable[[Any], None]] = {
     "none": lambda model: None,
@@ -34,8 +42,9 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "replace block": lambda model: model.set_model_patch_replace(
         lambda args, extra: extra["original_block"](args), "dit", "single_block", 1
     ),
-    # As MultiGPU CFG Split does for each further GPU.
-    "copy to device": lambda model: model.deepclone_multigpu(new_load_device=torch.device("cpu")),
+    "copy to device": copy_to_device,
+    # As Select Model Device does in the end, with a device that need not be there: nothing is loaded.
+    "select device": lambda model: setattr(model, "load_device", torch.device("cuda", 1)),
 }
 
 

@@ -7,6 +7,7 @@ import inspect
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
+from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import ModelPatcher, WrappersMP, comfy
 from ..contract.known_nodes import ANY_SMALL, small_file
@@ -20,12 +21,14 @@ from ..contract.refusals import (
 )
 from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
+from ..tasks.cond_tasks import TOGETHER_KEY
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
 from .source import read_hosted
 
 NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
+OURS = (RUN_KEY, TOGETHER_KEY)  # the keys of wrappers
 LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config")
 
 
@@ -42,24 +45,23 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     _refuse_what_stays_behind(model)
     copy_changes(model, ours)
     ours.delta_set()  # refuses what cannot travel
-    ours.attachments = dict(model.attachments)
-    ours.additional_models = {
-        name: [each.clone() for each in models] for name, models in model.additional_models.items()
-    }
-    ours.callbacks = _copied(model.callbacks)
-    for kind, by_key in _copied(model.wrappers).items():
-        ours.wrappers.setdefault(kind, {}).update(by_key)
     return ours
 
 
 def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
-    """Give another MODEL of the same file this one's weight patches, object patches and options, not its dtype."""
+    """Give another MODEL of the same file what was applied to this one, but its dtype and the pack's own wrappers."""
     to.patches = {name: list(entries) for name, entries in model.patches.items()}
     to.patches_uuid = model.patches_uuid
     for name, value in model.object_patches.items():
         if name != COMPUTE_DTYPE:  # it was made for one
             to.add_object_patch(name, value)
     to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
+    to.attachments = dict(model.attachments)
+    to.additional_models = {name: [each.clone() for each in models] for name, models in model.additional_models.items()}
+    to.callbacks = _copied(model.callbacks)
+    for kind, by_key in _copied(model.wrappers).items():
+        applied = {key: wrappers for key, wrappers in by_key.items() if key not in OURS}
+        to.wrappers.setdefault(kind, {}).update(applied)
 
 
 def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:

@@ -398,7 +398,14 @@ refused(lambda: cases.under_plan(plain, plans.ParallelPlan(ulysses=3)), "ulysses
 refused(
     lambda: cases.under_plan(sharded, plans.ParallelPlan(cfg=2)), "has the weights replicated, this MODEL has them sh"
 )
+again_with.add_wrapper_with_key("outer_sample", "mine", print)
+again_with.add_callback_with_key("on_load", "mine", print)
+again_with.set_attachments("a", 1)
+again_with.set_additional_models("beside", [stock])
 copy = cases.stock_copy(again_with)
+assert {kind: by_key for kind, by_key in copy.wrappers.items() if by_key} == {"outer_sample": {"mine": [print]}}
+assert (copy.callbacks, copy.attachments) == (again_with.callbacks, {"a": 1}) and copy.callbacks["on_load"]["mine"]
+assert [each.model for each in copy.additional_models["beside"]] == [stock.model]
 assert type(copy) is type(stock) and copy.patches.keys() == {weight} and copy.model_dtype() == torch.float32
 refused(lambda: cases.stock_copy(model_with), "stock ComfyUI has no LoRA beside the weights", "lora=side branch")
 nested = SimpleNamespace(is_nested=True, unbind=lambda: [torch.ones(1, 2, dtype=torch.bfloat16), torch.zeros(3)])

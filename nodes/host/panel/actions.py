@@ -102,13 +102,14 @@ def _stop_listening() -> None:
 
 
 def _cancel_prompt() -> None:
-    """What Cancel does, and wait for its end."""
+    """What Cancel does, and wait for its end: not for that of the next one in the queue, which begins at once."""
     queue = PromptServer.instance.prompt_queue
-    if not queue.currently_running:
+    cancelled = set(queue.currently_running)
+    if not cancelled:
         return
     comfy_nodes.interrupt_processing()
     end_s = time.monotonic() + CANCEL_LIMIT_S
-    while queue.currently_running and time.monotonic() < end_s:
+    while not cancelled.isdisjoint(queue.currently_running) and time.monotonic() < end_s:
         time.sleep(POLL_S)
 
 

@@ -6,6 +6,8 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 import asyncio
 import importlib
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 from trace_samplers import NAME, load
@@ -193,6 +195,25 @@ async def pressed():
 
 
 asyncio.run(pressed())
+
+# The prompt that is cancelled is waited for, not the one that waited in the queue and begins at once.
+prompts = [(number, name, {}, {}, [], {}) for number, name in enumerate(("cancelled", "next"))]
+for prompt in prompts:
+    queue.put(prompt)
+_, item = queue.get()
+
+
+def ended():
+    queue.task_done(item, {}, None)
+    queue.get()
+
+
+stock.interrupt_processing = lambda: threading.Timer(0.1, ended).start()
+actions.CANCEL_LIMIT_S, began_s = 5.0, time.monotonic()
+actions._cancel_prompt()
+assert [name for _, name, *_ in queue.currently_running.values()] == ["next"]
+assert 0.1 <= time.monotonic() - began_s < 3.0
+queue.currently_running.clear()
 
 # A device that no rank has is told in the log too.
 noted, logged = [], []

@@ -271,7 +271,9 @@ def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Te
 
 def weights_of(vae: VAE) -> VaeWeights:
     """The loaded VAE's weights, if from them alone ComfyUI builds the same again. Raises `CannotShareError`."""
-    module = vae.first_stage_model
+    module, patcher = vae.first_stage_model, vae.patcher
+    if patcher.model.current_weight_patches_uuid not in (None, patcher.patches_uuid):
+        comfy.model_management.load_models_gpu([patcher])  # takes back what a copy of it had patched in
     tensors = {name: weight.detach() for name, weight in module.state_dict().items()}
     kind = type(module).__name__
     if odd := {str(each.dtype) for each in tensors.values()} - {f"torch.{name}" for name in DTYPE_BYTES}:

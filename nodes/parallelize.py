@@ -4,12 +4,10 @@ import logging
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.model.convert_stock_model import parallelized
-from .host.model.found_plans import LOOKING
-from .host.model.pools import POOLS
 from .host.panel.progress import NodeText
+from .loader import state_of
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
@@ -37,8 +35,8 @@ class ParallelizeModel(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model: io.Model.Type | None, sp_config: ParallelChoice | None) -> str:
-        """Run again when workers were lost or devices were measured. Linked inputs are not known here."""
-        return f"{POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
+        """Run again when a file changed, workers were lost or devices measured since. Linked inputs are None."""
+        return state_of(None)
 
     @classmethod
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:

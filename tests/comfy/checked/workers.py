@@ -27,15 +27,22 @@ assert asked() != asked()
 release.POOLS.has_something_to_release = lambda: False
 assert asked() == asked()
 
-# A loader, and a config, of which another node gives an input, run again only where something else changed.
+# A loader, and a config, of which another node gives an input, run again only where something else changed: of those
+# that make a MODEL, the file of one, too.
+POOLS = importlib.import_module(f"{NAME}.nodes.host.model.pools").POOLS
 for node, given in (
     ("loader.ParallelModelLoader", {"unet_name": None, "weight_dtype": "default", "sp_config": None}),
     ("loader.ParallelFluxLoader", {"unet_name": None, "weight_dtype": None, "sp_config": None}),
+    ("parallelize.ParallelizeModel", {"model": None, "sp_config": None}),
     ("config.SPConfig", {"machines": None, "mode": "auto"}),
 ):
     module, _, name = node.partition(".")
     asked = getattr(importlib.import_module(f"{NAME}.nodes.{module}"), name).fingerprint_inputs
-    assert asked(**given) == asked(**given), node
+    before = asked(**given)
+    assert asked(**given) == before, node
+    POOLS.changed_files = lambda: ["a file"]
+    assert (asked(**given) != before) == (name != "SPConfig"), node
+    del POOLS.changed_files
 
 # A MODEL whose runs try nothing is refused before a rank is started, with the reason.
 tries = importlib.import_module(f"{NAME}.nodes.without_server")

@@ -16,11 +16,13 @@ Forward = Callable[..., Any]
 Around = Callable[[Forward], Forward]
 Call = Callable[[], object]
 
-BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, GRAPH = "beat", "gather", "share", "cache", "stage", "skip", "graph"
+BEAT, GATHER, SHARE, CACHE, STAGE = "beat", "gather", "share", "cache", "stage"
+SKIP, LORA, GRAPH = "skip", "lora", "graph"
 # From the outermost to the innermost. A sign of life comes when all else is done. Weights are there before anything
-# reads them. Tokens are cut before a step cache or a stage looks at what the block is given, and gathered after. A
-# stage, a cache or a node's wish hands on, or skips, what a graph would run.
-ORDER = (BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, GRAPH)
+# reads them. Tokens are cut before a step cache, a stage or a LoRA looks at what the block is given, and gathered
+# after. A stage, a cache or a node's wish hands on, or skips, what a graph would run. A LoRA beside a block that is one
+# layer is not in the block's graph.
+ORDER = (BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, LORA, GRAPH)
 CHAINS = "chains_of_blocks"  # an attribute of a module: method -> its chain
 
 
@@ -30,6 +32,7 @@ class Chain:
     def __init__(self, module: nn.Module, method: str) -> None:
         self._module, self._method = module, method
         self._before: Forward | None = vars(module).get(method)  # None: the class's
+        self._built = self._before  # what the module has now
         self._links: list[tuple[str, Around]] = []
 
     @property
@@ -53,12 +56,18 @@ class Chain:
         self._build()
 
     def _build(self) -> None:
+        if vars(self._module).get(self._method) is not self._built:
+            raise RuntimeError(
+                f"{type(self._module).__name__}.{self._method} was set past its chain, which would lose that function; "
+                "put a link into the chain"
+            )
         vars(self._module).pop(self._method, None)
         if self._before is not None:
             setattr(self._module, self._method, self._before)
         for name in reversed(ORDER):
             for _, around in (link for link in self._links if link[0] == name):
                 setattr(self._module, self._method, around(getattr(self._module, self._method)))
+        self._built = vars(self._module).get(self._method)
 
 
 def chain_at(module: nn.Module, method: str = "forward") -> Chain:

@@ -152,14 +152,22 @@ def test_the_links_of_a_block_have_one_order_whichever_is_put_first() -> None:
         for name, link in links.items():
             chain_at(block).put(name, link)
         block(torch.ones(1, 4))
-        assert said == ["beat", "gather", "share", "cache", "stage", "skip", "graph"]
+        assert said == ["beat", "gather", "share", "cache", "stage", "skip", "lora", "graph"]
         chain_at(block).take_off(links["share"])
         said.clear()
         block(torch.ones(1, 4))
-        assert said == ["beat", "gather", "cache", "stage", "skip", "graph"]
+        assert said == ["beat", "gather", "cache", "stage", "skip", "lora", "graph"]
         for link in links.values():
             chain_at(block).take_off(link)
         assert "forward" not in vars(block), "without links a block is as its class has it"
+
+
+def test_a_function_that_is_set_past_a_chain_is_not_lost_without_a_word() -> None:
+    block = Block()
+    hook_entries(block, ("forward",), BEAT)
+    block.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="Block.forward was set past its chain, which would lose that function"):
+        hook_entries(block, ("forward",), BEAT)
 
 
 def hooked(said: ShardingSpec, of: str = "name") -> dict[tuple[int, str], Sequence[object]]:

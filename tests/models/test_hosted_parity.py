@@ -165,6 +165,7 @@ def test_ranks_with_unequal_shares_compute_the_same(group: GlooGroup, name: str)
 
 
 CPU = torch.device("cpu")
+HOOKED_LAYERS = {"Qwen-Image, text mask"}  # of the classes with a plan that names a layer, the first
 
 
 def loras(model: nn.Module) -> dict[str, WeightDelta]:
@@ -184,6 +185,14 @@ def loras(model: nn.Module) -> dict[str, WeightDelta]:
     return found
 
 
+def by_layer(model: nn.Module, deltas: dict[str, WeightDelta]) -> dict[str, list[LowRank]]:
+    """What runs beside each layer."""
+    return {
+        name.removesuffix(WEIGHT): [LowRank.of(patch, model.get_parameter(name), dtype=torch.float32, device=CPU)]
+        for name, patch in deltas.items()
+    }
+
+
 def beside_and_merged(model: nn.Module, inputs: dict[str, Any], plain: Tensor) -> dict[str, float]:
     """How far the LoRAs beside are from those merged, and how far those move the output. The model stays as it was."""
     deltas, changes, branches = loras(model), MergedDeltas(model, {}, None), SideBranches()
@@ -191,10 +200,7 @@ def beside_and_merged(model: nn.Module, inputs: dict[str, Any], plain: Tensor) -
     changes.merge(each, device=CPU, cancelled=lambda: False, beat=lambda: None)
     merged = call(model, inputs)
     changes.undo_except(set())
-    made = {
-        name.removesuffix(WEIGHT): [LowRank.of(patch, model.get_parameter(name), dtype=torch.float32, device=CPU)]
-        for name, patch in deltas.items()
-    }
+    made = by_layer(model, deltas)
     branches.have(model, made)
     beside = call(model, inputs)
     branches.have(model, {})
@@ -215,6 +221,31 @@ def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGro
     row = beside_and_merged(model, inputs, plain)
     assert row["layers"] and row["moved"] > CONTROL, row
     assert row["error"] <= ERROR, row
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in HOOKED_LAYERS else pytest.mark.full) for name in of_each_class()],
+)
+@in_ranks(2)
+def test_loras_beside_layers_that_ranks_share_are_those_of_one_process(group: GlooGroup, name: str) -> None:
+    """Whether they came before the hooks or after: plans cut what some layers are given, or gather what they make."""
+    model, inputs, plain, _ = whole(name)
+    branches, made = SideBranches(), by_layer(model, loras(model))
+    branches.have(model, made)
+    want = call(model, inputs)
+    assert difference(want, plain) > CONTROL
+    for before in ({}, made):
+        branches.have(model, before)
+        try:
+            shared = SharedModel(model, spec_of(type(model)), group)
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+        for now, out in ((made, want), ({}, plain)):
+            branches.have(model, now)
+            assert difference(call(model, inputs), out) <= ERROR
+        shared.remove()
+    assert torch.equal(call(model, inputs), plain)
 
 
 class Overwriting(nn.Module):

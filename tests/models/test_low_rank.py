@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallel_runtime.models.block_chain import BEAT, GATHER, SHARE, chain_at
 from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, runs_as_branch
 from parallel_runtime.weight_delta import WeightDelta
 
@@ -102,7 +103,7 @@ def layer_like(layer: nn.Module) -> nn.Module:
     return other
 
 
-def test_a_layer_whose_forward_was_another_or_is_wrapped_keeps_it() -> None:
+def test_a_layer_whose_forward_was_another_keeps_it() -> None:
     layer = nn.Linear(5, 6)
     module, mine = nn.Sequential(layer), layer.forward
     layer.forward = mine
@@ -110,13 +111,26 @@ def test_a_layer_whose_forward_was_another_or_is_wrapped_keeps_it() -> None:
     side.have(module, {"0": given})
     side.have(module, {})
     assert vars(layer)["forward"] is mine
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_lora_stays_and_sees_what_its_layer_is_given_whichever_hook_comes_first(first: bool) -> None:
+    layer, x = nn.Linear(5, 6), torch.randn(4, 5)
+    module, given, side = nn.Sequential(layer), branches(layer, [lora(layer.weight, 2)]), SideBranches()
+    plain = layer(x[:2])
     side.have(module, {"0": given})
-    ours = layer.forward
-    layer.forward = around = lambda x: ours(x)
+    want = layer(x[:2])
     side.have(module, {})
-    assert layer.forward is around and torch.equal(layer(torch.ones(1, 5)), mine(torch.ones(1, 5)))
-    side.have(module, {"0": given})
-    assert layer.forward is around and not torch.equal(layer(torch.ones(1, 5)), mine(torch.ones(1, 5)))
+    chain = chain_at(layer)
+    chain.put(GATHER, lambda inner: lambda x: inner(x))
+    if first:
+        side.have(module, {"0": given})
+    chain.put(SHARE, lambda inner: lambda x: inner(x[:2]))
+    for loras, out in ((given, want), ([], plain), (given, want)):
+        side.have(module, {"0": loras} if loras else {})
+        assert torch.equal(layer(x), out)
+    chain.put(BEAT, lambda inner: lambda x: inner(x))
+    assert torch.equal(layer(x), want) and not torch.equal(want, plain)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from families.unet import CLASS
+from parallel_runtime.models.block_chain import BEAT, hook_entries
 from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches
 from parallel_runtime.models.specs import WITHOUT, find_spec, spec_of
 from parallel_runtime.models.specs.whole import WHOLE, find_whole
 from parallel_runtime.weights.block_shards import BlockShards, blocks_of
@@ -110,6 +112,30 @@ def test_a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself
             shards.begin()
             assert (called(model, inputs) - want).norm() > 1e-3 * want.norm(), "a block's weights do not matter"
             shards.end()
+
+
+@in_ranks(2)
+def test_a_lora_beside_a_block_that_is_one_layer_stays_when_hooks_come_later(group: GlooGroup) -> None:
+    """The first convolution is one: its weights are gathered from loading on, its heartbeat comes by the first call."""
+    model, inputs = sdxl()
+    blocks = blocks_of(model, WHOLE[CLASS].blocks, inner=WHOLE[CLASS].inner)
+    loras = {"input_blocks.0.0": [LowRank(noise(32, 2), noise(2, 4, 3, 3), 0, 1.0, 0.3)]}
+    assert isinstance(blocks["input_blocks.0.0"], nn.Conv2d)
+    side, plain = SideBranches(), called(model, inputs)
+    side.have(model, loras)
+    want = called(model, inputs)
+    side.have(model, {})
+    assert difference(want, plain) > 1e-3, "a LoRA that does nothing would show nothing"
+    shards = BlockShards(blocks, group.axis, rounded={}, device=torch.device("cpu"), offloaded=False)
+    list(shards.load())
+    side.have(model, loras)
+    for block in blocks.values():
+        hook_entries(block, ("forward",), BEAT)
+    for here, out in ((loras, want), ({}, plain), (loras, want)):
+        side.have(model, here)
+        shards.begin()
+        assert difference(called(model, inputs), out) <= 1e-5
+        shards.end()
 
 
 @in_ranks(1)

@@ -12,6 +12,7 @@ Owns the arithmetic and where it is put. Does not own which LoRAs a model has, n
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...weight_delta import WeightDelta
+from ..block_chain import LORA, Forward, chain_at
 from .deltas import misfit
 
 WEIGHT = ".weight"
@@ -86,20 +88,12 @@ class LayerBranches:
         self.runs: list[OutputRows] = []
         self.layer: Any = layer
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
-        self._before = vars(layer).get("forward")
-        self._forward = _adding(self, layer.forward)
-        layer.forward = self._forward
+        self._around = partial(_adding, self)
+        chain_at(layer).put(LORA, self._around)
 
-    def take_off(self) -> bool:
-        """Have no LoRA; whether the layer is as it was before, which it is not where another function is around it."""
-        self.runs = []
-        if vars(self.layer).get("forward") is not self._forward:
-            return False
-        if self._before is None:
-            del self.layer.forward
-        else:
-            self.layer.forward = self._before
-        return True
+    def take_off(self) -> None:
+        """Have the layer as it was before."""
+        chain_at(self.layer).take_off(self._around)
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
         """The output of the layer for x (..., I), of a convolution for x (B, I, *size), with theirs, in place."""
@@ -119,7 +113,7 @@ class LayerBranches:
         return self._convolve((hidden * run.scale.view(-1, *ones)).to(x.dtype), up.view(*up.shape, *ones))
 
 
-def _adding(branches: LayerBranches, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _adding(branches: LayerBranches, inner: Forward) -> Forward:
     """A function, not an object: torch's compiler makes one graph for all blocks, not one for each object."""
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
@@ -145,8 +139,7 @@ class SideBranches:
         """Have these LoRAs, and no others."""
         self._forms = {}
         for path in self._layers.keys() - loras.keys():
-            if self._layers[path].take_off():
-                del self._layers[path]
+            self._layers.pop(path).take_off()
         for path, here in loras.items():
             if path not in self._layers:
                 self._layers[path] = LayerBranches(module.get_submodule(path))

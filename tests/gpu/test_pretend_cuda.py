@@ -6,13 +6,18 @@ The whole of them, memory refused, and mistakes that they must find: `make prete
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from gpu.cases import Reference, write_model
 from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
+from host.tiny_hosted import spec_of, write_tiny
+from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
 TRIALS = (
     Trial(plan="ulysses=2", run="a mask, an odd length"),
@@ -39,3 +44,22 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PretendPool]:
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"{trial.plan} {trial.weights}")
 def test_no_stream_uses_what_another_writes(reference: Reference, pool: PretendPool, trial: Trial) -> None:
     assert pool.wrong(reference, trial, deadline_s=30.0) == ""  # beside other tests a rank may be slow
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_weight_is_on_a_device_twice(tmp_path: Path, pool: PretendPool, dtype: torch.dtype) -> None:
+    """Neither one that a LoRA has changed, nor one that the file has narrower than it is computed with."""
+    spec = spec_of(write_tiny(tmp_path / "model.safetensors", dtype=dtype))
+    shapes = {name: entry.shape for name, entry in read_header(spec.path).tensors.items() if len(entry.shape) == 2}
+    values = {
+        name: (torch.ones(rows, 1), torch.ones(1, columns), 1.0, None) for name, (rows, columns) in shapes.items()
+    }
+    loras = tuple(WeightDelta(key=name, kind="lora", strength=1.0, values=each) for name, each in values.items())
+    allocated = []
+    for deltas in (PRISTINE, WeightDeltas("a LoRA", loras), PRISTINE):
+        loaded = pool.load(spec, deltas=deltas).ranks[0]
+        allocated.append(pool.status()["memory"][0]["allocated_bytes"])
+    pool.unload(spec)
+    held = allocated[0] - pool.status()["memory"][0]["allocated_bytes"]
+    assert allocated == [allocated[0]] * 3, "a weight was kept beside the changed one"
+    assert loaded.parameter_bytes <= held < 1.1 * loaded.parameter_bytes, "a narrow weight was kept beside the wide one"

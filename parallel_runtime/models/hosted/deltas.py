@@ -13,6 +13,7 @@ import torch
 
 from ...errors import RequestCancelledError
 from ...weight_delta import Value, WeightDelta
+from ..parts import as_parameter, plain_parts
 
 PREFIX = "diffusion_model."
 
@@ -167,6 +168,7 @@ def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueE
 class FileViews:
     """The file's weights as views of its pages, for a module on a device: of a changed one nothing is kept there.
 
+    Made before the module goes there: `views` are its own parameters.
     `widened`: the dtypes that some of them have there, by name, where that is not the file's.
     """
 
@@ -179,7 +181,8 @@ class FileViews:
         device: torch.device,
         widened: Mapping[str, torch.dtype],
     ) -> None:
-        self._module, self._views, self._device, self._widened = module, views, device, widened
+        self._module, self._device, self._widened = module, device, widened
+        self._views = {name: _apart(weight) for name, weight in views.items()}
 
     def pristine(self, path: str) -> torch.nn.Parameter | None:
         """A weight as the file says it; None for one that was rounded."""
@@ -198,6 +201,12 @@ class FileViews:
             if weight is None and path in self._widened:
                 moved = torch.nn.Parameter(moved.to(self._widened[path]), requires_grad=False)
             self._module.get_submodule(owner)._parameters[last] = moved
+
+
+def _apart(weight: torch.nn.Parameter) -> torch.nn.Parameter:
+    """The same weight as another object: `Module.to` puts the device's tensors into the module's own."""
+    parts, make = plain_parts(weight)
+    return as_parameter(make(parts))
 
 
 def _entry(delta: WeightDelta) -> tuple:

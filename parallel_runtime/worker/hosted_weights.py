@@ -104,11 +104,19 @@ class HostedWeights:
         return self.blocks_before | {path: self.staged_blocks[path] for path in paths}
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
-        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
+        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists.
+
+        Raises `ValueError` where there are none and the weights are spread.
+        """
         spec, whole = find_spec(self.module), find_whole(type(self.module))
         if spec is None and whole is not None:
-            return blocks_of(self.module, whole.blocks, inner=whole.inner)
-        return blocks_of(self.module, [] if spec is None else list(spec.attention))
+            found = blocks_of(self.module, whole.blocks, inner=whole.inner)
+        else:
+            found = blocks_of(self.module, [] if spec is None else list(spec.attention))
+        if self._spread and not found:
+            told, title = "offloaded" if self._offloaded else "sharded", type(self.module).__name__
+            raise ValueError(f"weights={told} brings blocks one by one, and {title} has none; use weights=replicated")
+        return found
 
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""

@@ -93,6 +93,20 @@ def test_a_load_needs_the_bytes_of_a_ranks_part_of_the_model(file: Path, told: d
     assert held(file, **told).needed_bytes == num_bytes
 
 
+@pytest.mark.parametrize(("told", "said"), [({"size": 2}, "sharded"), ({"offloaded": True}, "offloaded")])
+def test_a_model_without_blocks_is_not_spread(file: Path, told: dict[str, Any], said: str) -> None:
+    module = torch.nn.Bilinear(2, 2, 2)
+    whole, weights = held(file), held(file, **told)
+    whole._whole = weights._whole = SimpleNamespace(diffusion_model=module)
+    assert whole._find_blocks() == {}
+    with pytest.raises(
+        ValueError, match=f"weights={said} brings blocks one by one, and Bilinear has none; use weights=replic"
+    ):
+        weights._find_blocks()
+    module.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    assert weights._find_blocks() == {"layers.0": module.layers[0]}
+
+
 @pytest.mark.parametrize(("shards", "offloaded", "num_bytes"), [(None, False, 7), (100, False, 137), (100, True, 37)])
 def test_weights_take_the_device_for_their_part_and_buffers_or_for_buffers_alone(
     file: Path, shards: int | None, offloaded: bool, num_bytes: int

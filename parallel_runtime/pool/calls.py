@@ -239,11 +239,14 @@ def refuse_unfit(plan: ParallelPlan, conds: Sequence[ModelCall], cache: StockCac
         raise ValueError("a step cache decides between the steps of a pipeline")
     if plan.cfg <= NUM_SIDES or len(conds) != NUM_SIDES:
         return
-    idle = f"cfg={plan.cfg} leaves a group of ranks without a prompt"
     if cache is not None or any(cond.options.get("step_cache") for cond in conds):
-        raise ValueError(f"{idle}, and a step cache decides on all of them; use cfg=2")
+        raise ValueError(
+            f"cfg={plan.cfg} leaves ranks without a prompt, and a step cache decides on all of them; use cfg=2"
+        )
     if plan.pipefusion > 1:
-        raise ValueError(f"{idle}, and a pipeline goes on with all of them; use cfg=2")
+        raise ValueError(
+            f"cfg={plan.cfg} leaves ranks without a prompt, and a pipeline goes on with all of them; use cfg=2"
+        )
 
 
 def refuse_long(recurrence: SamplerRecurrence) -> None:

@@ -58,6 +58,11 @@ def pool_states(client: ComfyClient) -> list[str]:
     return [pool["state"] for pool in client.get("/parallel_dit/state")["pools"]]
 
 
+def less_than(before: list[int], server: ComfyServer) -> list[int]:
+    """Bytes that each rank holds less than `before`."""
+    return [then - now for then, now in zip(before, private_bytes(server), strict=True)]
+
+
 def soon(happened: Callable[[], bool], *, within_s: float = 300.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
@@ -93,6 +98,10 @@ def test_weights_are_loaded_once_and_another_plan_or_an_edited_graph_finds_them_
     grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
     assert grown[1] - grown[0] > HALF_A_MODEL, grown
     assert loading(run(client, sharded(tiny_models, seed=86))) and worker_pids(comfy_server) == pids
+    held = private_bytes(comfy_server)
+    run(client, workflows.text_to_image(tiny_models, seed=87, width=128, height=128))
+    client.free()
+    assert soon(lambda: min(less_than(held, comfy_server)) > HALF_A_MODEL, within_s=60), "of a MODEL that is gone"
 
 
 def test_weights_are_back_after_free_ranks_after_release_and_after_one_of_them_was_killed(
@@ -101,8 +110,7 @@ def test_weights_are_back_after_free_ranks_after_release_and_after_one_of_them_w
     before = saved_latent(client, run(client, sharded(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()
-    left = lambda: [then - now for then, now in zip(loaded, private_bytes(comfy_server), strict=True)]  # noqa: E731
-    assert soon(lambda: min(left()) > HALF_A_MODEL), "every rank holds less by about a model"
+    assert soon(lambda: min(less_than(loaded, comfy_server)) > HALF_A_MODEL), "every rank holds less by about a model"
     result = run(client, sharded(tiny_models, seed=63))
     assert loading(result), "the weights were not loaded again"
     assert torch.equal(saved_latent(client, result), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -139,7 +140,10 @@ class Holding(Workers):
 
 
 class Root:
-    """What all MODELs on the same weights are clones of."""
+    """What all MODELs on the same weights are clones of; there is one."""
+
+    def __init__(self) -> None:
+        self.clones = ["a MODEL"]
 
 
 def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(module_of_pack, made, plan_of) -> None:
@@ -193,6 +197,29 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     registry.close_all()
     assert workers.asked == ["unload"] * 3 + ["close"] and registry.last_loaded is None
     assert not registry.has_something_to_release() and not registry.is_alive(two)
+
+
+def test_weights_keep_their_root_without_a_model_until_a_load_after_they_left(module_of_pack, made, plan_of) -> None:
+    registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
+    two = made("cpu", "ulysses=2").devices[:2]
+    first, second = ((two, name, (2, False, 1, 1)) for name in "ab")
+    registry._pools[two] = workers = Holding(("a", plan))
+    left = weakref.ref(registry.root(first, Root))
+    assert left() is None, "nothing was loaded for it"
+    for unload in (registry.unload, lambda *_: None):  # ComfyUI's manager does; what is loaded next makes room
+        workers.held, workers.asked = [("a", plan)], []
+        left = weakref.ref(root := registry.root(first, Root))
+        registry.load(first, plan, str)
+        registry.load(second, plan, str)
+        assert workers.asked == [], "of a MODEL that is there"
+        registry.load(first, plan, str)
+        root.clones.clear()
+        del root
+        assert registry.last_loaded is left() is not None
+        unload(first, plan)
+        assert left() is not None, "the manager that unloads it reads it still"
+        registry.load(second, plan, str)
+        assert left() is None and workers.held == [] and workers.asked == ["unload"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from weakref import WeakSet
 
 import torch
 
@@ -67,6 +68,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
+        self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
         self._made_by, self._written = executing_node(), Written()
 
     @property
@@ -81,6 +83,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
+        copy.parent.clones.add(copy)
         copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text

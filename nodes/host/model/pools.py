@@ -1,8 +1,8 @@
 """The workers this process has: one pool per set of devices, and which weights they hold for which MODEL.
 
 ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. All MODELs on
-the same weights are clones of one root, so ComfyUI's memory manager sees one model; the root that was loaded last is
-kept alive here, so that a changed plan or an edited graph finds its weights still there, and the manager can still
+the same weights are clones of one root, so ComfyUI's memory manager sees one model. The root of weights that were
+loaded is kept alive here, also without a MODEL: an edited graph finds the weights still there, and the manager can
 evict them. What the workers hold is asked of the pool each time, which may have evicted it. Starts nothing by itself.
 """
 
@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
@@ -34,16 +34,23 @@ def _machines_of(devices: Devices) -> Sequence[Machine]:
     return MACHINES.named(devices)
 
 
+class Root(Protocol):
+    """What all MODELs on the same weights are clones of. `clones`: those that are alive."""
+
+    clones: Collection[object]
+
+
 class PoolRegistry:
     """Pools by their devices; by weights, the root of their MODELs and the plan they were last loaded for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[Devices, Pool] = {}
-        self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
+        self._roots: weakref.WeakValueDictionary[Weights, Root] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
+        self._kept: dict[Weights, Root | None] = {}  # those of `_loaded`, and until the next load of what left
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
-        self._last_loaded: Weights | None = None  # no MODEL lives longer for it: stock takes dead ones for loaded
+        self._last_loaded: Weights | None = None
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
         self._released = 0
@@ -70,7 +77,7 @@ class PoolRegistry:
         pools = self.all()
         return sum(pool.generation for pool in pools) - self._released - sum(pool.state in ALIVE for pool in pools)
 
-    def root(self, weights: Weights, make: Callable[[], object]) -> object:
+    def root(self, weights: Weights, make: Callable[[], Root]) -> Any:  # noqa: ANN401  a RemotePatcher
         """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
         root = self._roots.get(weights)
         if root is None:
@@ -91,12 +98,16 @@ class PoolRegistry:
         with self._lock:
             self._last_loaded = weights
             for other, its_plan in list(self._loaded.items()):
-                if other not in self._roots:
+                root = self._roots.get(other)
+                if root is None or not root.clones:
                     self._unload(other, its_plan)
             if not self.is_alive(devices):
                 self._close_idle()
             pool = self._pool(devices)
-            self._loaded[weights] = plan
+            self._loaded[weights], self._kept[weights] = plan, self._roots.get(weights)
+            # Not dropped when their weights leave: ComfyUI's manager still reads the root that it unloads.
+            for gone in self._kept.keys() - self._loaded:
+                del self._kept[gone]
         load(pool)
 
     def changed_files(self) -> list[str]:

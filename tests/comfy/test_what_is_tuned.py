@@ -34,6 +34,7 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         check: Callable[[], None] = lambda: None,
         *,
         proofs: dict[str, str] | None = None,
+        holds: Callable[[object], bool] = lambda _: True,
         **asked: Any,
     ) -> tuple[dict, SimpleNamespace]:
         found, rows = case(takes, proofs=proofs, spread=True), []
@@ -48,7 +49,7 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         work = planner["work"].Work(image_tokens=20, text_tokens=256)
         monkeypatch.setattr(tuning, "made_up", lambda *_: (found.call, work))
         monkeypatch.setattr(tuning, "key_of", lambda *_, **__: found.key)
-        pooled = SimpleNamespace(**{**vars(found.run.model), "devices": (SimpleNamespace(kind="cpu"),)})
+        pooled = SimpleNamespace(**{**vars(found.run.model), "devices": (SimpleNamespace(kind="cpu"),), "holds": holds})
         of = SimpleNamespace(
             why_not="", pooled=pooled, prover=found.run.prover, choose_again=lambda _: decision, shares=(),
             table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
@@ -126,6 +127,10 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(
     found.store.path.unlink(missing_ok=True)
     with pytest.raises(CancelledError):
         tuned(SECONDS, NEAR, stop)
+    assert found.store.load(found.key) is None
+    held = [True] * 4
+    with pytest.raises(module_of_pack("nodes.host.proof.tuning").TuningEndedError, match="ComfyUI freed"):
+        tuned(SECONDS, NEAR, holds=lambda _: bool(held) and held.pop())
     assert found.store.load(found.key) is None
 
 

@@ -261,12 +261,16 @@ def with_context(
     kind = type(patcher.model.diffusion_model)
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
-    with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
-        if patcher.worker_loop:
-            more, named = with_late_callback(run, sampler, more, named)
-            sampler = to_workers(sampler, run)
-        samples = executor(noise, latent, sampler, sigmas, *more, **named)
-        run.call_late()
+    try:
+        with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
+            if patcher.worker_loop:
+                more, named = with_late_callback(run, sampler, more, named)
+                sampler = to_workers(sampler, run)
+            samples = executor(noise, latent, sampler, sigmas, *more, **named)
+            run.call_late()
+    except BaseException:
+        patcher.list_again()
+        raise
     if trier is not None:
         trier.after(run)
     if patcher.shares is None and of.shares:

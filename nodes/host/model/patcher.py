@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 import torch
 
@@ -220,6 +220,22 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         freed = self.loaded_size()
         self.unpatch_model(device_to)
         return freed
+
+    def list_again(self) -> None:
+        """After a cancel or an error: have ComfyUI's manager know the MODEL where its weights are in the workers.
+
+        The manager takes the models of a run off its list, and puts them back only once all of them are loaded.
+        """
+        management = comfy.model_management
+        listed = management.current_loaded_models
+        known = any(each.model is not None and self.is_clone(each.model) for each in listed)
+        if known or not self.model.pooled.holds(self.plan):
+            return
+        entry = management.LoadedModel(self)
+        entry.real_model = ref(self.model)
+        entry.model_finalizer = finalize(self.model, management.cleanup_models)
+        entry.model_finalizer.atexit = False
+        listed[:0] = [entry]
 
     def delta_set(self) -> WeightDeltas:
         """The patches as the workers take them."""

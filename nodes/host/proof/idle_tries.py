@@ -116,8 +116,7 @@ class IdleTrier:
 
         def still() -> None:
             check()
-            lost = trier.tries is not None and trier.tries.lost  # which a plan's failure did: the next loads again
-            if not lost and not pooled.holds(run.plan):
+            if trier.lost_weights(run):
                 raise PromptBeganError
 
         try:

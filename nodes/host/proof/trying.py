@@ -81,6 +81,13 @@ class Trier:
         """Whether a run that begins under what is kept has its blocks as CUDA graphs."""
         return self.kept is not None and self.kept.by_graphs and self.kept.plan in self.graphs
 
+    def lost_weights(self, run: RunContext) -> bool:
+        """Whether ComfyUI freed the run's weights since; the next copy would load them again without its knowledge.
+
+        Not where a plan that failed ended the workers: then it is to load them again.
+        """
+        return not (self.tries is not None and self.tries.lost) and not run.model.holds(run.plan)
+
     def try_plans(self, run: RunContext, calls: Sequence[ModelCall], check_cancelled: Callable[[], None]) -> None:
         """Compute copies of a step's `calls` under each plan, and have the run go on under the quickest.
 

@@ -180,7 +180,13 @@ def _tried(
         return run.remarks[-1]
     began_s = time.perf_counter()
     trier.kept = before
-    trier.try_plans(run, calls, check)
+
+    def still() -> None:
+        check()
+        if trier.lost_weights(run):
+            raise TuningEndedError("ended, as ComfyUI freed the model's weights; nothing is kept")
+
+    trier.try_plans(run, calls, still)
     took_s, tries, kept = time.perf_counter() - began_s, trier.tries, trier.kept
     if tries is None or kept is None or not tries.seconds:
         trier.kept = None

@@ -118,6 +118,12 @@ PARALLEL = """
     comfy.model_base.BaseModel:diffusion_model
     comfy.model_base.BaseModel:latent_format
     comfy.model_base.BaseModel:model_sampling
+    comfy.model_management.LoadedModel(model)
+    comfy.model_management.LoadedModel:model
+    comfy.model_management.LoadedModel:model_finalizer
+    comfy.model_management.LoadedModel:real_model
+    comfy.model_management.cleanup_models
+    comfy.model_management.current_loaded_models
     comfy.model_management.get_torch_device
     comfy.model_management.throw_exception_if_processing_interrupted
     comfy.model_management.unet_offload_device
@@ -132,6 +138,7 @@ PARALLEL = """
     comfy.model_patcher.ModelPatcher.get_all_callbacks
     comfy.model_patcher.ModelPatcher.get_key_patches(filter_prefix)
     comfy.model_patcher.ModelPatcher.get_model_object
+    comfy.model_patcher.ModelPatcher.is_clone(other)
     comfy.model_patcher.ModelPatcher.load(device_to, lowvram_model_memory, force_patch_weights, full_load)
     comfy.model_patcher.ModelPatcher.loaded_size
     comfy.model_patcher.ModelPatcher.model_dtype

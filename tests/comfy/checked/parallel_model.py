@@ -3,6 +3,7 @@
 Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
 """
 
+import gc
 import importlib
 import math
 import os
@@ -613,3 +614,35 @@ it.unpatch_model(torch.device("meta"))
 assert held == [] and it.model.device == torch.device("meta")
 it.unpatch_model()
 assert it.model.device == it.offload_device
+
+# ComfyUI's manager takes a model off its list before it loads models for a run; after a cancel, weights that stayed in
+# the workers are on it again, and Unload Models frees them.
+management = importlib.import_module("comfy.model_management")
+listed = lambda: [each.model for each in management.current_loaded_models]  # noqa: E731
+it = new_model.remote_patcher(file, "default", asked())
+management.load_models_gpu([it])
+assert held and listed() == [it] and it.model_size() == 2 * SIZE
+
+
+def cancels(*_, **__):
+    raise management.InterruptProcessingException
+
+
+loads, kind.ensure = kind.ensure, cancels
+conditioning = [[torch.zeros(1, 8, 64), {"pooled_output": torch.zeros(1, 32)}]]
+guider = samplers.CFGGuider(it)
+guider.set_conds(conditioning, conditioning)
+latent = torch.zeros(1, 16, 8, 8)
+for _ in range(2):  # the second finds it as the first left it
+    try:
+        guider.sample(latent, latent, samplers.sampler_object("euler"), torch.tensor([1.0, 0.0]))
+    except management.InterruptProcessingException:
+        assert held and listed() == [it]
+    else:
+        raise AssertionError("sampled")
+root = it.parent
+del it, guider
+gc.collect()
+assert listed() == [root], "a root is what is left of MODELs"
+management.unload_all_models()
+assert not held and listed() == []

@@ -44,6 +44,7 @@ from .stock_functions import registered_name
 from .weight_deltas import delta_set
 
 log = logging.getLogger(__name__)
+ELSEWHERE = 10**28  # bytes: more than any device has, and less than the 1e30 by which ComfyUI unloads all models
 HOOKS = ("CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly")
 
 
@@ -151,8 +152,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return pooled.bytes_on(self.load_device, held) + beside
 
     def loaded_size(self, *more: object, **named: object) -> int:
-        """`model_size` while the workers hold the weights; 0 after they were freed, or died."""
-        return self.model_size() if self.model.pooled.holds(self.plan) else 0
+        """`model_size` while the workers hold the weights; 0 after they were freed, or died.
+
+        `ELSEWHERE` for weights that are all on other devices: where ComfyUI needs memory it then asks for a part of it
+        (`partially_unload`); it would detach a model that is smaller than what it needs.
+        """
+        return (self.model_size() or ELSEWHERE) if self.model.pooled.holds(self.plan) else 0
+
+    def current_loaded_device(self, *more: object, **named: object) -> torch.device | None:
+        """As ComfyUI's; None where that device has none of the weights, so that it counts `model_size` alone."""
+        return super().current_loaded_device(*more, **named) if self.model_size() else None
 
     def partially_load(
         self,
@@ -164,11 +173,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     ) -> int:
         """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in."""
         self._check_remote()
-        before = self.loaded_size()
+        before = self.model.pooled.holds(self.plan)
         self.unpatch_model(self.offload_device, unpatch_weights=False)
         self.patch_model(load_weights=False)
         self.load(device_to, force_patch_weights=force_patch_weights, full_load=True)
-        return self.loaded_size() - before
+        return 0 if before else self.model_size()
 
     def load(
         self,
@@ -215,8 +224,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         *more: object,
         **named: object,
-    ) -> int:
-        """Free everything, whatever part of it ComfyUI needs. Returns the bytes that left."""
+    ) -> float:
+        """Free everything, whatever part of it ComfyUI needs; nothing where the weights are all on other devices, which
+        ComfyUI is told as if that were enough. Returns the bytes that left."""
+        if not self.model_size():
+            return memory_to_free
         freed = self.loaded_size()
         self.unpatch_model(device_to)
         return freed

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Protocol
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 
@@ -75,6 +75,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     model.last_run, model.corrected = None, CorrectedShares()
     # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
     transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
+    held_model = ref(model)
 
     def stock_memory(
         input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
@@ -96,7 +97,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
     ) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
-        rank."""
+        rank. Where no rank computes there: 0 before a run, as no room is to be made; in a run those of a rank, as
+        ComfyUI asks how many conditionings fit at once."""
         run = run_inside(pooled) or transformer.outside_runs
         plan = run.plan
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
@@ -104,7 +106,9 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         everywhere = run.whole or any(delta.kind == HOOK_WEIGHT for delta in run.deltas.deltas)
         parts = 1 if everywhere else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
-        ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
+        its = held_model()
+        in_run = its is not None and its.current_patcher is not None
+        ranks = pooled.ranks_on(comfy.model_management.get_torch_device(), plan) or int(in_run)
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
         return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)
 

@@ -135,6 +135,7 @@ PARALLEL = """
     comfy.model_patcher.ModelPatcher.add_wrapper_with_key(wrapper_type, key, wrapper)
     comfy.model_patcher.ModelPatcher.cleanup
     comfy.model_patcher.ModelPatcher.clone
+    comfy.model_patcher.ModelPatcher.current_loaded_device
     comfy.model_patcher.ModelPatcher.get_all_callbacks
     comfy.model_patcher.ModelPatcher.get_key_patches(filter_prefix)
     comfy.model_patcher.ModelPatcher.get_model_object

@@ -646,3 +646,19 @@ gc.collect()
 assert listed() == [root], "a root is what is left of MODELs"
 management.unload_all_models()
 assert not held and listed() == []
+
+# A MODEL without a byte on ComfyUI's device: what needs memory there gets none of it, Unload Models does.
+kind.ensure, elsewhere = loads, torch.device("cuda", 0)
+it = new_model.remote_patcher(file, "default", asked())
+entry = management.LoadedModel(it)
+it.load_device = entry.device = elsewhere
+for _ in range(2):
+    assert it.model_size() == entry.model_memory_required(elsewhere) == 0
+    entry.model_load()
+assert not entry.model_unload(80e9) and held
+assert entry.model_unload(1e30) and not held and it.loaded_size() == 0
+here, management.get_torch_device = management.get_torch_device, lambda: elsewhere
+assert it.model.memory_required([4, 16, 8, 8]) == 0
+it.model.current_patcher = it  # in a run: how many conditionings go at once
+assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {}) / 2
+it.model.current_patcher, management.get_torch_device = None, here

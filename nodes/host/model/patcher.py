@@ -32,6 +32,7 @@ from ..contract.refusals import (
     refuse_value,
     refused_here,
 )
+from ..contract.version import off
 from ..contract.writers import Written, executing_node, nodes_of, values_in
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
@@ -238,6 +239,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
         The manager takes the models of a run off its list, and puts them back only once all of them are loaded.
         """
+        if off("listed"):
+            return
         management = comfy.model_management
         listed = management.current_loaded_models
         known = any(each.model is not None and self.is_clone(each.model) for each in listed)

@@ -39,6 +39,7 @@ FEATURES = {
     "loop": Feature(title="the loop in the workers", instead="the loop stays in ComfyUI"),
     "cfg": Feature(title="prompt and negative at once", instead="they run one after the other"),
     "choice": Feature(title="auto's choice for each run", instead="all runs have the plan of their MODEL"),
+    "listed": Feature(title="Unload Models after a cancelled run", instead="Release in the panel frees them"),
     "loras": Feature(title="the merging of LoRAs in the workers", instead="take them out, or use Load Diffusion Model"),
     "parallelize": Feature(title="Parallelize Model", instead="use Parallel Model Loader"),
     "list": Feature(title="Parallel Flux List Sampler", instead="use Parallel Sampler"),
@@ -118,12 +119,6 @@ PARALLEL = """
     comfy.model_base.BaseModel:diffusion_model
     comfy.model_base.BaseModel:latent_format
     comfy.model_base.BaseModel:model_sampling
-    comfy.model_management.LoadedModel(model)
-    comfy.model_management.LoadedModel:model
-    comfy.model_management.LoadedModel:model_finalizer
-    comfy.model_management.LoadedModel:real_model
-    comfy.model_management.cleanup_models
-    comfy.model_management.current_loaded_models
     comfy.model_management.get_torch_device
     comfy.model_management.throw_exception_if_processing_interrupted
     comfy.model_management.unet_offload_device
@@ -139,7 +134,6 @@ PARALLEL = """
     comfy.model_patcher.ModelPatcher.get_all_callbacks
     comfy.model_patcher.ModelPatcher.get_key_patches(filter_prefix)
     comfy.model_patcher.ModelPatcher.get_model_object
-    comfy.model_patcher.ModelPatcher.is_clone(other)
     comfy.model_patcher.ModelPatcher.load(device_to, lowvram_model_memory, force_patch_weights, full_load)
     comfy.model_patcher.ModelPatcher.loaded_size
     comfy.model_patcher.ModelPatcher.model_dtype
@@ -262,6 +256,15 @@ CFG = """
     comfy.samplers.can_concat_cond
     comfy.samplers.get_area_and_mult
 """
+LISTED = """
+    comfy.model_management.LoadedModel(model)
+    comfy.model_management.LoadedModel:model
+    comfy.model_management.LoadedModel:model_finalizer
+    comfy.model_management.LoadedModel:real_model
+    comfy.model_management.cleanup_models
+    comfy.model_management.current_loaded_models
+    comfy.model_patcher.ModelPatcher.is_clone(other)
+"""
 LORAS = """
     comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
     comfy.utils.swap_scale_shift
@@ -360,6 +363,7 @@ LINES: tuple[Line, ...] = (
     *_read("loop", LOOP),
     *_read("cfg", CFG),
     *_read("choice", "comfy.sampler_helpers.convert_cond"),
+    *_read("listed", LISTED),
     *_read("loras", LORAS),
     *_read("parallelize", PARALLELIZE),
     *_read("list", LIST),

@@ -26,6 +26,7 @@ from .writers import (
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 COMPILES = ("it compiles the transformer in this process", "set compiled=blocks in SP Config")
+COPIES = ("it copies the model to other devices", "name those devices in SP Config")
 # Stock nodes whose functions replace blocks at some steps of a run; the second's, for the negative conditioning alone.
 SKIP_LAYERS, SKIP_LAYERS_OF_NEGATIVE = "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple"
 LAYERS = {"double_layers": "double_block", "single_layers": "single_block"}

@@ -14,6 +14,7 @@ from ..contract.known_nodes import ANY_SMALL, small_file
 from ..contract.refusals import (
     COMPILED,
     COMPILES,
+    COPIES,
     check_transformer_options,
     is_of_transformer,
     refuse_by,
@@ -106,9 +107,7 @@ def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
         raise refuse_by(nodes_like("compile"), *COMPILES)
     if model.additional_models.get("multigpu"):
-        raise refuse_by(
-            nodes_like("multigpu_workunits"), "it copies the model to other devices", "name those devices in SP Config"
-        )
+        raise refuse_by(nodes_like("multigpu_workunits"), *COPIES)
     if model.load_device != comfy.model_management.get_torch_device():
         raise refuse_by(
             nodes_like("selectmodeldevice"),

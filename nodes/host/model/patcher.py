@@ -23,6 +23,7 @@ from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (
     COMPILED,
     COMPILES,
+    COPIES,
     INSTEAD,
     Refusal,
     block_patches,
@@ -376,7 +377,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def deepclone_multigpu(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """Refused: ComfyUI's own split over devices copies weights."""
-        raise self._refuse("it copies the model to other devices", "name those devices in SP Config")
+        raise self._refuse(*COPIES)
 
     def _plan_of_load(self) -> ParallelPlan:
         """The plan by which weights are loaded: stages and sharded bytes by the devices' shares, which are those of the

@@ -5,6 +5,8 @@ ComfyUI's modules and workers with them are test_side_branches.py's.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +103,21 @@ def layer_like(layer: nn.Module) -> nn.Module:
     other = object.__new__(type(layer))
     vars(other).update({name: value for name, value in vars(layer).items() if name != "forward"})
     return other
+
+
+def test_a_lora_that_is_taken_off_frees_its_memory_without_the_collector() -> None:
+    module, side = nn.ModuleList([nn.Linear(5, 6)]), SideBranches()
+    gc.disable()
+    try:
+        loras = branches(module[0], [lora(module[0].weight, 2)])
+        ups = [weakref.ref(lora.up) for lora in loras]
+        side.have(module, {"0": loras})
+        del loras
+        assert all(up() is not None for up in ups)
+        side.have(module, {})
+        assert all(up() is None for up in ups)
+    finally:
+        gc.enable()
 
 
 def test_a_layer_whose_forward_was_another_keeps_it() -> None:

@@ -92,7 +92,8 @@ class LayerBranches:
         chain_at(layer).put(LORA, self._around)
 
     def take_off(self) -> None:
-        """Have the layer as it was before."""
+        """Have the layer as it was before, and no LoRA: only the collector frees an object that its link refers to."""
+        self.runs = []
         chain_at(self.layer).take_off(self._around)
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:

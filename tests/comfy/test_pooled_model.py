@@ -54,15 +54,17 @@ KEPT = {
 @pytest.mark.parametrize("plan", KEPT)
 def test_weights_count_where_they_lie(plan: str, made) -> None:
     on_gpus, on_cpu = made("cuda", plan), made("cpu", plan)
-    assert on_gpus.bytes_on(CUDA_0, on_gpus.plan) == KEPT[plan][0]
-    assert on_cpu.bytes_on(CPU, on_cpu.plan) == KEPT[plan][1]
-    assert on_gpus.bytes_on(CPU, on_gpus.plan) == 0, "ranks on GPUs take nothing of where ComfyUI runs on the CPU"
+    assert on_gpus.bytes_on(CUDA_0, on_gpus.plan.layout) == KEPT[plan][0]
+    assert on_cpu.bytes_on(CPU, on_cpu.plan.layout) == KEPT[plan][1]
+    assert on_gpus.bytes_on(CPU, on_gpus.plan.layout) == 0, (
+        "ranks on GPUs take nothing of where ComfyUI runs on the CPU"
+    )
 
 
 def test_a_device_of_no_rank_keeps_nothing(made, plan_of) -> None:
     model = made("cuda", "ulysses=2")
-    assert model.bytes_on(torch.device("cuda", 1), model.plan) == TOTAL
-    assert model.bytes_on(torch.device("cuda", 3), model.plan) == 0
+    assert model.bytes_on(torch.device("cuda", 1), model.plan.layout) == TOTAL
+    assert model.bytes_on(torch.device("cuda", 3), model.plan.layout) == 0
 
 
 def test_blocks_that_visit_count_only_where_weights_are_apart(made) -> None:

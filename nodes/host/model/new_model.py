@@ -258,6 +258,7 @@ def with_context(
     if trier is not None and trier.by_graphs:
         run.graphs_under = decision.plan
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
+    run.controlled = any(entry.get("control") is not None for side in guider.conds.values() for entry in side or ())
     kind = type(patcher.model.diffusion_model)
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)

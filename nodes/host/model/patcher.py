@@ -8,6 +8,7 @@ ComfyUI gives its methods more (`more`, `named`) is handed to ComfyUI's own.
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from weakref import WeakSet, finalize, ref
 
@@ -17,7 +18,7 @@ from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.weight_delta import WeightDelta, WeightDeltas
+from ....parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (
@@ -146,12 +147,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     # What ComfyUI's memory manager asks
 
     def model_size(self, *more: object, **named: object) -> int:
-        """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
+        """Bytes that ranks keep on the device ComfyUI loads models to, also those of a plan of more ranks; or that ours
+        would keep there."""
         pooled, options = self.model.pooled, self.model_options["transformer_options"]
         beside = sum(each.num_bytes for each in hook_weights(options)) * pooled.ranks_on(self.load_device, self.plan)
-        shared = self.plan.with_shares(self.shares or ())
-        held = held_by_memory(shared, pooled.devices, pooled.sizes.total) if self.shares is None else shared
-        return pooled.bytes_on(self.load_device, held) + beside
+        layout = pooled.held_layout(self.plan)
+        if layout is None:
+            shared = self.plan.with_shares(self.shares or ())
+            by_memory = held_by_memory(shared, pooled.devices, pooled.sizes.total) if self.shares is None else shared
+            layout = by_memory.layout
+        return pooled.bytes_on(self.load_device, layout) + beside
 
     def loaded_size(self, *more: object, **named: object) -> int:
         """`model_size` while the workers hold the weights; 0 after they were freed, or died.
@@ -178,7 +183,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         before = self.model.pooled.holds(self.plan)
         self.unpatch_model(self.offload_device, unpatch_weights=False)
         self.patch_model(load_weights=False)
-        self.load(device_to, force_patch_weights=force_patch_weights, full_load=True)
+        try:
+            self.load(device_to, force_patch_weights=force_patch_weights, full_load=True)
+        except BaseException:
+            self.list_again()
+            raise
         return 0 if before else self.model_size()
 
     def load(
@@ -215,6 +224,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().unpatch_model(None, False, *more, **named)
         if unpatch_weights:
             self.model.pooled.unload(self.plan)
+            outside = self.model.diffusion_model.outside_runs
+            self.model.diffusion_model.outside_runs = replace(outside, deltas=PRISTINE)  # a LoRA's tensors go as well
+            if self.parent is None:  # the root, of which no MODEL is left
+                self.model.last_run = None
             self.model.device = device_to or self.offload_device
             self.model.model_loaded_weight_memory = 0
             self.model.current_weight_patches_uuid = None

@@ -18,7 +18,7 @@ from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.models.specs.found import Found, to_text
-from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.plan import Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import ANY_GPU
 from ....parallel_runtime.planner.choose import GRAPHS_LEAVE
 from ....parallel_runtime.planner.counted import CountedModel
@@ -157,6 +157,11 @@ class PooledModel:
         """What the registry knows our weights by. Plans that differ in the number of ranks alone share them."""
         return self.devices, self.spec, self.plan.layout.kind
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a MODEL on our weights is left."""
+        return POOLS.is_wanted(self.weights)
+
     def holds(self, plan: ParallelPlan) -> bool:
         """Whether the workers that live now hold our weights as `plan` needs them."""
         return self.started and self.pool.holds(self.spec, plan)
@@ -166,12 +171,16 @@ class PooledModel:
         held = self.pool.layout_of(self.spec, plan)
         return held is not None and all(held.part_of(rank) == plan.layout.part_of(rank) for rank in range(plan.ranks))
 
-    def bytes_on(self, device: torch.device, plan: ParallelPlan) -> int:
-        """Bytes of weights that the plan's ranks keep on `device`; every rank on the CPU counts for the CPU."""
-        layout = plan.layout
+    def held_layout(self, plan: ParallelPlan) -> Layout | None:
+        """How the workers that live now hold our weights, for `plan` or for one of more ranks; None where they do
+        not."""
+        return self.pool.layout_of(self.spec, plan) if self.started else None
+
+    def bytes_on(self, device: torch.device, layout: Layout) -> int:
+        """Bytes of weights that the ranks of a layout keep on `device`; every rank on the CPU counts for the CPU."""
         if layout.offloaded and device.type != "cpu":
             return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
-        there = (rank for rank, each in enumerate(self.devices[: plan.ranks]) if _is_on(each, device))
+        there = (rank for rank, each in enumerate(self.devices[: layout.ranks]) if _is_on(each, device))
         return sum(math.ceil(self.sizes.total * layout.part_of(rank)) for rank in there)
 
     def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:

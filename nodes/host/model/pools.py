@@ -50,6 +50,7 @@ class PoolRegistry:
         self._loaded: dict[Weights, ParallelPlan] = {}
         self._kept: dict[Weights, Root | None] = {}  # those of `_loaded`, and until the next load of what left
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
+        self._changed: dict[ModelSpec, str] = {}  # paths of files as they are no more
         self._last_loaded: Weights | None = None
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
@@ -84,6 +85,11 @@ class PoolRegistry:
             root = self._roots[weights] = make()
         return root
 
+    def is_wanted(self, weights: Weights) -> bool:
+        """Whether a MODEL on these weights is left; the root alone is none."""
+        root = self._roots.get(weights)
+        return root is not None and bool(root.clones)
+
     @property
     def last_loaded(self) -> Any:  # noqa: ANN401  a RemotePatcher
         """The root of the MODELs on the weights that were loaded last; None where nothing was, or it was released."""
@@ -98,8 +104,7 @@ class PoolRegistry:
         with self._lock:
             self._last_loaded = weights
             for other, its_plan in list(self._loaded.items()):
-                root = self._roots.get(other)
-                if root is None or not root.clones:
+                if not self.is_wanted(other):
                     self._unload(other, its_plan)
             if not self.is_alive(devices):
                 self._close_idle()
@@ -111,14 +116,15 @@ class PoolRegistry:
         load(pool)
 
     def changed_files(self) -> list[str]:
-        """The files of MODELs that were written to, or went, since."""
-        found = []
-        for _, spec, _ in list(self._roots):
+        """The files of MODELs that were written to, or went, since; once for each time. None leaves the list: what runs
+        again for a changed file runs again once."""
+        for (_, spec, _), root in list(self._roots.items()):
             try:
                 spec.refuse_changed()
             except ValueError:
-                found.append(spec.path)
-        return found
+                if root.clones:
+                    self._changed[spec] = spec.path
+        return list(self._changed.values())
 
     def unload(self, weights: Weights, plan: ParallelPlan) -> None:
         """Free these weights in the workers, on however many ranks they lie; nothing when they are not there, or of
@@ -134,8 +140,8 @@ class PoolRegistry:
         """The MODELs on these weights have others of the same file from now on. Those must not be in the workers."""
         with self._lock:
             root = self._roots.pop(weights, None)
-            if root is not None:
-                self._roots.setdefault(to, root)
+            if root is not None and not self.is_wanted(to):
+                self._roots[to] = root
             self._loaded.pop(weights, None)
             if weights in self._cut_by:
                 self._cut_by[to] = self._cut_by.pop(weights)

@@ -83,7 +83,8 @@ class RunContext:
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
     make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
-    `written`: what nodes wrote into the MODEL, with the node that did. `late`: the callback of the step before, which
+    `controlled`: with a ControlNet, which computes in this process. `written`: what nodes wrote into the MODEL, with
+    the node that did. `late`: the callback of the step before, which
     is called once the next request is under way.
     """
 
@@ -109,6 +110,7 @@ class RunContext:
     guided: bool = False
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
+    controlled: bool = False
     written: "Written | None" = None
     late: "LateCallback | None" = None
     steps: int = 1

@@ -633,6 +633,10 @@ conditioning = [[torch.zeros(1, 8, 64), {"pooled_output": torch.zeros(1, 32)}]]
 guider = samplers.CFGGuider(it)
 guider.set_conds(conditioning, conditioning)
 latent = torch.zeros(1, 16, 8, 8)
+try:
+    management.load_models_gpu([it], force_patch_weights=True)  # as of a guider with another MODEL before it
+except management.InterruptProcessingException:
+    assert held and listed() == [it]
 for _ in range(2):  # the second finds it as the first left it
     try:
         guider.sample(latent, latent, samplers.sampler_object("euler"), torch.tensor([1.0, 0.0]))
@@ -659,6 +663,21 @@ assert not entry.model_unload(80e9) and held
 assert entry.model_unload(1e30) and not held and it.loaded_size() == 0
 here, management.get_torch_device = management.get_torch_device, lambda: elsewhere
 assert it.model.memory_required([4, 16, 8, 8]) == 0
+it.model.diffusion_model.outside_runs.controlled = True  # a ControlNet computes there
+assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {}) / 2
+it.model.diffusion_model.outside_runs.controlled = False
 it.model.current_patcher = it  # in a run: how many conditionings go at once
 assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {}) / 2
 it.model.current_patcher, management.get_torch_device = None, here
+
+# Weights on more ranks than the MODEL's plan has count where they lie: on ComfyUI's device here.
+held.append(1)
+device = importlib.import_module(f"{NAME}.parallel_runtime.devices").Device
+it.model.pooled.devices = (device("cuda", 1), device("cuda", 0))
+assert it.plan.ranks == 2 and it.model_size() == it.loaded_size() == SIZE
+it.decision = replace(it.decision, plan=replace(it.plan, ulysses=1))
+assert it.plan.ranks == 1 and it.model_size() == 0
+kind.held_layout = lambda self, plan: two_ranks.layout
+two_ranks = replace(it.plan, ulysses=2)
+assert it.model_size() == it.loaded_size() == SIZE
+assert it.partially_unload(elsewhere, 1) == SIZE and not held

@@ -68,15 +68,24 @@ else:
     raise AssertionError("counted")
 assert not alive_after(manual_model), "nor does the refusal hold it"
 
-# A loader whose file another node names runs again where a file that was loaded is another one.
+# A loader whose file another node names runs again where a file that was loaded is another one, and once.
 loader, made = importlib.import_module(f"{NAME}.nodes.loader"), manual_model()
 as_loaded = loader.state_of(None)
 assert loader.state_of(None) == as_loaded
 os.utime(file, ns=(1, 1))
-assert loader.state_of(None) != as_loaded
+written = loader.state_of(None)
+assert written != as_loaded
 del made
 gc.collect()
-assert loader.state_of(None) == as_loaded
+assert loader.state_of(None) == written
+made = manual_model()
+os.utime(file, ns=(2, 2))
+assert loader.state_of(None) not in (as_loaded, written)
+of_no_model, made = made.parent, None
+gc.collect()
+seen = loader.state_of(None)
+os.utime(file, ns=(3, 3))
+assert loader.state_of(None) == seen and of_no_model is not None
 
 # Under auto the prompt waits for the count: its node says so, and the user can cancel.
 said = []

@@ -92,7 +92,7 @@ def state_of(unet_name: str | None) -> str:
 
     Which file another node names is not known: then any that was loaded and was written to since counts.
     """
-    identity = POOLS.changed_files() if unet_name is None else file_identity(unet_name)
+    identity = POOLS.file_changes() if unet_name is None else file_identity(unet_name)
     return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 

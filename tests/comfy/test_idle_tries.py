@@ -47,8 +47,8 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
     ) -> Any:
         found, told = case(takes, graphs=(by_graphs, {})), []
         found.run.step_seconds.clear()
+        found.run.prover.gone = gone
         model = found.run.model
-        model.is_wanted = not gone
         model.devices, model.started = tuple(MagicMock(kind=kind) for kind in kinds), True
         model.holds = lambda _: holds and not found.retracted  # workers that failed hold nothing
         model.give_back, model.deltas = lambda _: told.append("given back"), None

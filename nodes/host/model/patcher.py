@@ -15,7 +15,7 @@ from weakref import WeakSet, finalize, ref
 import torch
 
 from ....parallel_runtime.exchange_formats import EXACT
-from ....parallel_runtime.plan import ParallelPlan
+from ....parallel_runtime.plan import Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
@@ -149,26 +149,25 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def model_size(self, *more: object, **named: object) -> int:
         """Bytes that ranks keep on the device ComfyUI loads models to, also those of a plan of more ranks; or that ours
         would keep there."""
-        pooled, options = self.model.pooled, self.model_options["transformer_options"]
-        beside = sum(each.num_bytes for each in hook_weights(options)) * pooled.ranks_on(self.load_device, self.plan)
-        layout = pooled.held_layout(self.plan)
-        if layout is None:
+        pooled, layout = self.model.pooled, self.model.pooled.held_layout(self.plan)
+        if layout is None or not layout.serves(self.plan.layout):
             shared = self.plan.with_shares(self.shares or ())
             by_memory = held_by_memory(shared, pooled.devices, pooled.sizes.total) if self.shares is None else shared
             layout = by_memory.layout
-        return pooled.bytes_on(self.load_device, layout) + beside
+        return self._bytes_here(layout)
 
     def loaded_size(self, *more: object, **named: object) -> int:
-        """`model_size` while the workers hold the weights; 0 after they were freed, or died.
+        """Bytes that ranks keep there, on however many ranks; 0 after the weights were freed, or the workers died.
 
         `ELSEWHERE` for weights that are all on other devices: where ComfyUI needs memory it then asks for a part of it
         (`partially_unload`); it would detach a model that is smaller than what it needs.
         """
-        return (self.model_size() or ELSEWHERE) if self.model.pooled.holds(self.plan) else 0
+        layout = self.model.pooled.held_layout(self.plan)
+        return 0 if layout is None else self._bytes_here(layout) or ELSEWHERE
 
     def current_loaded_device(self, *more: object, **named: object) -> torch.device | None:
-        """As ComfyUI's; None where that device has none of the weights, so that it counts `model_size` alone."""
-        return super().current_loaded_device(*more, **named) if self.model_size() else None
+        """As ComfyUI's; None where the weights are all elsewhere, so that it counts `model_size` alone."""
+        return None if self.loaded_size() == ELSEWHERE else super().current_loaded_device(*more, **named)
 
     def partially_load(
         self,
@@ -224,9 +223,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().unpatch_model(None, False, *more, **named)
         if unpatch_weights:
             self.model.pooled.unload(self.plan)
-            outside = self.model.diffusion_model.outside_runs
-            self.model.diffusion_model.outside_runs = replace(outside, deltas=PRISTINE)  # a LoRA's tensors go as well
-            if self.parent is None:  # the root, of which no MODEL is left
+            if not (self.parent or self).clones:  # no MODEL is left: a LoRA's tensors go as well
+                outside = self.model.diffusion_model.outside_runs
+                self.model.diffusion_model.outside_runs = replace(outside, deltas=PRISTINE)
                 self.model.last_run = None
             self.model.device = device_to or self.offload_device
             self.model.model_loaded_weight_memory = 0
@@ -242,11 +241,17 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     ) -> float:
         """Free everything, whatever part of it ComfyUI needs; nothing where the weights are all on other devices, which
         ComfyUI is told as if that were enough. Returns the bytes that left."""
-        if not self.model_size():
-            return memory_to_free
         freed = self.loaded_size()
+        if freed == ELSEWHERE:
+            return memory_to_free
         self.unpatch_model(device_to)
         return freed
+
+    def _bytes_here(self, layout: Layout) -> int:
+        """Bytes that ranks of this layout keep on the device ComfyUI loads models to."""
+        pooled, options = self.model.pooled, self.model_options["transformer_options"]
+        beside = sum(each.num_bytes for each in hook_weights(options)) * pooled.ranks_on(self.load_device, self.plan)
+        return pooled.bytes_on(self.load_device, layout) + beside
 
     def list_again(self) -> None:
         """After a cancel or an error: have ComfyUI's manager know the MODEL where its weights are in the workers.
@@ -258,7 +263,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         management = comfy.model_management
         listed = management.current_loaded_models
         known = any(each.model is not None and self.is_clone(each.model) for each in listed)
-        if known or not self.model.pooled.holds(self.plan):
+        if known or self.model.pooled.held_layout(self.plan) is None:
             return
         entry = management.LoadedModel(self)
         entry.real_model = ref(self.model)

@@ -157,11 +157,6 @@ class PooledModel:
         """What the registry knows our weights by. Plans that differ in the number of ranks alone share them."""
         return self.devices, self.spec, self.plan.layout.kind
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a MODEL on our weights is left."""
-        return POOLS.is_wanted(self.weights)
-
     def holds(self, plan: ParallelPlan) -> bool:
         """Whether the workers that live now hold our weights as `plan` needs them."""
         return self.started and self.pool.holds(self.spec, plan)
@@ -172,8 +167,8 @@ class PooledModel:
         return held is not None and all(held.part_of(rank) == plan.layout.part_of(rank) for rank in range(plan.ranks))
 
     def held_layout(self, plan: ParallelPlan) -> Layout | None:
-        """How the workers that live now hold our weights, for `plan` or for one of more ranks; None where they do
-        not."""
+        """How the workers that live now hold our weights, on however many ranks; None where not, or only as
+        plans of another kind need them."""
         return self.pool.layout_of(self.spec, plan) if self.started else None
 
     def bytes_on(self, device: torch.device, layout: Layout) -> int:

@@ -50,7 +50,8 @@ class PoolRegistry:
         self._loaded: dict[Weights, ParallelPlan] = {}
         self._kept: dict[Weights, Root | None] = {}  # those of `_loaded`, and until the next load of what left
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
-        self._changed: dict[ModelSpec, str] = {}  # paths of files as they are no more
+        self._changed: set[ModelSpec] = set()  # files as they were read, and are not now
+        self._changes = 0
         self._last_loaded: Weights | None = None
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
@@ -80,6 +81,8 @@ class PoolRegistry:
 
     def root(self, weights: Weights, make: Callable[[], Root]) -> Any:  # noqa: ANN401  a RemotePatcher
         """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
+        _, spec, _ = weights
+        self._changed.discard(spec)  # read anew
         root = self._roots.get(weights)
         if root is None:
             root = self._roots[weights] = make()
@@ -115,16 +118,20 @@ class PoolRegistry:
                 del self._kept[gone]
         load(pool)
 
-    def changed_files(self) -> list[str]:
-        """The files of MODELs that were written to, or went, since; once for each time. None leaves the list: what runs
-        again for a changed file runs again once."""
-        for (_, spec, _), root in list(self._roots.items()):
+    def file_changes(self) -> int:
+        """How often the file of a MODEL was found written to, or gone, since it was read; never less than before, so
+        that what runs again for it does so once."""
+        for weights in list(self._roots):
+            _, spec, _ = weights
             try:
                 spec.refuse_changed()
             except ValueError:
-                if root.clones:
-                    self._changed[spec] = spec.path
-        return list(self._changed.values())
+                if spec not in self._changed and self.is_wanted(weights):
+                    self._changed.add(spec)
+                    self._changes += 1
+            else:
+                self._changed.discard(spec)
+        return self._changes
 
     def unload(self, weights: Weights, plan: ParallelPlan) -> None:
         """Free these weights in the workers, on however many ranks they lie; nothing when they are not there, or of
@@ -142,6 +149,8 @@ class PoolRegistry:
             root = self._roots.pop(weights, None)
             if root is not None and not self.is_wanted(to):
                 self._roots[to] = root
+                if to in self._loaded:  # for MODELs that are gone
+                    self._unload(to, self._loaded[to])
             self._loaded.pop(weights, None)
             if weights in self._cut_by:
                 self._cut_by[to] = self._cut_by.pop(weights)

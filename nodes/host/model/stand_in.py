@@ -97,8 +97,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
     ) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
-        rank. Where no rank computes there: before a run 0, as no room is to be made, but with a ControlNet; in a run
-        those of a rank, as ComfyUI asks how many conditionings fit at once."""
+        rank. Where no rank computes there: those of a ControlNet, which does; without one 0 before a run, as no room is
+        to be made; in a run those of a rank, as ComfyUI asks how many conditionings fit at once."""
         run = run_inside(pooled) or transformer.outside_runs
         plan = run.plan
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
@@ -108,7 +108,10 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
         its = held_model()
         in_run = its is not None and its.current_patcher is not None
-        ranks = pooled.ranks_on(comfy.model_management.get_torch_device(), plan) or int(in_run or run.controlled)
+        ranks = pooled.ranks_on(comfy.model_management.get_torch_device(), plan)
+        if run.controlled and not ranks:
+            return stock_memory(input_shape, cond_shapes, *more, **named)
+        ranks = ranks or int(in_run)
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
         return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)
 

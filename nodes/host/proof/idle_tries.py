@@ -103,7 +103,7 @@ class IdleTrier:
             return True
         run, calls = self._first
         pooled, trier = run.model, self.trier
-        if not pooled.holds(run.plan) or not pooled.is_wanted:
+        if not pooled.holds(run.plan) or trier.prover.gone:
             return True
         free = min(each.free_bytes for each in pooled.pool.measure_devices(check))
         beside = len(pooled.devices) if pooled.devices[0].kind == "cpu" else 1

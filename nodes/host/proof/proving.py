@@ -83,6 +83,11 @@ class Prover:
         """ComfyUI's, without weights. It holds this, so that it is not held here."""
         return alive(self._transformer)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the MODEL is, of which nothing can be proven any more."""
+        return self._transformer() is None
+
     def check(
         self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None], *, looks: bool = True
     ) -> None:

@@ -34,6 +34,7 @@ new_model, pools, deltas, stand_in, convert, workload, run_context = (
     )
 )
 choice = importlib.import_module(f"{NAME}.nodes.choice")
+ELSEWHERE = importlib.import_module(f"{model_nodes}.model.patcher").ELSEWHERE
 plans, decisions, counting, works, caches = (
     importlib.import_module(f"{runtime}.{name}")
     for name in ("plan", "planner.automatic", "planner.counting", "planner.work", "stock_caches")
@@ -578,6 +579,7 @@ else:
 # Loading is all or nothing, and ComfyUI is told the bytes; what the workers hold is noted here.
 held, called_back, kind = [], [], type(pooled)
 kind.holds = lambda self, plan: bool(held)
+kind.held_layout = lambda self, plan: plan.layout if held else None
 kind.ensure = lambda self, plan, changes, *, progress, check_cancelled: held.append((plan, changes)) or {1: 2.5}
 kind.unload = lambda self, plan: held.clear()
 it = again_with.clone()
@@ -664,20 +666,26 @@ assert entry.model_unload(1e30) and not held and it.loaded_size() == 0
 here, management.get_torch_device = management.get_torch_device, lambda: elsewhere
 assert it.model.memory_required([4, 16, 8, 8]) == 0
 it.model.diffusion_model.outside_runs.controlled = True  # a ControlNet computes there
-assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {}) / 2
+assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {})
 it.model.diffusion_model.outside_runs.controlled = False
 it.model.current_patcher = it  # in a run: how many conditionings go at once
 assert it.model.memory_required([4, 16, 8, 8]) == stock_bytes(it.model, [4, 16, 8, 8], {}) / 2
 it.model.current_patcher, management.get_torch_device = None, here
 
-# Weights on more ranks than the MODEL's plan has count where they lie: on ComfyUI's device here.
+# Weights on more ranks than the MODEL's plan has, or on fewer, count where they lie: on ComfyUI's device here.
 held.append(1)
 device = importlib.import_module(f"{NAME}.parallel_runtime.devices").Device
 it.model.pooled.devices = (device("cuda", 1), device("cuda", 0))
-assert it.plan.ranks == 2 and it.model_size() == it.loaded_size() == SIZE
-it.decision = replace(it.decision, plan=replace(it.plan, ulysses=1))
-assert it.plan.ranks == 1 and it.model_size() == 0
-kind.held_layout = lambda self, plan: two_ranks.layout
-two_ranks = replace(it.plan, ulysses=2)
-assert it.model_size() == it.loaded_size() == SIZE
+one, two = replace(it.plan, ulysses=1), it.plan
+for lie, plan, size, loaded in (
+    (two, two, SIZE, SIZE),
+    (two, one, SIZE, SIZE),
+    (one, one, 0, ELSEWHERE),
+    (one, two, SIZE, ELSEWHERE),
+):
+    kind.held_layout = lambda self, plan, lie=lie: lie.layout if held else None
+    it.decision = replace(it.decision, plan=plan)
+    assert (it.model_size(), it.loaded_size()) == (size, loaded), (lie, plan)
+    assert (it.current_loaded_device() is None) == (loaded == ELSEWHERE)
+kind.held_layout = lambda self, plan: two.layout if held else None
 assert it.partially_unload(elsewhere, 1) == SIZE and not held

@@ -86,6 +86,11 @@ gc.collect()
 seen = loader.state_of(None)
 os.utime(file, ns=(3, 3))
 assert loader.state_of(None) == seen and of_no_model is not None
+made, states = manual_model(), []
+for at in (4, 3, 4):  # there and back and there again
+    os.utime(file, ns=(at, at))
+    states.append(loader.state_of(None))
+assert states[0] == states[1] != states[2]
 
 # Under auto the prompt waits for the count: its node says so, and the user can cancel.
 said = []

@@ -36,7 +36,7 @@ from .failures import (
     system_error,
 )
 from .process import REAP_TIMEOUT_S, spawn
-from .ranks import AnyRank, Watcher, find_silence, least_s, listen_anew
+from .ranks import PULSE_LATE_S, AnyRank, Watcher, find_silence, least_s, listen_anew
 from .remote_ranks import RemoteRanks
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
@@ -446,8 +446,8 @@ class Generation:
             raise self._failed()
 
     def _failed(self) -> PoolError:
-        """End the generation; the error to raise. Weak signs get a moment for their cause to show."""
-        until = time.monotonic() + SETTLE_S
+        """End the generation; the error to raise. Weak signs get a moment for their cause to show: one elsewhere travels."""
+        until = time.monotonic() + (SETTLE_S if self.remote is None else PULSE_LATE_S)
         while all(sign.weak for sign in self._signs) and (left_s := until - time.monotonic()) > 0:
             self._look(left_s)
         starting = not self.ready

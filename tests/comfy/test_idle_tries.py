@@ -185,7 +185,8 @@ def test_without_room_weights_or_model_nothing_is_tried(idle, caplog) -> None:
         assert any(options.get("graphs") for _, options in found.asked) is bool(found.asked) is tries
         found.store.path.unlink(missing_ok=True)
     for lack in ({"holds": False}, {"gone": True}):
-        assert not idle(SECONDS, iter([]), **lack)[0].asked
+        found = idle(SECONDS, iter([]), **lack)[0]
+        assert not found.asked and found.run.trier.compute(print) is True, "which comes to nothing, and ends it"
     assert not [record for record in caplog.records if record.exc_info]
 
 

@@ -80,6 +80,27 @@ def test_plans_share_weights_that_differ_in_the_number_of_ranks_alone(made) -> N
     assert made("cpu", "ulysses=4,weights=sharded").weights != made("cpu", "ulysses=2,weights=sharded").weights
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_devices_are_measured_before_weights_are_loaded_where_there_are_several(
+    ranks: int, made, pooled_model, monkeypatch
+) -> None:
+    told: list[str] = []
+    pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
+    registry = SimpleNamespace(
+        measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
+        load=lambda weights, plan, load: load(pool),
+        is_alive=lambda devices: False,
+        pool=lambda devices: pool,
+    )
+    monkeypatch.setattr(pooled_model, "POOLS", registry)
+    monkeypatch.setattr(pooled_model, "unlike_host", lambda devices, ranks: [])
+    monkeypatch.setattr(pooled_model.ModelSpec, "refuse_changed", lambda spec: None)
+    model = made("cuda", "ulysses=2")
+    model.devices = model.devices[:ranks]
+    model.ensure(model.plan, None, progress=print, check_cancelled=print)
+    assert told == [*(["measure 2"] if ranks == 2 else []), "load", "load"]
+
+
 def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) -> None:
     registry = module_of_pack("nodes.host.model.pools").PoolRegistry()
     model = made("cpu", "ulysses=4")

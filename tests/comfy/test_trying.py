@@ -7,6 +7,7 @@ Owns: what `Trier` does with what happens in a try. Does not own the rules (plan
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -174,7 +175,7 @@ def test_of_all_plans_that_may_gain_by_graphs_the_quickest_by_them_is_kept(case)
     assert found.asked[-1][0].startswith("cfg2") and found.asked[-1][1]["graphs"] is True
 
 
-def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others_are_made(case, caplog) -> None:
+def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others_are_made(case, trying, caplog) -> None:
     errors = case(SECONDS).errors
     found = case(SECONDS, graphs=(errors.PoolError("it broke"), {}))
     found.trier.graphs = frozenset([found.plans.ring2, found.plans.cfg2])
@@ -183,6 +184,11 @@ def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others
     assert sum(options.get("graphs", False) for _, options in found.asked) == 1 and found.retracted == [1]
     assert found.trier.tries.lost and not found.store.load(found.key).graphs_s
     assert "graphs of blocks were tried and are not used: failed (it broke)" in caplog.text
+    found.store.path.unlink()
+    second = case(SECONDS, graphs=([*[0.4] * trying.GRAPH_COPIES, errors.PoolError("it broke"), 0.4], {}))
+    second.trier.graphs = frozenset([second.plans.ring2, second.plans.cfg2])
+    second.step()
+    assert sorted(second.trier.tries.graphs_s.values()) == [0.4, math.inf], "what was tried before stays"
 
 
 def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case, trying, module_of_pack) -> None:

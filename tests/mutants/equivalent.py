@@ -99,6 +99,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if now - self._beaten_s > self._silence_s / 5:",
     ): "a sign of life that comes a little sooner is as good",
     (
+        "arithmetic",
+        'return memoryview(self._map).cast("Q")[: CONTROL_BYTES // 8]',
+        'return memoryview(self._map).cast("Q")[: (CONTROL_BYTES * 8)]',
+    ): "a view of more words than the control page has; each word is read and written by its number",
+    (
+        "constant off by one",
+        "GROWTH_BYTES = 1 << 24",
+        "GROWTH_BYTES = 2 << 24",
+    ): "a segment may grow by larger steps",
+    (
+        "statement left out",
+        "super().__init__()",
+        "pass",
+    ): "an exception that carries values of its own needs no text",
+    (
+        "comparison",
+        "if end < total: # ComfyUI lets what follows the guides attend to everything",
+        "if (end <= total): # ComfyUI lets what follows the guides attend to everything",
+    ): "a part without tokens adds nothing",
+    (
         "constant off by one",
         "SAMPLE = 15 # a whole sampling run; PROGRESS after each of its steps",
         "SAMPLE = 16 # a whole sampling run; PROGRESS after each of its steps",

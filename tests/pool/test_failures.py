@@ -162,6 +162,19 @@ def test_only_the_answer_of_the_rank_to_what_it_was_asked_is_taken(op, rank, gen
     assert asked._take(sender, hello).cause.startswith("the pack was updated")
 
 
+def test_a_request_that_is_interrupted_while_it_is_sent_ends_the_generation():
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    asked = Generation.__new__(Generation)
+    asked.ranks = [SimpleNamespace(channel=SimpleNamespace(send_packet=interrupted))]
+    asked._whole, asked.fail = True, lambda error: error
+    with pytest.raises(KeyboardInterrupt):
+        asked._send([b"to the first"])
+    with pytest.raises(PoolError, match="a request was interrupted while it was being sent"):
+        asked.wait(print)
+
+
 def test_descriptors_that_a_rank_sends_unasked_are_closed_and_a_channel_that_ends_is_its_end():
     asked, (descriptor, other) = Generation.__new__(Generation), os.pipe()
     received = iter([(Message(Op.HELLO, 0, 4, 7, to_body(Hello(pid=5, version=VERSION))), [descriptor, other]), None])

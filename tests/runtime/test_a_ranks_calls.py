@@ -373,6 +373,23 @@ def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and
     assert given == [(0, 4, [[[0.0] * 2] * 3] * 2), (4, [])]
 
 
+@pytest.mark.parametrize(
+    ("in_order", "gathers", "ran"),
+    [(True, True, [(1, True)]), (False, True, [(0, False), (1, True)]), (False, False, [(1, True)])],
+)
+def test_groups_that_gather_weights_in_no_known_order_run_the_work_of_each(
+    in_order: bool, gathers: bool, ran: list[tuple[int, bool]]
+) -> None:
+    forward, seen = HostedForward.__new__(HostedForward), list[tuple[int, bool]]()
+    forward.model = SimpleNamespace(weights=SimpleNamespace(in_order=in_order))  # type: ignore[assignment]
+    forward.gathers_beyond = lambda parts: gathers  # type: ignore[method-assign]
+    forward.run = lambda piece, *_, write, over: seen.append((piece.call, write))  # type: ignore[assignment]
+    plan, axes = SimpleNamespace(parts=1), {"cfg": "the axis"}
+    mesh: Any = SimpleNamespace(replica_groups=[0, 1], batch_group=1, plan=plan, axes=axes)
+    forward.run_batch_groups([[BatchSlice(0, 0, 1)], [BatchSlice(1, 0, 1)]], mesh, {}, [{}, {}])
+    assert seen == ran
+
+
 def row(*numbers: float) -> torch.Tensor:
     return torch.tensor([[list(numbers)]])
 

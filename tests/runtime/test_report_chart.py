@@ -202,6 +202,8 @@ def test_speed_ups_have_their_spread_and_that_of_the_blocks() -> None:
     assert diamonds == [([3.0], [0]), ([], [])]
     assert [list(each.get_xdata()) for each in axes.lines if each.get_linestyle() == ":"] == [[1, 1]]
     assert not drawn({"kind": "benchmark", "contenders": rows[:1]}, "speedup")[1]["legend"]
+    _, told = drawn({"kind": "benchmark", "contenders": [rows[0], rows[1] | {"block_speedup": 1.0}]}, "speedup")
+    assert told["words"][0] == ("2.00x", (pytest.approx(2.2), 0)), "beyond the spread"
 
 
 def test_a_benchmark_shows_the_ranks_of_its_fastest_plan_and_a_report_what_it_measured() -> None:

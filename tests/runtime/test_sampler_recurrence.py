@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from host.hosted_runs import euler
-from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence
+from parallel_runtime.sampler_recurrence import CallReading, RecurrenceStep, SamplerRecurrence, Trajectory
 
 FIRST = RecurrenceStep(given=True, sigma=1.0, timestep=1.0)
 
@@ -41,6 +41,11 @@ def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     recurrence.run(given.__getitem__, lambda _, x: seen.append(x.clone()) or x + 1)
     assert recurrence.given == (0, 1)
     assert torch.equal(seen[1], torch.full((1, 2, 2), 4.0))
+
+
+def test_a_state_whose_tensor_is_not_given_is_refused() -> None:
+    with pytest.raises(ValueError, match="state 0 is made of nothing; it needs a tensor given ahead"):
+        Trajectory(SamplerRecurrence(states=(FIRST, RecurrenceStep(inputs=((0, 1.0),))), step_ends=())).enter(0, None)
 
 
 @pytest.mark.parametrize(

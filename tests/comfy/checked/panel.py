@@ -222,3 +222,22 @@ config.log = SimpleNamespace(info=lambda *told: logged.append(told), warning=pri
 lines = config.SPConfig.execute("manual", "cpu:3", 2, 1).ui["parallel_dit"][0]["text"]
 assert noted == ["\n".join(lines)] and logged == [("SP Config: %s", "cpu:2 sleeps")]
 assert "cpu:1: 1/2 of the attention heads" in lines and "cpu:2 sleeps" in lines
+
+# What the doctor says, and that it says nothing.
+said = {
+    b'{"checks": [1], "can_run": true, "other": 2}': {"state": "done", "checks": [1], "can_run": True},
+    b'{"error": "no device"}': {"state": "failed", "message": "no device"},
+    b"{}": {"state": "failed", "message": "the doctor gave no checks"},
+    b"": {"state": "failed", "message": "the doctor ended with status 3 and said nothing"},
+}
+actions.this_comfyui = lambda: SimpleNamespace(path="there")
+for out, shown in said.items():
+
+    async def ended(*_, out=out, **__):
+        async def communicate():
+            return out, None
+
+        return SimpleNamespace(returncode=3, communicate=communicate)
+
+    asyncio.create_subprocess_exec = ended
+    assert asyncio.run(actions._examine()) == shown, out

@@ -233,11 +233,11 @@ said = {
 actions.this_comfyui = lambda: SimpleNamespace(path="there")
 for out, shown in said.items():
 
-    async def ended(*_, out=out, **__):
+    async def examined(*_, out=out, **__):
         async def communicate():
             return out, None
 
         return SimpleNamespace(returncode=3, communicate=communicate)
 
-    asyncio.create_subprocess_exec = ended
+    asyncio.create_subprocess_exec = examined
     assert asyncio.run(actions._examine()) == shown, out

@@ -446,7 +446,8 @@ class Generation:
             raise self._failed()
 
     def _failed(self) -> PoolError:
-        """End the generation; the error to raise. Weak signs get a moment for their cause to show: one elsewhere travels."""
+        """End the generation; the error to raise. Weak signs get a moment for their cause to show; that of a rank
+        elsewhere travels."""
         until = time.monotonic() + (SETTLE_S if self.remote is None else PULSE_LATE_S)
         while all(sign.weak for sign in self._signs) and (left_s := until - time.monotonic()) > 0:
             self._look(left_s)

@@ -69,6 +69,8 @@ FIRST, SECOND, THIRD, OTHER = BatchSlice(0, 0, 1), BatchSlice(0, 1, 2), BatchSli
         (((), (), (SECOND,)), False, True, []),
         (((FIRST,), (), (SECOND,)), True, True, [(SECOND, False, False)]),
         (((FIRST,), (FIRST,), (SECOND,)), True, False, [(FIRST, True, False), (SECOND, False, False)]),
+        (((FIRST,), (FIRST,), (SECOND,)), True, True, [(FIRST, True, True)]),
+        (((FIRST,), (FIRST,), (SECOND,)), False, False, [(FIRST, True, True)]),
     ],
 )
 def test_a_rank_runs_its_groups_pieces_and_those_for_which_others_need_its_weights(
@@ -371,23 +373,6 @@ def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and
     )
     ran._compute(4, torch.ones(1, 3, 2))
     assert given == [(0, 4, [[[0.0] * 2] * 3] * 2), (4, [])]
-
-
-@pytest.mark.parametrize(
-    ("in_order", "gathers", "ran"),
-    [(True, True, [(1, True)]), (False, True, [(0, False), (1, True)]), (False, False, [(1, True)])],
-)
-def test_groups_that_gather_weights_in_no_known_order_run_the_work_of_each(
-    in_order: bool, gathers: bool, ran: list[tuple[int, bool]]
-) -> None:
-    forward, seen = HostedForward.__new__(HostedForward), list[tuple[int, bool]]()
-    forward.model = SimpleNamespace(weights=SimpleNamespace(in_order=in_order))  # type: ignore[assignment]
-    forward.gathers_beyond = lambda parts: gathers  # type: ignore[method-assign]
-    forward.run = lambda piece, *_, write, over: seen.append((piece.call, write))  # type: ignore[assignment]
-    plan, axes = SimpleNamespace(parts=1), {"cfg": "the axis"}
-    mesh: Any = SimpleNamespace(replica_groups=[0, 1], batch_group=1, plan=plan, axes=axes)
-    forward.run_batch_groups([[BatchSlice(0, 0, 1)], [BatchSlice(1, 0, 1)]], mesh, {}, [{}, {}])
-    assert seen == ran
 
 
 def row(*numbers: float) -> torch.Tensor:

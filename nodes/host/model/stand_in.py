@@ -99,21 +99,20 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
         rank. Where no rank computes there: those of a ControlNet, which does; without one 0 before a run, as no room is
         to be made; in a run those of a rank, as ComfyUI asks how many conditionings fit at once."""
-        run = run_inside(pooled) or transformer.outside_runs
+        run, its = run_inside(pooled) or transformer.outside_runs, held_model()
         plan = run.plan
+        ranks = pooled.ranks_on(comfy.model_management.get_torch_device(), plan)
+        if not ranks and run.controlled:
+            return stock_memory(input_shape, cond_shapes, *more, **named)
+        if not ranks and (its is None or its.current_patcher is None):  # before a run
+            return 0.0
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
         # functions between blocks meet whole tokens on every rank
         everywhere = run.whole or any(delta.kind == HOOK_WEIGHT for delta in run.deltas.deltas)
         parts = 1 if everywhere else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
-        its = held_model()
-        in_run = its is not None and its.current_patcher is not None
-        ranks = pooled.ranks_on(comfy.model_management.get_torch_device(), plan)
-        if run.controlled and not ranks:
-            return stock_memory(input_shape, cond_shapes, *more, **named)
-        ranks = ranks or int(in_run)
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
-        return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)
+        return max(1, ranks) * (whole / parts + pooled.visiting_bytes(plan) + kept)
 
     model.memory_required = memory_required
     model.take_shapes = MetaShapes(transformer)

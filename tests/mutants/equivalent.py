@@ -109,11 +109,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "GROWTH_BYTES = 2 << 24",
     ): "a segment may grow by larger steps",
     (
-        "statement left out",
-        "super().__init__()",
-        "pass",
-    ): "an exception that carries values of its own needs no text",
-    (
         "comparison",
         "if end < total: # ComfyUI lets what follows the guides attend to everything",
         "if (end <= total): # ComfyUI lets what follows the guides attend to everything",

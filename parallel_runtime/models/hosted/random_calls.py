@@ -213,7 +213,6 @@ class _CalledWith(Exception):  # noqa: N818  nothing went wrong
     """Carries the arguments of a call out of it."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
         self.arguments = args, kwargs
 
 

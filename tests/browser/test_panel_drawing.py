@@ -119,6 +119,7 @@ def test_numbers_read_as_people_write_them(plain_page: Page) -> None:
     for name, values, texts in (
         ("seconds", [0, 41e-6, 0.00041, 0.0123, 0.099999], ["0 s", "41 µs", "0.41 ms", "12 ms", "100 ms"]),
         ("seconds", [0.41, 12.34, 125, None], ["0.41 s", "12.3 s", "2 min 5 s", "–"]),
+        ("seconds", [59.7, 60, 119.7], ["59.7 s", "1 min 0 s", "2 min 0 s"]),
         ("bytes", [0, 640, 41_234, 512_000_000, 23.6e9, None], ["0 B", "640 B", "41 kB", "512 MB", "23.6 GB", "–"]),
         ("percent", [0.004, 0.03, None], ["0.4 %", "3 %", "–"]),
         ("times", [1.861, None], ["1.86×", "–"]),

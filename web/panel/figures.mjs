@@ -17,7 +17,8 @@ export function largest(values, otherwise = 0) {
 export function seconds(value) {
   if (!Number.isFinite(value)) return '–'
   if (value === 0) return '0 s'
-  if (value >= 60) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`
+  const whole = Math.round(value) // before it is divided: 119.7 s are two minutes
+  if (value >= 60) return `${Math.floor(whole / 60)} min ${whole % 60} s`
   if (value >= 0.1) return `${value.toPrecision(value >= 10 ? 3 : 2)} s`
   if (value >= 0.01) return `${Math.round(value * 1e3)} ms`
   if (value >= 1e-4) return `${(value * 1e3).toPrecision(2)} ms`

@@ -126,3 +126,13 @@ def test_numbers_read_as_people_write_them(plain_page: Page) -> None:
         ("median", [[4, 1, 2, 3], [3, 1, 2]], [2.5, 2]),
     ):
         assert [plain_page.evaluate(CALL, ["figures.mjs", name, value]) for value in values] == texts
+
+
+def test_a_pack_is_known_by_its_whole_folder(plain_page: Page) -> None:
+    for module, folder in (
+        ("custom_nodes.parallel-dit", "parallel-dit"),
+        ("custom_nodes.parallel-dit-0.2.0", "parallel-dit-0.2.0"),
+        ("comfy_extras.nodes_flux", ""),
+    ):
+        node = {"constructor": {"nodeData": {"python_module": module}}}
+        assert plain_page.evaluate(CALL, ["workflow.mjs", "packOf", node]) == folder

@@ -26,8 +26,8 @@ export function allNodes(graph) {
 
 /** The folder that a node's class was loaded from, by which ours are known from those of others; '' of ComfyUI's. */
 export function packOf(node) {
-  const [kind, folder] = String(node?.constructor?.nodeData?.python_module ?? '').split('.')
-  return kind === 'custom_nodes' ? folder : ''
+  const [kind, ...folder] = String(node?.constructor?.nodeData?.python_module ?? '').split('.')
+  return kind === 'custom_nodes' ? folder.join('.') : '' // as of a release's archive, NAME-0.2.0
 }
 
 /** Show a node in the middle of the canvas, selected. */

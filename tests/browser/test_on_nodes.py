@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from .comfy_page import ComfyPage
 from .made_up import MadeUp, a_pool, a_report
+from .test_what_is_shown import kept_by
 
 TEXT_OF_COMFYUI = "$$node-text-preview"
 HEIGHT = "(node) => document.querySelector(`[data-node-id='${node.id}']`)?.offsetHeight ?? node.size[1]"
@@ -139,3 +140,34 @@ def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: Made
         state = {"session": f"made up {session}", "reports": [made_up.report(1, report) | editor]}
         made_up.tell(pools=[a_pool()], **state)
         expect(result).to_contain_text(told)
+
+
+NESTED = """() => {
+  const made = ['SPConfig', 'ParallelSampler'].map((kind) => LiteGraph.createNode(kind))
+  for (const node of made) app.graph.add(node)
+  app.graph.convertToSubgraph(new Set(made)) }"""
+OPENED_AND_COPIED = """async () => {
+  await app.loadGraphData(app.graph.serialize())
+  for (const node of app.graph.nodes[0].subgraph.nodes) node.clone().serialize() }"""
+
+
+LOADER_CHANGES = """() => {
+  const loader = LiteGraph.createNode('ParallelModelLoader')
+  app.graph.add(loader)
+  loader.widgets[0].callback(loader.widgets[0].value) }"""
+
+
+def test_nodes_in_subgraphs_and_copies_hear_nothing_once_they_are_gone(told_comfy: MadeUp) -> None:
+    page, heard, asked = told_comfy.comfy.page, [], []
+    page.on("request", lambda request: asked.append(request.url) if "/parallel_dit/plan" in request.url else None)
+    page.evaluate(NESTED)
+    for _ in range(3):
+        page.evaluate(OPENED_AND_COPIED)
+        told_comfy.tell()
+        heard.append(kept_by(page)["listeners"])
+    assert heard == [heard[0]] * 3
+    page.wait_for_timeout(500)  # as long as a change waits for the next one, and more
+    asked.clear()
+    page.evaluate(LOADER_CHANGES)
+    page.wait_for_timeout(500)
+    assert len(asked) == 1, "the plan of the one SP Config that is there"

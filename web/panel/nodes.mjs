@@ -9,7 +9,7 @@ import { orderInputs } from './input_order.mjs'
 import { AXES } from './mesh.mjs'
 import { addLiveLine, showTextsOf } from './node_text.mjs'
 import { showTables } from './report_table.mjs'
-import { CONFIG, LOADERS } from './workflow.mjs'
+import { CONFIG, LOADERS, isGone } from './workflow.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { RUNS } from './store.mjs'
@@ -73,7 +73,7 @@ function addResult(node, { store, t, actions, showResults }) {
     view.told = readReport(raw)
     update(view, store)
   }
-  const end = store.subscribe(() => update(view, store))
+  whileThere(node, (end) => store.subscribe(() => (isGone(node) ? end() : update(view, store))))
   const later = () => setTimeout(() => update(view, store)) // once it has its id and its graph
   for (const name of ['onAdded', 'onConfigure']) {
     const earlier = node[name]
@@ -82,12 +82,26 @@ function addResult(node, { store, t, actions, showResults }) {
       return earlier?.apply(this, all)
     }
   }
-  const removed = node.onRemoved
-  node.onRemoved = function (...all) {
-    end()
-    return removed?.apply(this, all)
-  }
   addLiveLine(node, box)
+}
+
+/* Have `begin(end)`, which returns what ends it, hear of changes while the node is in a workflow: copies of nodes that
+   are made only to be saved never are. */
+function whileThere(node, begin) {
+  let stop = null
+  const end = () => {
+    stop?.()
+    stop = null
+  }
+  const start = () => (stop ??= begin(end))
+  for (const [event, does] of [['onAdded', start], ['onRemoved', end]]) {
+    const before = node[event]
+    node[event] = function (...all) {
+      does()
+      return before?.apply(this, all)
+    }
+  }
+  if (node.graph) start()
 }
 
 /* The run in progress, else the last one of this node that the server remembers, else the one this page was told. */
@@ -183,6 +197,7 @@ function addPlan(node, { store, t }) {
   let timer = 0
   let asked = 0
   const ask = async () => {
+    if (!node.graph) return // a copy that is made to be saved
     const mine = ++asked
     try {
       const answer = await store.plan(values(node))
@@ -206,19 +221,21 @@ function addPlan(node, { store, t }) {
     }
   }
   let calibrations
-  const end = store.subscribe(({ state }) => {
-    const now = state && `${state.session}:${state.calibrations}` // measured devices change what auto takes
-    if (calibrations && now && now !== calibrations) changed()
-    calibrations = now ?? calibrations
+  whileThere(node, (end) => {
+    const again = () => (isGone(node) ? end() : changed())
+    const deaf = store.subscribe(({ state }) => {
+      if (isGone(node)) return end()
+      const now = state && `${state.session}:${state.calibrations}` // measured devices change what auto takes
+      if (calibrations && now && now !== calibrations) changed()
+      calibrations = now ?? calibrations
+    })
+    asking.add(again)
+    return () => {
+      asking.delete(again)
+      deaf()
+      clearTimeout(timer)
+    }
   })
-  asking.add(changed)
-  const removed = node.onRemoved
-  node.onRemoved = function (...all) {
-    asking.delete(changed)
-    end()
-    clearTimeout(timer)
-    removed?.apply(this, all)
-  }
   changed()
 }
 

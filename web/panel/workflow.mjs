@@ -55,6 +55,12 @@ export function isOff(node) {
   return node.mode === BYPASSED || node.mode === 2
 }
 
+/** Whether a node was in a subgraph that is not there any more: ComfyUI tells such nodes nothing of their end. */
+export function isGone({ graph }) {
+  const root = graph?.rootGraph
+  return Boolean(root) && graph !== root && root.subgraphs.get(graph.id) !== graph
+}
+
 /** Whether the open workflow has a loader of ours whose file is there. */
 export function hasFiles(app) {
   return allNodes(app.rootGraph ?? app.graph).some((node) => {

@@ -70,7 +70,7 @@ def _described(choice: ParallelChoice, decision: Decision) -> dict:
     return {
         "plan": plan.name,
         "degrees": plan.to_dict(),
-        "devices": [str(device) for device in choice.selection.devices],
+        "devices": [str(device) for device in choice.selection.devices[: plan.ranks]],  # others sleep
         "reasons": reasons,
         "warnings": list(choice.selection.warnings),
     }

@@ -122,8 +122,9 @@ def _headline(report: Mapping) -> str:
         words.append(f"plan {report['plan']['name']}")
     if "model" in report:
         words.append(f"{report['model']['file']}, {report['model']['dtype']}")
-    devices = {device.get("model", device["kind"]) for device in report["devices"]}
-    words.append(f"{len(report['devices'])} x {' and '.join(sorted(devices))}")
+    devices = report["devices"][: report["plan"]["ranks"]] if "plan" in report else report["devices"]  # others sleep
+    models = {device.get("model", device["kind"]) for device in devices}
+    words.append(f"{len(devices)} x {' and '.join(sorted(models))}")
     words.append(f"torch {report['versions']['torch']}")
     cached = "FROM THE CACHE, measured earlier: " if report["from_cache"] else ""
     return f"{cached}{report['kind']}:  " + "  |  ".join(words)

@@ -52,7 +52,8 @@ def _what(report: Mapping) -> str:
     if sizes.get("batch", 1) > 1:
         words.append(f"batch {sizes['batch']}")
     if "plan" in report:
-        words.append(f"plan {report['plan']['name']} on {', '.join(device['name'] for device in report['devices'])}")
+        devices = report["devices"][: report["plan"]["ranks"]]  # others sleep
+        words.append(f"plan {report['plan']['name']} on {', '.join(device['name'] for device in devices)}")
     if "model" in report:
         words.append(f"{report['model']['file']} in {report['model']['dtype']}")
     if "runs" in report:

@@ -70,6 +70,7 @@ def test_a_table_shows_reports_of_every_kind_and_age(made_up: MadeUp) -> None:
     older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5]}
     told = [
         ([a_report(2, 3)], ["0.50 s", "1 cuda:1", "0.30 s"]),
+        ([a_report(3, 3, plan={"name": "uly2", "ranks": 2})], ["uly2 · cuda:0, cuda:1a step"]),
         ([older, a_report(32, 2)], ["report of an older version", "31 cuda:31"]),
         ([a_report(2, 3, warnings=["rank 1 is slow"], from_cache=True)], ["rank 1 is slow", "cache"]),
         ([{"schema": "parallel-dit/report/9"}, None, 7], ["of a version that this panel does not know"]),

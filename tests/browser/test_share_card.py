@@ -123,6 +123,7 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
         (a_report(32, 100), "for 100 steps", "1 × cuda:31"),
         (of_a_benchmark(2), "1.60×", "1.60×"),
         (video, "for 4 steps", "832 × 480 · 81 frames · 4 steps"),
+        (a_report(4, 5, plan={"name": "uly2", "ranks": 2}), "for 5 steps", "uly2 · 1 × cuda:0, 1 × cuda:1;"),
     ]):  # fmt: skip
         made_up.tell(reports=[made_up.report(number + 1, report)])
         expect(timeline).to_contain_text(said)

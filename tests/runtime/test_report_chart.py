@@ -225,7 +225,9 @@ def test_a_benchmark_shows_the_ranks_of_its_fastest_plan_and_a_report_what_it_me
 
 
 def test_a_headline_says_what_ran_on_what() -> None:
-    assert _headline(denoise()) == (
+    report = denoise()
+    report["devices"] += report["devices"]  # of which the plan takes two
+    assert _headline(report) == (
         f"denoise:  plan ring2  |  no $formula_$ at all.safetensors, float32  |  2 x "
         f"{denoise()['devices'][0]['model']}  |  torch {torch.__version__}"
     )
@@ -248,9 +250,10 @@ def test_a_chart_has_a_row_a_report(tmp_path: Path) -> None:
 
 
 FULL = {
-    **{"from_cache": False, "kind": "denoise", "warnings": ["hot"], "devices": [{"name": "cpu:0"}, {"name": "cpu:1"}]},
+    **{"from_cache": False, "kind": "denoise", "warnings": ["hot"]},
+    "devices": [{"name": f"cpu:{number}"} for number in range(3)],  # of which the plan leaves one out
     **{"sizes": {"width": 64, "height": 32, "frames": 5, "batch": 2}, "model": {"file": "a", "dtype": "float32"}},
-    **{"plan": {"name": "uly2", "chosen_for": "a picture"}, "loop": {"kind": "host", "reason": "so"}},
+    **{"plan": {"name": "uly2", "ranks": 2, "chosen_for": "a picture"}, "loop": {"kind": "host", "reason": "so"}},
     "proof": {"verdict": "proven", "found": "x", "error": 1e-7, "tolerance": 1e-5},
     "timings": {
         **{"load_s": 2.0, "prepare_s": 0.5, "denoise_s": 3.0, "step_s": [1.0, 0.5, 1.5], "first_step_s": 1.0},

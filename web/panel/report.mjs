@@ -188,9 +188,14 @@ export function describeWork({ raw }, t) {
     .join(' · ')
 }
 
+/** The ranks that the plan has, of as many as the workers are: others sleep. */
+export function ranksOfPlan({ ranks, plan }) {
+  return Number.isInteger(plan?.ranks) ? ranks.slice(0, plan.ranks) : ranks
+}
+
 /** The plan, its devices, and the work of a report, in a line. */
 export function describeRun(report, t) {
-  const devices = report.ranks.map((rank) => rank.device).filter(Boolean)
+  const devices = ranksOfPlan(report).map((rank) => rank.device).filter(Boolean)
   const first = devices.length > 4 ? `${devices[0]} … ${devices.at(-1)}` : devices.join(', ')
   const plan = [report.plan?.name, first].filter(Boolean)
   return [plan.length === 2 ? t('node.plan', { plan: plan[0], devices: plan[1] }) : plan[0], describeWork(report, t)]

@@ -2,7 +2,7 @@
 
 import { h } from './dom.mjs'
 import { bytes, largest, median, relativeError, seconds, times } from './figures.mjs'
-import { againstBase, describeWork, readReport } from './report.mjs'
+import { againstBase, describeWork, ranksOfPlan, readReport } from './report.mjs'
 import { inWords } from './words.mjs'
 
 /** Fill `box` with a table for each report, of whatever version. */
@@ -47,7 +47,7 @@ function casesTable(report, caption, t) {
 function figuresTable(report, caption, t) {
   const { raw, headline } = report
   const timings = raw.timings ?? {}
-  const devices = report.ranks.map((rank) => rank.device).join(', ')
+  const devices = ranksOfPlan(report).map((rank) => rank.device).join(', ')
   const rows = [
     ['plan', report.plan?.name && [report.plan.name, devices].filter(Boolean).join(' · ')],
     ['step', Number.isFinite(headline.step_s) && seconds(headline.step_s)],

@@ -5,7 +5,7 @@
 import { h, setText } from './dom.mjs'
 import { copyPicture, download } from './exports.mjs'
 import { alike as alikeTimes, relativeError, seconds, times } from './figures.mjs'
-import { describeWork, sameWork } from './report.mjs'
+import { describeWork, ranksOfPlan, sameWork } from './report.mjs'
 import { quoteText } from './told.mjs'
 import { COLOURS, drawRows, rowsHeight } from './timeline_rows.mjs'
 
@@ -88,7 +88,7 @@ function heroOf(factor, t) {
 
 function devicesOf(report, t) {
   const found = Array.isArray(report.raw?.devices) ? report.raw.devices : []
-  const names = report.ranks.map((rank) => found.find((each) => each?.name === rank.device)?.model ?? rank.device)
+  const names = ranksOfPlan(report).map((rank) => found.find((each) => each?.name === rank.device)?.model ?? rank.device)
   const counts = new Map()
   for (const each of names) counts.set(each, (counts.get(each) ?? 0) + 1)
   const devices = [...counts].map(([device, count]) => t('share.devices', { count, device })).join(', ')

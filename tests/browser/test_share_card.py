@@ -158,6 +158,8 @@ def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_wor
     cached = proven | OTHER_WORK[-1]
     assert "share.proven" in page.evaluate(SAID_OF, [proven, None])["lines"]
     assert page.evaluate(SAID_OF, [cached, None])["lines"][-1] == "share.cached"
+    sage = proven | {"ranks": [each | {"attention": "SageAttention"} for each in proven["ranks"]]}
+    assert page.evaluate(SAID_OF, [sage, None])["lines"][-1] == "share.notCompared"
     assert page.evaluate(SAID_OF, [proven | {"exchange": "fp8"}, None])["lines"][-1] == "share.rounded"
     assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
     alike = named(of_a_benchmark(4, **size) | asked)

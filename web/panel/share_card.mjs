@@ -14,6 +14,7 @@ const INK = { ground: '#14171d', panel: '#1d222b', text: '#e8ebf0', quiet: '#a3a
 const MOST_TIMELINE = 186 // pixels, of however many ranks
 const LARGER = 1.6 // so much larger is the card's timeline than the tab's: it is read as a small picture
 const PICTURE = 330
+const ROUNDING = /rounds|sage|attention3|int8/i
 
 /**
  * Show the card of `report` with what can be done with it; resolves when it is drawn. `speedup`: { factor, one_s } over
@@ -101,8 +102,15 @@ function exactness(report, row, t) {
   if (exchange) return t('share.rounded', { exchange })
   if (report.plan?.degrees?.pipefusion > 1) return t('share.stale')
   if (Number.isFinite(row?.error)) return t('share.exact', { error: relativeError(row.error) })
+  if (attendedRounding(report.raw)) return t('share.notCompared') // what is proven is the plan, with exact kernels
   if (proof?.verdict === 'proven') return t('share.proven', { error: relativeError(proof.error) })
   return t('share.notCompared')
+}
+
+/* By the names of the kernels, as the server tells (ROUNDING of parallel_runtime/report/compare.py). */
+function attendedRounding(raw) {
+  const ranks = Array.isArray(raw?.ranks) ? raw.ranks : []
+  return ranks.some((rank) => ROUNDING.test(String(rank?.attention ?? '')))
 }
 
 function draw(canvas, report, facts, picture, t) {

@@ -299,6 +299,16 @@ def test_two_runs_are_drawn_one_under_the_other_on_one_time(made_up: MadeUp) -> 
         expect(timeline).to_contain_text(said)
 
 
+def test_the_timeline_shows_the_run_of_a_server_that_began_to_count_anew(made_up: MadeUp) -> None:
+    timeline, page = made_up.comfy.open_timeline(), made_up.comfy.page
+    for session, steps in (("first", 3), ("second", 5)):
+        server = {"session": f"made up {session}", "pools": [a_pool()]}
+        made_up.tell(**server, reports=[])
+        expect(timeline.get_by_test_id("pdit-empty")).to_be_visible()
+        made_up.tell(**server, reports=[made_up.report(1, a_report(2, steps))])
+        expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", f"2x{steps}")
+
+
 def test_a_timeline_without_a_run_offers_what_to_do(made_up: MadeUp) -> None:
     timeline = made_up.comfy.open_timeline()
     expect(timeline.get_by_test_id("pdit-empty")).to_contain_text("Run a graph with Parallel Sampler")

@@ -175,6 +175,11 @@ class TimelineView {
   }
 
   _storeChanged() {
+    const session = this.store.state?.session
+    if (session !== this.session) {
+      Object.assign(this, { session, newest: undefined }) // another server, whose numbers begin anew
+      if (this.otherNumber) this._compare(0)
+    }
     const decodes = ['vae', 'vae_decode']
     const entries = (this.store.state?.reports ?? []).filter((entry) => !decodes.includes(entry.kind)).reverse()
     const newest = entries.find((entry) => !entry.reference) ?? entries[0]

@@ -309,6 +309,19 @@ def test_the_timeline_shows_the_run_of_a_server_that_began_to_count_anew(made_up
         expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", f"2x{steps}")
 
 
+def test_a_saved_report_and_a_run_can_be_looked_at_in_turn(made_up: MadeUp) -> None:
+    timeline = a_timeline(made_up)
+    file, run = timeline.locator("input[type=file]"), timeline.get_by_label("Run", exact=True)
+    expect(run).to_have_value("1")
+    saved = {"name": "a.json", "mimeType": "application/json", "buffer": json.dumps([a_report(2, 7)]).encode()}
+    file.set_input_files(saved)
+    expect(timeline).to_contain_text("for 7 steps")
+    for field in (file, run):  # a browser tells of a choice where it is another one
+        expect(field).to_have_value("")
+    run.select_option("1")
+    expect(timeline).to_contain_text("for 4 steps")
+
+
 def test_a_timeline_without_a_run_offers_what_to_do(made_up: MadeUp) -> None:
     timeline = made_up.comfy.open_timeline()
     expect(timeline.get_by_test_id("pdit-empty")).to_contain_text("Run a graph with Parallel Sampler")

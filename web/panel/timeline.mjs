@@ -275,6 +275,7 @@ class TimelineView {
   async _open() {
     const [file] = this.file.files
     if (!file) return
+    this.file.value = '' // so that the same file can be chosen again
     let raw = null
     try {
       raw = JSON.parse(await file.text())
@@ -282,6 +283,7 @@ class TimelineView {
       return this.toast('error', this.t('timeline.noJson', { name: file.name }))
     }
     this.chosen = 'file'
+    this.pick.value = '' // so that any run can be chosen again
     this.benchmark = undefined
     this._show(readReport(Array.isArray(raw) ? raw[0] : raw))
   }

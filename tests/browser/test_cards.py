@@ -80,6 +80,8 @@ def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) 
 
 SLP = "SkipLayerGuidanceDiT (node 2): it patches the model's blocks (double_block 0), which a parallel MODEL cannot "
 SLP += "take; remove that node, or use Load Diffusion Model for this graph"
+SIDE = "stock ComfyUI has no LoRA beside the weights, which a parallel MODEL cannot take; remove lora=side branch in "
+SIDE += "SP Config, or use Load Diffusion Model for this graph"
 LORA = "Load LoRA (node 1): it changes x by a LoRA that has a core, which a parallel MODEL cannot take; "
 LORA += "remove that node, or use Load Diffusion Model for this graph"
 # The sentence, on which node it was raised, what stands in the workflow: whether there is something to bypass.
@@ -87,6 +89,7 @@ REFUSALS = [
     (SLP, "KSampler", ["KSampler", "SkipLayerGuidanceDiT"], True),
     (SLP, "KSampler", ["KSampler"], False),
     (LORA, "LoraLoaderModelOnly", ["LoraLoaderModelOnly"], True),
+    (SIDE, "ParallelBenchmark", ["ParallelBenchmark", "SPConfig"], False),
     ("ring=9 needs 9 devices, 4 are named; use a product of at most 4", "SPConfig", ["SPConfig"], False),
 ]  # fmt: skip
 RAISE = """([text, kind, kinds]) => {

@@ -13,6 +13,9 @@ const SENTENCE = /^(.*?)(?:; |；)(.+)$/ // a reason and its remedy
 const DISMISS = '[data-testid="error-overlay-dismiss"]'
 const OURS = 'SPConfig' // by whose class the pack's folder is known
 
+/* Whether something of a node goes on without it: else what reads it lacks an input. */
+const passes = ({ inputs = [], outputs = [] }) => outputs.some(({ type }) => inputs.some((input) => input.type === type))
+
 export class ErrorCard {
   /** `app` is ComfyUI's; `t` the words. Nothing is in the page until something fails. */
   constructor(app, t) {
@@ -66,7 +69,7 @@ export class ErrorCard {
     const [, reason, remedy] = SENTENCE.exec(told) ?? [told, told, '']
     const named = this._named(sentence, node)
     const meant = named ?? node
-    const helps = meant && REMOVE.test(sentence) && !isOff(meant) && (named || this._passesModel(meant))
+    const helps = meant && REMOVE.test(sentence) && !isOff(meant) && (named ? passes(meant) : this._passesModel(meant))
     const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', text: t(`card.${key}`), onclick })
     const bypassing = helps
       ? button('bypass', () => {

@@ -127,7 +127,7 @@ function tellFailures() {
 /* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
 function hearPrompts() {
   const nodes = () => allNodes(app.rootGraph ?? app.graph)
-  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail.node_id, t.said(detail.text)))
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail, t.said(detail.text)))
   let partly // the prompt that was queued without what the card shown says of it
   api.addEventListener('execution_start', ({ detail }) => {
     clearTexts(nodes())

@@ -98,10 +98,15 @@ def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_e
     made_up.tell(pools=busy, run=run | {"prompt": "first", "step": 1, "steps": 5})
     page.evaluate(SAY, {"node_id": editor["node_id"], "text": "step 2/5 · 0.40 s"})
     expect(result).to_contain_text("step 2/5")
+    page.evaluate(SAY, {"node_id": editor["node_id"], "graph": "another", "text": "step 7/7 of another workflow"})
+    page.evaluate(SAY, {"node_id": editor["node_id"], "graph": editor["graph"], "text": "step 3/5 · 0.40 s"})
+    expect(result).to_contain_text("step 3/5")
+    page.evaluate(SAY, {"node_id": editor["node_id"], "graph": "another", "text": "step 7/7 of another workflow"})
+    expect(result).to_contain_text("step 3/5")
     reports = [made_up.report(1, a_report(2, 5)) | editor]
     made_up.tell(pools=busy, run=run | {"prompt": "second", "step": 0, "steps": 9}, reports=reports)
     expect(result).to_contain_text("step 1 of 9")
-    expect(result).not_to_contain_text("2/5")
+    expect(result).not_to_contain_text("3/5")
     made_up.tell(pools=[a_pool()], reports=reports)  # the second was cancelled, and has no report
     expect(result).to_contain_text("stopped before its end")
 

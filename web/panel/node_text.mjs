@@ -2,6 +2,7 @@
    one below. What a loader says of its plan stands on the SP Config that it reads: a plan is told once. */
 
 import { h, setText } from './dom.mjs'
+import { graphId } from './graph.mjs'
 import { nodeById } from './workflow.mjs'
 
 const BOXES = new WeakMap() // node -> what shows a text on it
@@ -23,8 +24,10 @@ export function addLiveLine(node, box) {
   }
 }
 
-/** Show a text that the server sent for a node; nowhere when the open workflow has no such node, or it no box. */
-export function showText(app, node_id, text) {
+/** Show a text that the server sent for a node of a graph; nowhere when another workflow is open, it has no such node,
+    or the node no box. */
+export function showText(app, { node_id, graph }, text) {
+  if (graph !== undefined && graph !== graphId(app.graph)) return
   const node = nodeById(app, node_id)
   const show = BOXES.get(node) ?? BOXES.get(configOf(node))
   show?.(text)

@@ -10,6 +10,7 @@ from ....parallel_runtime.wire.replies import StepReply
 from ..contract.comfyui import PromptServer, get_progress_state
 from ..contract.writers import executing, executing_node
 from ..sampling.step_listener import StepListener
+from .report_history import graph_of
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
@@ -30,6 +31,7 @@ class NodeText:
 
     def __init__(self) -> None:
         self._node = executing_node()
+        self._of = {} if (context := executing()) is None else graph_of(context.prompt_id)
         self._next_s = 0.0
 
     def say(self, text: str) -> None:
@@ -39,7 +41,7 @@ class NodeText:
             return
         server = PromptServer.instance
         if node.ours:
-            server.send_sync(EVENT, {"node_id": node.node_id, "text": text}, server.client_id)
+            server.send_sync(EVENT, {"node_id": node.node_id, "text": text, **self._of}, server.client_id)
         else:
             server.send_progress_text(text, node.node_id)
 

@@ -78,6 +78,11 @@ def origin_of(prompt_id: str) -> dict:
     return {}
 
 
+def graph_of(prompt_id: str) -> dict[str, str]:
+    """`graph` alone of `origin_of`."""
+    return {name: value for name, value in origin_of(prompt_id).items() if name == "graph"}
+
+
 def _brief(entry: Mapping, known: list[Facts]) -> dict:
     """An entry without its report, compared with all that is known by now."""
     brief = {name: entry[name] for name in ("number", "kind", "node_id", "graph", "reference") if name in entry}

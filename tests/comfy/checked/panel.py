@@ -101,6 +101,9 @@ bar(20.0, 20.0)
 queue = server.prompt_queue
 assert state._running_node() is None
 queue.currently_running[0] = (0, "a/p\\1", PROMPT, {"extra_pnginfo": {"workflow": {"id": "a graph"}}}, [])
+with at("1"):
+    told.NodeText().say("x")
+assert said() == [("parallel_dit.text", {"node_id": "1", "text": "x", "graph": "a graph"}, "a tab")]
 run = {"prompt": "a/p\\1", "node": "2", "graph": "a graph", "class": "KSampler", "step": 20, "steps": 20}
 bar(0.0, 1.0, "3")
 bar(0.0, 1.0, "1")

@@ -7,11 +7,12 @@ leave a folder: a path may have blanks, and texts say where it ends only when it
 import os
 import re
 
-_START = r"(?:~|[A-Za-z]:)?"
+NOT_SHM = r"(?!/dev/shm(?![\w.+@-]))"  # the same on every machine, and remedies name it
+_START = rf"{NOT_SHM}(?:~|[A-Za-z]:)?"
 _QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{_START}[/\\][^'"`\n]*)(?P=quote)""")
-_BARE = re.compile(rf"""(?<![\w/.\\~]){_START}(?:[/\\][^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=])*[/\\]([\w.+@-]+)""")
+_BARE = re.compile(rf"""(?<![\w/.\\~]){_START}[/\\](?:[^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=][/\\]+)*([\w.+@-]+)""")
 
-_BEGUN = re.compile(r"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|/(?=[\w.]))+""")  # a path of nothing but its beginning
+_BEGUN = re.compile(rf"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|{NOT_SHM}/(?=[\w.]))+""")  # a path of nothing but its beginning
 
 
 def redact_paths(text: str) -> str:

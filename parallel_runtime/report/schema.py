@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..plan import AXES
+from ..redact_paths import NOT_SHM
 
 SCHEMA = "parallel-dit/report/1"
 KINDS = ("denoise", "vae", "benchmark")
@@ -33,7 +34,7 @@ REGIONS = (
     "gather_s",
 )
 # From / or C:\ or a home folder, at the start or after a space or quote: what a report must not tell about a machine.
-_PLACE = re.compile(r"""(^|[\s"'=(])(/[\w.]|~/|[A-Za-z]:\\)""")
+_PLACE = re.compile(rf"""(^|[\s"'=(])({NOT_SHM}/[\w.]|~/|[A-Za-z]:\\)""")
 
 Check: TypeAlias = Callable[[object], str]  # "" when the value is well, else what it should be
 

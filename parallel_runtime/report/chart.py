@@ -86,7 +86,7 @@ def panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
     ranks = _ranks_of(report)
     if report.get("contenders"):
         yield "speedup", lambda axes: _draw_cases(axes, report)
-    if any("busy_s" in rank and "begin_s" in rank for rank in ranks):
+    if any(rank.get("busy_s") and rank.get("begin_s") for rank in ranks):  # a run may have no step
         yield "timeline", lambda axes: _draw_timeline(axes, ranks, report)
     elif report.get("timings", {}).get("step_s"):
         yield "timeline", lambda axes: _draw_steps(axes, report["timings"]["step_s"])
@@ -158,7 +158,7 @@ def _draw_cases(axes: "Axes", report: Mapping) -> None:
 def _draw_timeline(axes: "Axes", ranks: Sequence[Mapping], report: Mapping) -> None:
     """A batch group a rank: of each step what it computed, then what it waited in collectives; what is left white is
     idle."""
-    present = [rank for rank in ranks if "begin_s" in rank]
+    present = [rank for rank in ranks if rank.get("begin_s")]
     for place, rank in enumerate(present):
         waits = rank.get("communication_s", [0.0] * len(rank["begin_s"]))
         spans = list(zip(rank["begin_s"], rank["busy_s"], waits, strict=True))

@@ -115,14 +115,17 @@ def _cancel_prompt() -> None:
 
 async def _examine() -> dict:
     """The doctor in a process of its own, as from the command line: it may start ranks and may fail to."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *(*DOCTOR, "--comfyui", this_comfyui().path),
-        cwd=PACK,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *(*DOCTOR, "--comfyui", this_comfyui().path),
+            cwd=PACK,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:  # no memory for a process, or the pack's folder was moved
+        return {"state": "failed", "message": f"the doctor could not be started: {error.strerror}; restart ComfyUI"}
     try:
         out, _ = await asyncio.wait_for(process.communicate(), DOCTOR_LIMIT_S)
     except asyncio.TimeoutError:

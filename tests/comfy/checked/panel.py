@@ -4,7 +4,9 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 """
 
 import asyncio
+import errno
 import importlib
+import os
 import sys
 import threading
 import time
@@ -244,3 +246,12 @@ for out, shown in said.items():
 
     asyncio.create_subprocess_exec = examined
     assert asyncio.run(actions._examine()) == shown, out
+
+
+async def refused(*_, **__):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+asyncio.create_subprocess_exec = refused
+message = "the doctor could not be started: Cannot allocate memory; restart ComfyUI"
+assert asyncio.run(actions._examine()) == {"state": "failed", "message": message}

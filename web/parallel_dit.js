@@ -109,6 +109,10 @@ function tellFailures() {
   let session = null
   store.subscribe(({ state }) => {
     if (state === null) return
+    if (session !== state.session) {
+      told.forEach((failure, devices) => failure && card.workersMended(devices)) // they ended with their ComfyUI
+      told.clear()
+    }
     for (const pool of state.pools) {
       const devices = pool.ranks.map((rank) => rank.device).join()
       const failure = pool.state === 'failed' ? `${pool.generation} ${pool.last_failure}` : ''

@@ -145,6 +145,10 @@ def test_a_failure_is_told_once_and_its_card_goes_with_it(made_up: MadeUp) -> No
     expect(card).to_have_count(1)
     made_up.tell(pools=[a_pool(generation=2)])
     expect(card).to_have_count(0)
+    made_up.tell(pools=[failed])
+    expect(card).to_have_count(1)
+    made_up.tell(session="made up after a restart of ComfyUI")
+    expect(card).to_have_count(0)
 
 
 JUMPED = a_report(2, 4)

@@ -31,6 +31,7 @@ from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_wo
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
 from ..parallel_runtime.planner.work import Work
+from ..parallel_runtime.redact_paths import redact_paths
 from ..parallel_runtime.shares import MEASURED, parse_shares
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText, prompt_id
@@ -117,7 +118,8 @@ class ParallelChoice:
         try:
             counted = count()
         except ValueError as error:
-            return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
+            why = redact_paths(str(error))  # a report has the reasons
+            return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {why}"))
         graphs = self.tries and not self.compiled and not self.step_cache and devices[0].kind == "cuda"
         work = replace(usual_work_of(counted), step_cache=self.step_cache > 0, graphs=graphs)
         decision = self._automatic(counted.model, work, everything=plan)

@@ -24,6 +24,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.pool.calls import StepDone, WorkerLoopResult, WorkerLoopRun
 from ....parallel_runtime.proof import Proof
+from ....parallel_runtime.redact_paths import redact_paths
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.replies import SampleReply, StepReply
 from ..model.pooled_model import PooledModel
@@ -234,7 +235,7 @@ class RunContext:
         """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
         compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
         for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
-            why = f"blocks run uncompiled: {reason}"
+            why = f"blocks run uncompiled: {redact_paths(reason)}"  # in the compiler's words, and for the report
             if why not in self.remarks:
                 self.remarks.append(why)
                 self.listener.uncompiled(why)

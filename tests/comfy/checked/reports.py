@@ -284,7 +284,7 @@ asks = []
 
 
 def not_counted():
-    raise ValueError("no such file")
+    raise ValueError("ComfyUI's own code (/home/me/ComfyUI) failed")
 
 
 choice._constants, choice.whole_bytes = (lambda devices: "rates"), (lambda devices: [2000] * len(devices))
@@ -295,8 +295,8 @@ assert plan_of(alone, weight_bytes=1000, count=not_counted) == decisions.Decisio
 )
 for it, weight_bytes in ((alone, 1001), (alone, 0), (several, 1)):
     assert plan_of(it, weight_bytes=weight_bytes, count=not_counted).reasons == (
-        "not weighed, as it could not be counted: no such file",
-    )
+        "not weighed, as it could not be counted: ComfyUI's own code (ComfyUI) failed",
+    ), "a report may hold no folder"
 assert plan_of(alone, weight_bytes=0).reasons == ("a reason",) and asks[-1][1].step_cache is False
 assert plan_of(several, WHY).reasons == (WHY, "a reason")
 model, work, given, named = asks.pop()

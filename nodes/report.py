@@ -1,6 +1,6 @@
 """TIMING: what a node measured, in the one schema of docs/report.md. Owns which record becomes which part."""
 
-import os
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -245,7 +245,8 @@ def _report(
             *exact_ring(pooled.rounding_attention, plan.ring),
             *widened(pooled.widened_formats),
         ]
-        model = {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype}
+        file = re.split(r"[/\\]", pooled.spec.path)[-1]  # archives of Windows leave backslashes in names
+        model = {"file": file, "dtype": pooled.spec.dtype}
         more = dict(applied or {})
         controls = more.pop("controls", [])
         parts |= {

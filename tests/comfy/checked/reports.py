@@ -27,7 +27,7 @@ measured = [SimpleNamespace(free_bytes=5 + rank, gflops=7.0 + rank, name="cpu") 
 pooled = SimpleNamespace(
     devices=TWO,
     plan=plans.ParallelPlan(ring=2),
-    spec=SimpleNamespace(path="/models/flux.safetensors", dtype="bfloat16"),
+    spec=SimpleNamespace(path="/models/zip of Windows\\flux.safetensors", dtype="bfloat16"),
     pool=SimpleNamespace(generation=3),
     measured=measured,
     unlike_host=["another torch"],

@@ -6,6 +6,7 @@ leave a folder: a path may have blanks, and texts say where it ends only when it
 
 import os
 import re
+from collections.abc import Mapping
 
 NOT_SHM = r"(?!/dev/shm(?![\w.+@-]))"  # the same on every machine, and remedies name it
 _START = rf"{NOT_SHM}(?:~|[A-Za-z]:)?"
@@ -18,6 +19,17 @@ _BEGUN = re.compile(rf"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|{NOT_SHM}/(?=[\w.]))+""")
 def redact_paths(text: str) -> str:
     """`text` with the last part alone of every path in it, and ~ for this user's own folder."""
     return _BEGUN.sub(r"\1", _BARE.sub(r"\1", _QUOTED.sub(_last_part, with_short_home(text))))
+
+
+def redact_paths_in(value: object) -> object:
+    """The same with every text in it redacted: lists and mappings of JSON."""
+    if isinstance(value, str):
+        return redact_paths(value)
+    if isinstance(value, Mapping):
+        return {key: redact_paths_in(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [redact_paths_in(each) for each in value]
+    return value
 
 
 def with_short_home(text: str) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
+from ..redact_paths import redact_paths_in
 from ..wire.replies import WAITING, CachedCalls, RankRun, RankStep, SampleReply, StepReply
 from .compare import name_works
 from .environment import describe_devices, versions
@@ -44,8 +45,8 @@ def new_report(
 ) -> dict:
     """A report of this moment with `parts` as its further fields, checked. A part that is empty was not measured.
 
-    `comfyui` and `diffusers` are their versions, where they ran. Raises `ReportError` for a part that is not as the
-    schema says.
+    `comfyui` and `diffusers` are their versions, where they ran. Paths in texts, as in words of the compiler's, lose
+    their folders. Raises `ReportError` for a part that is not as the schema says.
     """
     ran = {name: version for name, version in (("comfyui", comfyui), ("diffusers", diffusers)) if version}
     report: dict = {
@@ -59,7 +60,7 @@ def new_report(
     }
     if prompt_id:
         report["prompt_id"] = prompt_id
-    report |= {name: part for name, part in parts.items() if part not in ({}, [], None, "")}
+    report |= {name: redact_paths_in(part) for name, part in parts.items() if part not in ({}, [], None, "")}
     validate(report)
     name_works(report)
     if early := clocks_read_early(report):

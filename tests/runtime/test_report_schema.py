@@ -219,6 +219,12 @@ def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
     assert "work" in new_report("denoise", devices=DEVICES, **parts, **measured)
     with pytest.raises(ReportError, match="timings is missing"):
         new_report("denoise", devices=DEVICES, sampling={"steps": 1})
+    reasons = ["'/opt/my tools/g++' failed", "counted: C:\\models\\a.safetensors is torn"]
+    told = new_report(
+        "denoise", devices=DEVICES, **(parts | {"plan": plan | {"reasons": reasons}, "warnings": reasons})
+    )
+    redacted = ["'g++' failed", "counted: a.safetensors is torn"]
+    assert (told["plan"]["reasons"], told["warnings"]) == (redacted, redacted), "or a run would end without its picture"
     assert report["versions"]["diffusers"] == "0.35" and [each["name"] for each in report["devices"]] == [
         "cpu:0",
         "cpu:1",

@@ -15,7 +15,7 @@ from ....parallel_runtime import VERSION
 from ....parallel_runtime.devices import parse_devices
 from ....parallel_runtime.planner.machine import calibration_identity
 from ....parallel_runtime.pool.pool import Pool
-from ....parallel_runtime.redact_paths import redact_paths
+from ....parallel_runtime.redact_paths import redact_paths_in
 from ....parallel_runtime.report.environment import describe_devices
 from ..contract.comfyui import NodeState, PromptServer, get_progress_state
 from ..contract.queued_prompt import prompt_runs
@@ -67,7 +67,7 @@ class PanelState:
             "tune": self.tune.state(),
             "calibrations": self._calibrated(),
         }
-        state = _redact_paths(state)
+        state = redact_paths_in(state)  # what a page is told goes into screenshots
         if state != self._last:
             self._last = state
             self._revision += 1
@@ -176,14 +176,3 @@ def _described(devices: Devices) -> list[dict]:
 def _available() -> list[str]:
     """What `all` means on this machine."""
     return [str(device) for device in parse_devices("all").devices]
-
-
-def _redact_paths(value: object) -> object:
-    """The same with the last part alone of every path in its texts: what a page is told goes into screenshots."""
-    if isinstance(value, str):
-        return redact_paths(value)
-    if isinstance(value, Mapping):
-        return {key: _redact_paths(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_redact_paths(each) for each in value]
-    return value

@@ -168,7 +168,8 @@ class _Places:
             names = [each.name for each in parameters]
             if name in names:
                 by_place = parameters[names.index(name)].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-                return names.index(name) if by_place and base is kind else NOWHERE
+                own = forward is getattr(kind, method)  # and no other one that may be given more hands it on
+                return names.index(name) if by_place and own else NOWHERE
             if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters) and forward:
                 break
         raise self._no_argument(path, name)

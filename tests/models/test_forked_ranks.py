@@ -1,0 +1,85 @@
+"""Models that are made to fool the proof of a found plan: none has a plan that is right for the proof's calls alone.
+
+`python -m models.test_forked_ranks COMFYUI` is a process that finds their plans, as worker/finding.py is for a file: it
+has imported ComfyUI, and forks the ranks. It prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from host.fetch import comfyui_path
+
+from .ranks import start_comfyui
+from .test_found_plans import Block, Odd
+from .tiny import fill, noise
+
+TESTS = Path(__file__).resolve().parents[1]
+LOOKED_AT, PROVEN = 240, 192  # of pictures of 320 x 192 and of 192 x 256 pixels
+
+
+class Inherits(Block):
+    """Has its forward from its base."""
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "plain": (Odd, "cut once"),
+    "blocks that inherit their forward": (lambda: Odd(Inherits), "cut once"),
+}
+
+
+def found_of(case: str) -> dict[str, Any]:
+    """What is found of one of them."""
+    from parallel_runtime.worker import finding
+
+    model, numbers = CASES[case][0](), torch.Generator().manual_seed(3)
+    for name, weight in model.named_parameters():
+        fill(name, weight.data, numbers, parameter=True)
+    model = model.eval().requires_grad_(False)
+
+    def calls(*tokens: int) -> list[Callable[[], Tensor]]:
+        return [lambda count=count: model(noise(2, count, 16)) for count in tokens]
+
+    finder = finding.Finding()
+    finder.kind = ""
+    made = model, calls(LOOKED_AT), calls(PROVEN, PROVEN), "whole"
+    with (
+        mock.patch.object(finder, "_calls", lambda: made),
+        mock.patch.object(finding, "kinds_of", lambda whole, size: []),
+    ):
+        return finder.find("a file")
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """Of each case what was found, by a process of its own."""
+    command = [sys.executable, "-m", f"{__package__}.{Path(__file__).stem}", str(comfyui_path())]
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    said: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_that_is_right_for_the_proofs_calls_alone_is_not_found(told: dict[str, Any], case: str) -> None:
+    said, cuts = told[case], CASES[case][1]
+    assert said.get("cuts", "") == cuts
+    assert bool(cuts) or said["refused"].startswith("no plan was equal to one process"), said["refused"]
+
+
+if __name__ == "__main__":
+    start_comfyui(sys.argv[1])
+    print(json.dumps({case: found_of(case) for case in CASES}))  # noqa: T201

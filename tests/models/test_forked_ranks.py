@@ -29,13 +29,43 @@ TESTS = Path(__file__).resolve().parents[1]
 LOOKED_AT, PROVEN = 240, 192  # of pictures of 320 x 192 and of 192 x 256 pixels
 
 
+def by_runs(x: Tensor, count: int) -> Tensor:
+    """The mean of each run of so many tokens, the first one's first."""
+    return torch.cat([run.mean(1, keepdim=True).expand_as(run) for run in x.split(count, 1)], 1)
+
+
 class Inherits(Block):
     """Has its forward from its base."""
+
+
+class MixesRuns(Odd):
+    """Between blocks, tokens in runs of eight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, 16)."""
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+            x = x + by_runs(x, 8)
+        return self.head(x)
+
+
+class MixesValues(Block):
+    """Attends to values of runs of four tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C)."""
+        import comfy.ldm.modules.attention as attention
+
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return torch.tanh(self.mlp(x + self.out(attention.optimized_attention(q, k, by_runs(v, 4), 6))))
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "plain": (Odd, "cut once"),
     "blocks that inherit their forward": (lambda: Odd(Inherits), "cut once"),
+    "runs of tokens between blocks": (MixesRuns, "cut in each block"),
+    "runs of tokens in a block": (lambda: Odd(MixesValues), ""),
 }
 
 

@@ -5,11 +5,12 @@ stay, and the file's own weights are views of the file, so a model of any size t
 Owns which calls are looked at and which are proven. Does not own what is found of them (models/finder).
 """
 
+import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import nn
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import in_one_line, note_module
-from ..models.finder import LookedAt, NotFoundError, look, plans
+from ..models.finder import Candidate, LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
 from ..models.hosted.kept_state import forget_keys
@@ -41,6 +42,7 @@ PROVEN = (Size(width=192, height=256, text_tokens=19, batch=2, seed=2), 7)
 # A class that takes none of these takes one image a call, as MiniMax H3 does, or larger ones, as PixArt does.
 OTHERWISE: tuple[dict[str, int], ...] = ({}, {"batch": 1}, {"scale": 2})
 TOLERANCE = TOLERANCES["float32"]
+CONTAINERS = (dict, list, set)  # in which a module may keep something
 Calls = list[Callable[[], torch.Tensor]]
 
 
@@ -69,7 +71,8 @@ class Finding(Reference):
         told |= {"kind": self.kind, "tried": [], "refused": "", "with": []}
         try:
             with torch.inference_mode():
-                seen = [look(model, call, attention_to) for call in looked_at]
+                with put_back(model):
+                    seen = [look(model, call, attention_to) for call in looked_at]
                 told |= self._first_proven(model, seen, proven, told["tried"])
                 if "plan" in told and (limit_s is None or took_s() <= limit_s / SHARE_OF_PLAIN):
                     told |= self._of_more(model, whole, seen, proven, told)
@@ -86,10 +89,11 @@ class Finding(Reference):
         return told | {"seconds": time.perf_counter() - began}
 
     def _first_proven(self, model: nn.Module, seen: list[LookedAt], calls: Calls, tried: list[str]) -> dict[str, Any]:
-        wanted = [call() for call in calls]
+        with put_back(model):
+            wanted = [call() for call in calls]
         if not all(want.isfinite().all() and want.any() for want in wanted):
             raise NotFoundError(f"{type(model).__name__} computes nothing finite in float32, so no proof can see it")
-        for candidate in plans(seen):
+        for candidate in _each(plans(seen), model):
             try:
                 found = [errors_of(model, candidate.spec, calls, wanted, ranks) for ranks in RANKS]
             except RanksDisagreeError as raised:
@@ -122,11 +126,15 @@ class Finding(Reference):
         A call of a kind that none holds for is proven when one comes, as every call is, and goes on without the plan.
         """
         kinds = []
-        for kind in kinds_of(whole, self.sizes[0]):
+        with put_back(model):
+            asked = kinds_of(whole, self.sizes[0])
+        for kind in asked:
             try:
-                looked_at, more = (calls_of(whole, replace(each, more=(kind,)))[0] for each in self.sizes)
+                with put_back(model):
+                    looked_at, more = (calls_of(whole, replace(each, more=(kind,)))[0] for each in self.sizes)
                 if not _holds(model, from_data(told["plan"]), more):
-                    here = [*seen, look(model, looked_at, attention_to)]
+                    with put_back(model):
+                        here = [*seen, look(model, looked_at, attention_to)]
                     found = self._first_proven(model, here, [*proven, more], [])
                     if not found:
                         continue
@@ -164,11 +172,12 @@ class Finding(Reference):
                 first, second = (_changed(each[0], **changed) for each in (LOOKED_AT, PROVEN))
                 self.sizes = first, second
                 try:
-                    looked_at = calls_of(built.whole, first, *LOOKED_AT[1:])
-                    proven = calls_of(built.whole, second, *PROVEN[1:])
-                    with torch.inference_mode():
-                        looked_at[0]()
-                        proven[0]()
+                    with put_back(built.module):
+                        looked_at = calls_of(built.whole, first, *LOOKED_AT[1:])
+                        proven = calls_of(built.whole, second, *PROVEN[1:])
+                        with torch.inference_mode():
+                            looked_at[0]()
+                            proven[0]()
                 except Exception as error:  # noqa: BLE001  a class may raise anything for a size that it does not take
                     note_module(error, built.module)
                     said = said or in_one_line(error)
@@ -181,11 +190,44 @@ class Finding(Reference):
 
 def _holds(model: nn.Module, spec: ShardingSpec, call: Callable[[], torch.Tensor]) -> bool:
     """Whether a plan holds for one more call."""
-    wanted = [call()]
+    with put_back(model):
+        wanted = [call()]
     try:
         return all(errors_of(model, spec, [call], wanted, ranks)[0][0] <= TOLERANCE for ranks in RANKS)
     except RanksDisagreeError:
         return False
+
+
+def _each(candidates: Iterable[Candidate], model: nn.Module) -> Iterator[Candidate]:
+    """Each of them; more calls of the model may be looked at for the next."""
+    left = iter(candidates)
+    while True:
+        with put_back(model):
+            candidate = next(left, None)
+        if candidate is None:
+            return
+        yield candidate
+
+
+@contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Inside, calls may keep on the model's modules what they like; then these have again what they had.
+
+    Ranks begin as one process did: what a class keeps of its first call, whole, would hide that ranks keep another.
+    """
+    torchs = vars(nn.Module()).keys() - {"_buffers"}
+    had = [(vars(each), {k: v for k, v in vars(each).items() if k not in torchs}) for each in model.modules()]
+    filled = [(value, copy.copy(value)) for _, own in had for value in own.values() if isinstance(value, CONTAINERS)]
+    try:
+        yield
+    finally:
+        for now, own in had:
+            for name in now.keys() - own.keys() - torchs:
+                del now[name]
+            now.update(own)
+        for value, contents in filled:
+            value.clear()
+            value.extend(contents) if isinstance(value, list) else value.update(contents)
 
 
 def _computed_s() -> float:

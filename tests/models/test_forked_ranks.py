@@ -7,6 +7,7 @@ has imported ComfyUI, and forks the ranks. It prints a line of JSON.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -61,11 +62,48 @@ class MixesValues(Block):
         return torch.tanh(self.mlp(x + self.out(attention.optimized_attention(q, k, by_runs(v, 4), 6))))
 
 
+class CountsOnce(Block):
+    """Keeps how many tokens its first call had."""
+
+    tokens = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C)."""
+        self.tokens = self.tokens or x.shape[1]
+        return super().forward(x * math.log(self.tokens) / 4)
+
+
+class CountsRowsOnce(Block):
+    """Keeps how many rows its first call had, as many on each rank."""
+
+    rows = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C)."""
+        self.rows = self.rows or x.shape[0]
+        return super().forward(x * self.rows)
+
+
+class KeepsMean(Block):
+    """Keeps the mean of its first call's tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C)."""
+        return super().forward(x + self.kept.setdefault("mean", x.mean((0, 1))))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "plain": (Odd, "cut once"),
     "blocks that inherit their forward": (lambda: Odd(Inherits), "cut once"),
     "runs of tokens between blocks": (MixesRuns, "cut in each block"),
     "runs of tokens in a block": (lambda: Odd(MixesValues), ""),
+    "tokens of the first call": (lambda: Odd(CountsOnce), ""),
+    "rows of the first call": (lambda: Odd(CountsRowsOnce), "cut once"),
+    "a mean of the first call": (lambda: Odd(KeepsMean), ""),
 }
 
 
@@ -78,12 +116,12 @@ def found_of(case: str) -> dict[str, Any]:
         fill(name, weight.data, numbers, parameter=True)
     model = model.eval().requires_grad_(False)
 
-    def calls(*tokens: int) -> list[Callable[[], Tensor]]:
-        return [lambda count=count: model(noise(2, count, 16)) for count in tokens]
+    def calls(rows: int, *tokens: int) -> list[Callable[[], Tensor]]:
+        return [lambda count=count: model(noise(rows, count, 16)) for count in tokens]
 
     finder = finding.Finding()
     finder.kind = ""
-    made = model, calls(LOOKED_AT), calls(PROVEN, PROVEN), "whole"
+    made = model, calls(1, LOOKED_AT), calls(2, PROVEN, PROVEN), "whole"
     with (
         mock.patch.object(finder, "_calls", lambda: made),
         mock.patch.object(finding, "kinds_of", lambda whole, size: []),

@@ -105,7 +105,7 @@ def judged(
     """
     tolerance, mistake = max(TOLERANCES[dtype], coarse), max(MISTAKES[dtype], 3 * coarse)
     least = max(CONTROL * TOLERANCES[dtype], 3 * coarse)
-    error, without = _finite(relative_error(shared, whole)), _finite(relative_error(control, whole))
+    error, without = finite(relative_error(shared, whole)), finite(relative_error(control, whole))
     proof = Proof(verdict=PROVEN, error=error, control=without, tolerance=tolerance)
     if not whole.isfinite().all() or not whole.any():
         return replace(proof, verdict=NOT_PROVEN, reason="the whole call's output is zero or not finite")
@@ -124,7 +124,8 @@ def judged(
     return proof
 
 
-def _finite(error: float) -> float:
+def finite(error: float) -> float:
+    """The error, `INFINITE` for one that is no number: NaN is neither more nor less than any other."""
     return min(error, INFINITE) if math.isfinite(error) else INFINITE
 
 

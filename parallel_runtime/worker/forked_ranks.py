@@ -23,7 +23,7 @@ from ..models.hosted.hooks import SharedModel
 from ..models.specs.spec import ShardingSpec
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
-from ..proof import relative_error
+from ..proof import finite, relative_error
 from .own_tokens import OwnTokens
 
 LONGEST_S = 300.0  # that ranks may take for all calls
@@ -112,9 +112,9 @@ def _rank(
         with torch.inference_mode():
             sharing: dict[str, Any] = {"ulysses": axis, "chunks": lambda _: 1, "shares": ((), SHARES.get(ranks, ()))}
             shared = SharedModel(model, spec, SequenceParallelAttention(**sharing))
-            errors = [relative_error(call(), want) for call, want in zip(calls, wanted, strict=True)]
+            errors = [finite(relative_error(call(), want)) for call, want in zip(calls, wanted, strict=True)]
             shared.group = OwnTokens(**sharing)
-            said: dict[str, Any] = {"errors": errors, "control": relative_error(calls[0](), wanted[0])}
+            said: dict[str, Any] = {"errors": errors, "control": finite(relative_error(calls[0](), wanted[0]))}
     except Exception as error:  # noqa: BLE001  told to the process that asked
         note_module(error, model)
         said = {"raised": in_one_line(error)}

@@ -271,6 +271,15 @@ def test_these_plans_are_found(name: str) -> None:
     assert found == expected
 
 
+def test_what_a_call_told_stays_where_it_was_put_beside_another() -> None:
+    """A plan for both may be refused, and then the search goes on with the first alone."""
+    model, calls, _ = FOUND["of two calls, one with a row for each token"]
+    by_frame, by_token = (look(model, partial(model, **given), tap) for given in calls)
+    found = list(plans([by_token]))
+    assert list(plans([by_token, by_frame])) != found
+    assert list(plans([by_token])) == found
+
+
 def with_state(self: Any, x: Tensor) -> Tensor:
     """Attends once more in its second call."""
     self.calls = getattr(self, "calls", 0) + 1

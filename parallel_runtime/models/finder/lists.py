@@ -161,11 +161,13 @@ def _mixes(probe: ModuleProbe, tap: Tap) -> str:
 
 
 def merge_calls(first: Mapping[str, ListWords], second: Mapping[str, ListWords]) -> dict[str, ListWords]:
-    """What several calls of a model tell of its lists."""
+    """What several calls of a model tell of its lists; what each of them told stays as it is."""
     found = dict(first)
     for path, other in second.items():
         if path not in found:
             found[path] = other
         else:
-            found[path] = _merged(found[path], other, path)
+            mine = found[path]
+            attention = {site: list(texts) for site, texts in mine.attention.items()}
+            found[path] = _merged(replace(mine, attention=attention, words=dict(mine.words)), other, path)
     return found

@@ -206,7 +206,7 @@ def _read_raw(path: str) -> tuple[bytes, int]:
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
-    if not text.endswith((".safetensors", ".sft")):
+    if not text.lower().endswith((".safetensors", ".sft")):  # as ComfyUI's loader reads it
         suffix = os.path.splitext(text)[1] or "no suffix"
         raise ValueError(f"{text} has {suffix}; only .safetensors files are read, convert it first")
     if not os.path.isfile(text):

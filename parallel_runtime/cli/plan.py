@@ -61,7 +61,7 @@ def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedM
         if arguments.file_dtype is not None:
             name = Path(arguments.model).name
             raise ValueError(f"--file-dtype={arguments.file_dtype}: {name} says its own; leave it out")
-        if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
+        if not arguments.model.lower().endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
             raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL_NAME}")
         read_header(arguments.model)
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")

@@ -27,8 +27,9 @@ def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict:
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def test_a_header_written_by_the_library_is_read_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
+@pytest.mark.parametrize("name", ["a.safetensors", "A.SAFETENSORS", "a.Sft"])
+def test_a_header_written_by_the_library_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     tensors = {"x": torch.zeros(3, 2), "y": torch.zeros(5, dtype=torch.bfloat16), "z": torch.zeros(0, 4)}
     save_file(tensors, path, metadata={"by": "us"})
     header = read_header(path)

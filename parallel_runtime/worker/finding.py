@@ -53,7 +53,8 @@ class Finding(Reference):
     sizes: tuple[Size, Size] = (LOOKED_AT[0], PROVEN[0])  # of the calls that the class takes
 
     def find(self, path: str, checkpoint: bool = False, limit_s: float | None = None) -> dict[str, Any]:
-        """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, two sizes and two texts.
+        """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, of another size than was
+        looked at, and with two other texts.
 
         `with`: of `random_calls.MORE`, the kinds of calls that it was proven for besides; none are tried where an
         answer is wanted within `limit_s` and these took long. `refused`: why there is none, naming the module. Raises

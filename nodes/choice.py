@@ -43,6 +43,17 @@ COMPILED = ("off", "blocks")
 LOOPS = ("auto", "host")
 TRIES = ("auto", "off")
 PLANS = ("written and found", "written")
+WORDS = {
+    "mode": ("auto", "manual"),
+    "lora": LORA_MODES,
+    "weights": WEIGHTS,
+    "compiled": COMPILED,
+    "loop": LOOPS,
+    "attention": CHOICES,
+    "tries": TRIES,
+    "plans": PLANS,
+    "exchange": EXCHANGES,
+}
 
 
 class _Compiling(TypedDict, total=False):
@@ -253,11 +264,14 @@ def choice_of(
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine, `degrees` by their axis. Raises `ValueError` for those that cannot
     be used."""
-    if (missing := missing_system()) is not None:
-        raise ValueError(f"{missing}; {STOCK_NODES}")
-    _refuse_attention(attention)
-    if exchange not in EXCHANGES:
-        raise ValueError(f"exchange={exchange!r} is unknown; use one of {', '.join(EXCHANGES)}")
+    if (system := missing_system()) is not None:
+        raise ValueError(f"{system}; {STOCK_NODES}")
+    said = (mode, lora, weights, compiled, loop, attention, tries, plans, exchange)
+    for (name, words), value in zip(WORDS.items(), said, strict=True):
+        if value not in words:  # ComfyUI looks at values that are typed in, and not at those of other nodes
+            raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(words)}")
+    if attention != AUTO and (lacking := missing(attention)):
+        raise ValueError(lacking)
     plan = None
     if mode == "manual":
         staged = degrees.get("pipefusion", 1) > 1
@@ -306,14 +320,6 @@ def _exchanged_as(exchange: str, plan: ParallelPlan) -> str:
     if plan.parts > 1:
         return rounding_of(exchange)
     return f"exchange={exchange} is not used: it takes ulysses or ring above 1"
-
-
-def _refuse_attention(attention: str) -> None:
-    """Raise `ValueError` for an attention kernel whose packages this Python, which is the workers' too, has not."""
-    if attention not in CHOICES:
-        raise ValueError(f"attention={attention!r} is unknown; use one of {', '.join(CHOICES)}")
-    if attention != AUTO and (lacking := missing(attention)):
-        raise ValueError(lacking)
 
 
 def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:

@@ -232,8 +232,8 @@ assert by_hand.plan == plans.ParallelPlan(ulysses=2, weights="sharded"), "withou
 staged = asked(mode="manual", pipefusion=2, ulysses=1, patches=5, warmup_steps=3)
 assert staged.plan == plans.ParallelPlan(pipefusion=2, patches=5, warmup_steps=3) and staged.advises is False
 assert by_hand.looks and not asked(mode="manual", cfg=2).looks and asked(mode="manual", cfg=3).looks
-refused(lambda: asked(exchange="fp3"), "exchange='fp3' is unknown")
-refused(lambda: asked(attention="slow"), "attention='slow' is unknown")
+for name, words in choice.WORDS.items():  # another node may give what ComfyUI's own list has not
+    refused(lambda name=name: asked(**{name: "Auto"}), f"{name}='Auto' is unknown; use one of {', '.join(words)}")
 refused(lambda: plan_of(asked(mode="manual", ulysses=3)), "ulysses=3 makes 3 rank(s)", "names 2")
 assert plan_of(by_hand) == decisions.Decision(plan=by_hand.plan)
 assert plan_of(asked(mode="manual", ulysses=1)).plan.ranks == 1

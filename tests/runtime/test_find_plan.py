@@ -104,10 +104,10 @@ def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     file = tmp_path / "comfy" / "ldm" / "new" / "model.py"
     (tmp_path / "comfy" / "ldm" / "modules").mkdir(parents=True)
     file.parent.mkdir()
-    for each in ("model_base.py", "ldm/modules/attention.py"):
+    for each in ("model_base.py", "ldm/modules/attention.py", "ldm/new/model.py"):
         (tmp_path / "comfy" / each).write_text("")
-    file.write_text("")
     (tmp_path / "comfyui_version.py").write_text('__version__ = "0.99.1"\n')
+    (file.parent / ".#model.py").symlink_to("somebody@here.1")  # Emacs has unsaved changes
     module = types.ModuleType("comfy.ldm.new.model")
     module.__file__ = str(file)
     monkeypatch.setitem(sys.modules, module.__name__, module)

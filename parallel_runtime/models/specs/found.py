@@ -209,7 +209,8 @@ def key_of(model_class: type, kind: str = "") -> FoundKey | None:
 def source_beside(file: Path, root: Path) -> str:
     """A hash of the files beside a class's, and of the attention of the ComfyUI in the folder `root`."""
     found = hashlib.sha256()
-    for each in (*sorted(file.parent.glob("*.py")), root / "comfy" / "ldm" / "modules" / "attention.py"):
+    beside = sorted(filter(Path.is_file, file.parent.glob("*.py")))  # editors leave links that lead nowhere
+    for each in (*beside, root / "comfy" / "ldm" / "modules" / "attention.py"):
         found.update(each.name.encode() + each.read_bytes())
     return found.hexdigest()[:16]
 

@@ -7,6 +7,7 @@ What a stranger without the token can do is bounded: `MAX_STRANGERS` connections
 a new one, `CHALLENGE_S` for each, and `ANSWER.size` bytes that are read of it. Nothing it sends is parsed further.
 """
 
+import errno
 import logging
 import os
 import selectors
@@ -41,6 +42,7 @@ MAX_STRANGERS = 32
 MAX_REFUSALS = 8  # that are remembered
 TICK_S = 0.25
 READ_BYTES = 1 << 16
+BIND_REMEDIES = {errno.EADDRINUSE: "give another port", errno.EACCES: "give a port from 1024 on"}
 JOIN = "on each further machine run: python -m parallel_runtime join {} --token-file FILE"
 
 _log = logging.getLogger(__name__)
@@ -97,9 +99,8 @@ class MachineServer:
             self._listener.listen(MAX_STRANGERS)
         except OSError as error:
             self._listener.close()
-            raise OSError(
-                error.errno, f"machines cannot join at {address}: {error.strerror}; give an address of this machine"
-            ) from error
+            remedy = BIND_REMEDIES.get(error.errno or 0, "give an address of this machine")
+            raise OSError(error.errno, f"machines cannot join at {address}: {error.strerror}; {remedy}") from error
         self._listener.setblocking(False)
         bound = self._listener.getsockname()
         self.host, self.port = bound[0], bound[1]

@@ -1,6 +1,7 @@
 """A machine joins with the token, runs what it is told, and leaves no process behind however it is parted from us."""
 
 import ctypes
+import errno
 import gc
 import itertools
 import os
@@ -287,6 +288,24 @@ def test_another_version_is_refused_on_both_sides_by_name(server, token_file, tm
 def test_it_listens_on_one_address_alone(address):
     with pytest.raises(ValueError, match="interface|HOST:PORT"):
         MachineServer(address, b"x" * 32, versions=OURS)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EADDRINUSE, "Address already in use; give another port"),
+        (errno.EACCES, "Permission denied; give a port from 1024 on"),
+        (errno.EADDRNOTAVAIL, "Cannot assign requested address; give an address of this machine"),
+    ],
+)
+def test_why_it_cannot_listen_has_its_own_remedy(number, remedy, monkeypatch):
+    class Refusing(socket.socket):
+        def bind(self, _):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(of_machines.socket, "socket", Refusing)
+    with pytest.raises(OSError, match=f"machines cannot join at 127.0.0.1:80: {remedy}"):
+        MachineServer("127.0.0.1:80", b"x" * 32, versions=OURS)
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):

@@ -103,7 +103,12 @@ def _calibrated(arguments: argparse.Namespace, selection: DeviceSelection) -> di
         return keep_calibration(selection.devices)
     if arguments.token_file is None:
         raise ValueError(f"--machines {arguments.machines} needs --token-file FILE, the token of those that join")
-    with closing(MachineServer(offer.address, read_token(arguments.token_file), versions=own_versions(""))) as server:
+    token = read_token(arguments.token_file)
+    try:
+        listening = MachineServer(offer.address, token, versions=own_versions(""))
+    except OSError as error:
+        raise ValueError(f"--machines {arguments.machines}: {error.strerror}") from error
+    with closing(listening) as server:
         return keep_calibration(selection.devices, server.wait_for(offer.count, JOIN_S))
 
 

@@ -21,7 +21,7 @@ import pytest
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
 from parallel_runtime import VERSION
-from parallel_runtime.cli import gpu_facts, join
+from parallel_runtime.cli import doctor, gpu_facts, join
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines import joined
 from parallel_runtime.machines import server as of_machines
@@ -306,6 +306,12 @@ def test_why_it_cannot_listen_has_its_own_remedy(number, remedy, monkeypatch):
     monkeypatch.setattr(of_machines.socket, "socket", Refusing)
     with pytest.raises(OSError, match=f"machines cannot join at 127.0.0.1:80: {remedy}"):
         MachineServer("127.0.0.1:80", b"x" * 32, versions=OURS)
+
+
+def test_the_doctor_says_why_machines_cannot_join_where_it_measures(server, token_file):
+    asked = SimpleNamespace(machines=server.address, token_file=str(token_file))
+    with pytest.raises(ValueError, match=f"^--machines {server.address}: .* already in use; give another port$"):
+        doctor._calibrated(asked, SimpleNamespace(devices=()))
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):

@@ -96,7 +96,8 @@ def serve(joining: Joining, say: Callable[[str], None]) -> None:
             connection.send(joining.introduction)
             silence_s = connection.welcome()
         except (TimeoutError, ConnectionError) as error:
-            raise ConnectionLostError(f"it did not let us in: {error.strerror or error}") from error
+            reason = f"it did not let us in ({error.strerror or error}); is this the right address and port?"
+            raise ConnectionLostError(reason) from error
         say("joined; waiting for work")
         member = _Member(joining, connection, silence_s, say)
         try:

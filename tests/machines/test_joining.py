@@ -314,6 +314,15 @@ def test_the_doctor_says_why_machines_cannot_join_where_it_measures(server, toke
         doctor._calibrated(asked, SimpleNamespace(devices=()))
 
 
+def test_who_says_nothing_may_be_another_program(monkeypatch):
+    monkeypatch.setattr(joined, "CONNECT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        host, port = web.getsockname()
+        joining = joined.Joining(host=host, port=port, token=b"x" * 32, introduction=None, models=())
+        with pytest.raises(joined.ConnectionLostError, match="timed out.; is this the right address and port"):
+            joined.serve(joining, print)
+
+
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
     asked = []
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *of: asked.append(of) or -1))

@@ -189,7 +189,8 @@ class _Member:
             self._hear()
         while True:
             for key, _ in self._selector.select(self._silence_s / 16):
-                if key.fileobj in self._selector.get_map():  # else one before it in this round has ended it
+                # Else one before it in this round has ended it; another may have its descriptor's number by now.
+                if self._selector.get_map().get(key.fileobj) is key:
                     key.data()
             now = time.monotonic()
             if now - self._heard_s > self._silence_s:

@@ -41,6 +41,7 @@ from parallel_runtime.machines.messages import (
     MAX_NAME_CHARS,
     FileIdentity,
     GenerationEnded,
+    KillGeneration,
     Launch,
     Versions,
 )
@@ -346,6 +347,47 @@ def test_a_machine_that_can_start_no_process_or_does_not_offer_the_devices_has_n
         with pytest.raises(ProtocolError, match="it wants ranks on cpu:0, cpu:1, which this machine does not offer"):
             member._start(SimpleNamespace(generation=8, devices=("cpu:0", "cpu:1"), world_size=3))
         assert len(sent) == 1 and not member._running, "it was not tried"
+        member.close()
+
+
+def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkeypatch):
+    """Its descriptors' numbers are the other one's by then."""
+
+    class Process:
+        def __init__(self, launch):
+            self.generation, self.pid, self.code = launch.start.generation, 1, 0
+            self.output, self.pidfd = os.eventfd(0), os.eventfd(0)
+
+        def end(self, *, others):
+            return []
+
+        def last_lines(self):
+            return ""
+
+        def close(self):
+            os.close(self.output)
+            os.close(self.pidfd)
+
+    monkeypatch.setattr(joined, "_Process", Process)
+    introduction = SimpleNamespace(name="node", devices=("cpu:0", "cpu:1"))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        asks = [KillGeneration(1), started(2, "sleep")]
+
+        def take():
+            if not sock.recv(1):
+                raise joined.ConnectionLostError("it has said all")
+            return asks
+
+        connection = SimpleNamespace(sock=sock, send=lambda _: None, take=take, early=[])
+        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 9.0, lambda _: None)
+        member._start(started(1, "sleep"))
+        with listener.accept()[0] as far:
+            far.send(b"x")
+            assert select.select([sock], [], [], 30)[0]
+        os.eventfd_write(member._running[1].pidfd, 1)  # it ends by itself meanwhile
+        with pytest.raises(joined.ConnectionLostError, match="it has said all"):
+            member.run()
+        assert list(member._running) == [2]
         member.close()
 
 

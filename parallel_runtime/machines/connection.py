@@ -79,9 +79,9 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:
+    elif ":" in host and "/" not in host:
         raise ValueError(f"address {text!r}: write an IPv6 address in brackets, [fd00::1]:7860")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if not (colon and _may_be_host(host) and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise ValueError(f"address {text!r} is not HOST:PORT; write for example 192.168.1.10:7860")
     if LINK_LOCAL.match(host):
         raise ValueError(
@@ -89,6 +89,14 @@ def split_address(text: str) -> tuple[str, int]:
             "fd00::1, by: ip address add fd00::1/64 dev eth0"
         )
     return host, int(port)
+
+
+def _may_be_host(text: str) -> bool:
+    """Whether a resolver can be asked for it: Python's raises UnicodeError for `10.0.0..1`. No `http://10.0.0.1`."""
+    try:
+        return "/" not in text and bool(text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def listen_address(text: str) -> tuple[str, int]:

@@ -225,6 +225,10 @@ def test_a_copy_is_found_by_its_listed_name_or_anywhere_and_what_is_another_file
         (":1", "is not HOST:PORT"),
         ("fd00::1:1", "in brackets"),
         ("[fd00::1:1", "in brackets"),
+        ("10.0.0..1:1", "is not HOST:PORT"),
+        (f"{'x' * 64}:1", "is not HOST:PORT"),
+        ("http://10.0.0.1:1", "is not HOST:PORT"),
+        ("scheune.örtlich:1", ("scheune.örtlich", 1)),
         ("[fe80::1]:1", "is link-local"),
     ],
 )

@@ -8,7 +8,6 @@ not own how their processes start (launch.py).
 import math
 import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.processes import PASSED_ON_S, Output, ProcessWork
+from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
@@ -201,5 +200,5 @@ def exit_code(pidfd: int) -> int:
 def end_text(code: int) -> str:
     """ "killed by SIGKILL", "exited with code 1"; "ended" where the cause is not known."""
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        return killed_by(-code)
     return f"exited with code {code}" if code else "ended"

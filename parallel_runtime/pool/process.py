@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
-from ..wire.processes import Output, ProcessWork, is_stopped
+from ..wire.processes import Output, ProcessWork, is_stopped, killed_by
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
@@ -47,12 +47,7 @@ class OwnedProcess:
             if found is None:
                 return "still running"
             code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        if code >= 0:
-            return f"exited with code {code}"
-        try:
-            return f"killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"killed by signal {-code}"
+        return f"exited with code {code}" if code >= 0 else killed_by(-code)
 
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, a debugger) holds the process."""

@@ -4,6 +4,7 @@ Owns the pulse and the last lines of output. That it ends with its parent is lif
 """
 
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -32,6 +33,14 @@ def start_pulse(segments: SegmentTable, rank: int) -> threading.Thread:
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP, a debugger) holds the process; False when there is none."""
     return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def killed_by(number: int) -> str:
+    """ "killed by SIGKILL"; a signal without a name by its number."""
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"
 
 
 class ProcessWork:

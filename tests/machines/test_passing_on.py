@@ -263,7 +263,10 @@ def test_a_rank_that_ends_is_told_of_unless_it_was_asked_to_or_has_said_why(here
     os.close(here._ranks[0].pidfd)
 
 
-@pytest.mark.parametrize(("code", "text"), [(0, "ended"), (1, "exited with code 1"), (-9, "killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(0, "ended"), (1, "exited with code 1"), (-9, "killed by SIGKILL"), (-63, "killed by signal 63")],
+)
 def test_how_a_rank_of_a_machine_ended(code: int, text: str) -> None:
     assert end_text(code) == text
 

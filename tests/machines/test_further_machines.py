@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from comfy.conftest import imported_pack
 from parallel_runtime.devices import Device
 from parallel_runtime.machines.server import Offer
 
+PORTS = itertools.count(40000)  # of connections
 HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
 
 
@@ -51,7 +53,7 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def shelf(device: str = "cpu:0") -> Any:
-    return SimpleNamespace(name="shelf", devices=(device,))
+    return SimpleNamespace(name="shelf", devices=(device,), pid=7, address=f"10.0.0.2:{next(PORTS)}")
 
 
 def test_after_a_wait_in_vain_the_next_prompts_wait_briefly_and_nothing_runs_again(module: Any) -> None:
@@ -78,6 +80,16 @@ def test_of_an_offer_that_another_node_gives_any_machine_counts_and_nothing_runs
         before = further.fingerprint(None)
         further._server(address).there = (shelf(),)
         assert further.fingerprint(None) == further.fingerprint(None) != before
+
+
+def test_a_machine_that_comes_back_is_another_one(module: Any) -> None:
+    further, offer, told = module.FurtherMachines(), Offer(HERE, 1), set[str]()
+    server = further._server(HERE)
+    for _ in range(9):
+        server.there = ()  # the last one is gone, and its memory may be the next one's
+        server.there = (shelf(),)
+        told.add(further.fingerprint(offer))
+    assert len(told) == 9
 
 
 def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_is_meant(module: Any) -> None:

@@ -143,7 +143,8 @@ class FurtherMachines:
 
 
 def _told(machines: Iterable[Machine]) -> str:
-    return " ".join(f"{machine.name}:{id(machine)}" for machine in machines)
+    """Equal for no two of all that ever join: an object's `id` may be that of one that has gone."""
+    return " ".join(f"{machine.name} {machine.pid} {machine.address}" for machine in machines)
 
 
 def token_file() -> Path:

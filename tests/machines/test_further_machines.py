@@ -92,6 +92,20 @@ def test_a_machine_that_comes_back_is_another_one(module: Any) -> None:
     assert len(told) == 9
 
 
+def test_a_prompt_that_waits_while_another_one_was_to_stop_listening_opens_the_address_again(module: Any) -> None:
+    further, offer = module.FurtherMachines(), Offer(HERE, 1)
+    first = further._server(HERE)
+
+    def stop(_: str) -> None:
+        if not first.closed:
+            further.keep(())
+        else:
+            further._servers[HERE].there = (shelf(),)
+
+    (device,) = further.devices_of(offer, say=stop)
+    assert (device.machine, first.closed, further.offered()) == ("shelf", True, [HERE])
+
+
 def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_is_meant(module: Any) -> None:
     further = module.FurtherMachines()
     devices = {}
@@ -107,7 +121,7 @@ def test_an_address_is_closed_with_its_workers_once_no_config_of_a_prompt_names_
     ended: list[str] = []
     for address in (HERE, THERE):
         further._server(address).there = (SimpleNamespace(name=address, devices=("cpu:0",)),)
-        further._wait(further._servers[address], Offer(address, 1), lambda _: None)
+        further._joined(Offer(address, 1), lambda _: None)
         pool = SimpleNamespace(state="idle", close=lambda address=address: ended.append(address))
         module.POOLS._pools[(Device("cpu", 0, machine=address),)] = pool
     module.POOLS._pools[(Device("cpu", 0),)] = SimpleNamespace(state="idle", close=lambda: ended.append("here"))

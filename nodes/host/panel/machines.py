@@ -45,23 +45,25 @@ class FurtherMachines:
         `say` is told meanwhile what is waited for; without it nothing is opened and no machine is waited for. Raises
         `ValueError` for an address that is not this machine's, and ComfyUI's interrupt when the user cancels.
         """
-        server = self._servers.get(offer.address) if say is None else self._server(offer.address)
+        server = self._servers.get(offer.address) if say is None else self._joined(offer, say)
         if server is None:
             return ()
-        if say is not None:
-            self._wait(server, offer, say)
         devices = [Device.of_machine(text, machine.name) for machine in server.machines() for text in machine.devices]
         return tuple(devices)
 
-    def _wait(self, server: MachineServer, offer: Offer, say: Callable[[str], None]) -> None:
-        until = time.monotonic() + (AGAIN_WAIT_S if self._most[offer.address] >= offer.count else FIRST_WAIT_S)
+    def _joined(self, offer: Offer, say: Callable[[str], None]) -> MachineServer:
+        """The server of an address, once as many have joined there as are waited for, or after a while."""
+        server = self._server(offer.address)
+        until = time.monotonic() + (AGAIN_WAIT_S if self._most.get(offer.address, 0) >= offer.count else FIRST_WAIT_S)
         while len(server.machines()) < offer.count and time.monotonic() < until:
             check_cancelled()
             there = f"{len(server.machines())} of {offer.count} further machines are there"
             refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
             say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
             time.sleep(TICK_S)
-        self._most[offer.address] = max(self._most[offer.address], len(server.machines()), offer.count)
+            server = self._server(offer.address)  # another one, where Stop listening has ended the prompt before this
+        self._most[offer.address] = max(self._most.get(offer.address, 0), len(server.machines()), offer.count)
+        return server
 
     def named(self, devices: tuple[Device, ...]) -> tuple[Machine, ...]:
         """The machines that have these devices, those of the address that was offered last before others.

@@ -339,7 +339,10 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     for name in names:
         theirs = tuple(device for device in further if device.machine == name)
         if len(devices) + len(theirs) > MAX_RANKS:
-            warnings.append(f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}")
+            warnings.append(
+                f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}; "
+                "start `join` there with fewer --devices"
+            )
             continue
         devices += theirs
     return DeviceSelection(devices, tuple(warnings))

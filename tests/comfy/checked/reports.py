@@ -274,6 +274,16 @@ shares = asked("cpu:3", shares="2, 0, 1")
 assert shares.selection.devices == (devices.Device("cpu", 0), devices.Device("cpu", 2)) and shares.shares == (2, 1)
 assert shares.selection.warnings[-1] == "cpu:1 has a share of 0 and is left out"
 assert shares.told(decisions.Decision(plan=plans.ParallelPlan(ulysses=2)))[0] == "uly2-2:1"
+choice.MACHINES = SimpleNamespace(
+    devices_of=lambda _, say: [
+        devices.Device("cuda", index, name) for name, n in (("a", 7), ("b", 1)) for index in range(n)
+    ]
+)
+joined = choice.with_machines(devices.parse_devices("cpu:2"), "10.0.0.1:7861, 2")
+assert joined.devices == (*TWO, devices.Device("cuda", 0, "b"))
+assert joined.warnings == (
+    "machine a is left out: its 7 devices make more than 8; start `join` there with fewer --devices",
+)
 assert replace(usual, devices_text=" ALL ")._may_shrink() and not usual._may_shrink()
 fewer = replace(usual, plan=plans.ParallelPlan(ulysses=3), devices_text="all")
 shrunk = plan_of(fewer)

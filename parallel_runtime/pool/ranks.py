@@ -3,6 +3,7 @@
 Owns how long a rank may show no sign of life, and which rank is the silent one.
 """
 
+import errno
 import math
 import os
 import select
@@ -51,7 +52,7 @@ def checked(deadline_s: float) -> float:
 class Watcher:
     """Watches `ranks` from now until `stop`; calls `on_death` once, in its own thread, when one of them ends.
 
-    Raises OSError when there is no descriptor left.
+    Raises OSError when there is no descriptor left, or no thread.
     """
 
     def __init__(self, ranks: Sequence[AnyRank], *, on_death: Callable[[], None]) -> None:
@@ -67,7 +68,11 @@ class Watcher:
                 self._epoll.register(fd, select.EPOLLIN)
             self._held = undo.pop_all()
         self._thread = threading.Thread(target=self._run, name="parallel-dit-watcher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # of which Python does not say why the system lets us have no thread
+            self._held.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def stop(self) -> None:
         """Tell the thread to end; call once, from any thread."""

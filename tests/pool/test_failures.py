@@ -1,7 +1,9 @@
 """A rank breaks the protocol or leaves: the caller learns at once which rank and why, and no process is left."""
 
 import errno
+import gc
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -14,10 +16,11 @@ import torch
 from parallel_runtime import VERSION
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
-from parallel_runtime.pool import failures, process
+from parallel_runtime.pool import failures, generation, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.process import spawn
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.wire.channel import Segment, SegmentTable
@@ -184,6 +187,29 @@ def test_descriptors_that_a_rank_sends_unasked_are_closed_and_a_channel_that_end
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(each)
     assert asked._receive(rank) == Failure(3, CLOSED, weak=True)
+
+
+@pytest.fixture
+def spawned(monkeypatch):
+    """The ranks that were started."""
+    made = []
+    monkeypatch.setattr(generation, "spawn", lambda *given, **named: made.append(spawn(*given, **named)) or made[-1])
+    return made
+
+
+def test_a_system_that_lets_us_have_no_thread_is_one_clear_error_and_no_rank_stays(pool_of, spawned, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    gc.collect()  # of tests before this one
+    before = len(os.listdir("/proc/self/fd"))
+    pool = pool_of(2)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(PoolError, match=r"^a rank cannot be started: can't start new thread; raise .* \(ulimit -u\)"):
+        pool.start()
+    assert [rank._process.returncode for rank in spawned] == [-signal.SIGKILL] * 2
+    gc.collect()  # the segment, which the error's traceback has held
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_rank_of_another_version_is_told_from_one_of_ours():

@@ -132,7 +132,9 @@ class Generation:
                 on_death=lambda: on_death(self),
             )
         except PoolError as error:
-            raise self.fail(error) from error
+            if not self.ended:  # else a rank has failed, of which the pool has been told
+                self.fail(error)
+            raise
         except OSError as error:
             raise self.fail(system_error("a rank cannot be started", error)) from error
 

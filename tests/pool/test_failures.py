@@ -212,6 +212,20 @@ def test_a_system_that_lets_us_have_no_thread_is_one_clear_error_and_no_rank_sta
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_a_rank_that_dies_before_it_is_told_anything_is_one_failure(pool_of, monkeypatch):
+    def killed(*given, **named):
+        rank = spawn(*given, **named)
+        rank._process.kill()
+        os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOWAIT)
+        return rank
+
+    monkeypatch.setattr(generation, "spawn", killed)
+    pool = pool_of(1)
+    with pytest.raises(PoolError, match="^rank 0: killed by SIGKILL; the next prompt tries again"):
+        pool.start()
+    assert len(pool._failures._times) == 1
+
+
 def test_a_rank_of_another_version_is_told_from_one_of_ours():
     assert failures.other_version(1, VERSION) is None
     cause = f"the pack was updated: ComfyUI runs its version {VERSION}, 0.0 is installed"

@@ -125,7 +125,7 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="no thread",
-        pattern=r"Resource temporarily unavailable",
+        pattern=r"Resource temporarily unavailable|can't start new thread",
         remedy="raise the limits of memory and of processes (ulimit -v, ulimit -u)",
     ),
     KnownError(

@@ -20,7 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ..devices import Device, DeviceSelection, parse_devices
+from ..devices import Device, DeviceSelection, missing_system, parse_devices
 from ..errors import PoolError
 from ..machines.connection import read_token
 from ..machines.server import MachineServer, Offer
@@ -70,8 +70,9 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         progress.phase(f"reading {os.path.basename(arguments.model)}")
         file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
     checks = [*machine_checks(), *_device_checks(selection, facts)]
-    progress.phase("starting ComfyUI in a process of its own")
-    checks.extend(_check_comfyui(arguments.comfyui))
+    if missing_system() is None:  # else none of our processes can start here
+        progress.phase("starting ComfyUI in a process of its own")
+        checks.extend(_check_comfyui(arguments.comfyui))
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices, arguments.comfyui, progress))
     can_run = all(check.ok for check in checks if check.needed)

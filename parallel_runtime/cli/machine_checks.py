@@ -82,14 +82,16 @@ def _check_shared_memory() -> Check:
     try:
         _, descriptor = Segment.create(1 << 20)
         os.close(descriptor)
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, ImportError) as error:
         return Check(name="shared memory", ok=False, seen=f"no sealed memfd: {error}", remedy="use Linux 3.17 or newer")
     return Check(name="shared memory", ok=True, seen="sealed memfd works")
 
 
 def _check_descriptors() -> Check:
-    import resource  # here, because Windows has none and must still be told what is missing
-
+    try:
+        import resource
+    except ImportError:  # Windows has none, nor such a limit
+        return Check(name="descriptors", ok=True, seen="unlimited")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return Check(

@@ -68,12 +68,12 @@ def refusal(files: Sequence[NcclFile]) -> str | None:
 
 
 def _home() -> Path | None:
-    """This user's folder as the system has it, whatever HOME says; None for a user whom the system does not know."""
-    import pwd  # here: Windows has none, and must still be told what is missing
-
+    """This user's folder as the system has it, whatever HOME says; None for one whom it does not know, on Windows."""
     try:
+        import pwd  # here: Windows has none, and must still be told what is missing
+
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
+    except (ImportError, KeyError):
         return None
 
 

@@ -8,12 +8,12 @@ from parallel_runtime.devices import STOCK_NODES
 # In a ComfyUI that is loaded, as on a real machine of that kind: what other systems have not is taken away before
 # anything of ours is imported, which what it was forked from has.
 PROGRAM = """
-import asyncio, importlib.util, os, sys
+import argparse, asyncio, importlib.util, os, sys
 for name in [each for each in sys.modules if each.partition(".")[0] == "parallel_runtime"]:
     del sys.modules[name]
 for name in ("memfd_create", "pidfd_open", "eventfd", "waitid", "sched_getaffinity", "posix_fadvise"):
     delattr(os, name)
-sys.modules["fcntl"] = sys.modules["resource"] = None
+sys.modules["fcntl"] = sys.modules["resource"] = sys.modules["pwd"] = None
 _, _, sys.platform, root, pool = sys.argv
 sys.path[:0] = [root, pool]
 
@@ -25,6 +25,12 @@ with make_pool(2) as pool:
     except PoolError as error:
         print(error)
     print(pool.status()["state"])
+
+from parallel_runtime.cli import doctor
+from parallel_runtime.pool.nccl_files import present_files
+found = doctor.run(argparse.Namespace(devices="cpu:2", model=None, comfyui=None, calibrate=False))
+print(found["can_run"], [check["name"] for check in found["checks"] if check["needed"] and not check["ok"]])
+print(isinstance(present_files(), list))
 
 where = importlib.util.spec_from_file_location("pack", f"{root}/__init__.py", submodule_search_locations=[root])
 pack = sys.modules["pack"] = importlib.util.module_from_spec(where)
@@ -47,6 +53,7 @@ def test_another_system_can_import_the_nodes_and_the_pool_and_both_say_what_is_m
     missing = f"workers need Linux, this is {system}; {STOCK_NODES}"
     assert in_comfyui(PROGRAM, system, str(ROOT), str(POOL)) == [
         *(missing, "stopped"),
+        *("False ['system', 'shared memory']", "True"),
         *("True", missing),
         "False blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++",
     ]

@@ -28,7 +28,10 @@ END_S = 2.0  # how long a process may take to end once its channel is closed
 
 @dataclass
 class RankHere:
-    """One rank: its number, its channel's near end, what it prints. `pid`, `pidfd`, `work` once it has said HELLO."""
+    """One rank: its number, its channel's near end, what it prints. `pid`, `pidfd`, `work` once it has said HELLO.
+
+    `stopped`: it was asked to end, has said why it ends, or how it ended was said.
+    """
 
     rank: int
     channel: Channel
@@ -168,11 +171,15 @@ class RanksHere:
         return pulses != before or (pulses == 0 and rank.work is not None and rank.work.gets_on())
 
     def _end(self, index: int) -> None:
-        """A rank has closed its channel: say how it ended, unless it was asked to or has said why."""
+        """A rank has closed its channel: say how it ended, unless it was asked to or has said why.
+
+        Of several the first alone: torchrun's agent ends the others then, and the pool may look at all of them at once.
+        """
         rank = self._ranks[index]
         code = exit_code(rank.pidfd)
         rank.output.drain()
-        if not rank.stopped:
+        if not any(each.stopped for each in self._ranks):
+            rank.stopped = True
             said = RankError(kind=end_text(code), text="", traceback=rank.output.text())
             message = Message(Op.ERROR, rank.rank, self._generation, 0, to_body(said))
             self._link.send(FrameKind.PACKET, encode(message), index=index)

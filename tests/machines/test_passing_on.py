@@ -263,6 +263,20 @@ def test_a_rank_that_ends_is_told_of_unless_it_was_asked_to_or_has_said_why(here
     os.close(here._ranks[0].pidfd)
 
 
+def test_of_ranks_that_end_one_after_the_other_the_first_is_told_of_and_none_behind_one_that_has_said_why(
+    here: Any,
+) -> None:
+    for index in (1, 0):  # torchrun's agent ends those that are left
+        here._end(index)
+    assert [index for _, _, index, _ in here._link.taken()] == [1]
+    here._ranks[1].stopped = False
+    here.ends[0].send(message(Op.ERROR, {"kind": "x"}, request=0))
+    here._hear(0)
+    here._link.taken()
+    here._end(1)
+    assert here._link.taken() == []
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [(0, "ended"), (1, "exited with code 1"), (-9, "killed by SIGKILL"), (-63, "killed by signal 63")],

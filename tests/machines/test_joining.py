@@ -472,6 +472,11 @@ def test_the_command_joins_and_ends_when_it_is_told(tmp_path, token_file):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_the_command_joins_where_standard_output_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    join._say("joined; waiting for work")
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [

@@ -147,15 +147,18 @@ class Towards:
         return packet if not ran else encode(replace(message, body={**message.body, "ran": later(ran, self._behind_s)}))
 
     def _tell_lost(self, error: RuntimeError) -> None:
-        """Say to the pool that this machine's ranks answer no more, unless it has asked them to end."""
+        """Say to the pool that this machine's ranks answer no more, unless it has asked them to end.
+
+        Of each rank: one of which nothing was said would be blamed for the end of this process, which follows.
+        """
         if self._stopped:
             return
         said = RankError(
             kind=f"machine {self.machine.name} does not answer", text=str(error)[:TEXT_CHARS], traceback=""
         )
-        message = Message(Op.ERROR, self.machine.first_rank, self.generation, 0, to_body(said))
-        with suppress(OSError):
-            self._channels[0].send(message)
+        for rank, channel in enumerate(self._channels, start=self.machine.first_rank):
+            with suppress(OSError):
+                channel.send(Message(Op.ERROR, rank, self.generation, 0, to_body(said)))
 
 
 def take(frame: Frame, segments: SegmentTable, *, first_rank: int, num_ranks: int) -> float:

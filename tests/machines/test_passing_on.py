@@ -364,6 +364,8 @@ def test_answers_go_to_the_pool_in_its_time_and_a_machine_that_is_gone_is_told_o
     assert said[:2] == [message(Op.PROGRESS, {"ran": 1}), message(Op.DONE, {"x": 1})]
     assert (said[2].op, said[2].rank, said[2].generation, said[2].request) == (Op.ERROR, 2, 4, 0)
     assert said[2].body["kind"] == "machine shelf does not answer" and said[2].body["text"] == "the other side is gone"
+    assert towards.ends[1].has_message(), "it is told of each of its ranks"
+    assert towards.ends[1].recv()[0] == message(Op.ERROR, said[2].body, rank=3, request=0)
     assert towards._owing == set()
     assert [towards._segments.beats(2), towards._segments.waits(3)] == [3, True]
     towards._stopped = True

@@ -351,7 +351,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="peer ended",
         pattern=r"remote process exited or there was a network error|Connection closed by (?:remote )?peer"
         r"|Connection reset by peer|failed ?: Broken pipe|Call to connect .{0,80}failed ?: Connection refused"
-        r"|gloo/transport",
+        r"|gloo/transport|Did the remote server shutdown or crash",
         remedy="another rank ended while this one waited for it; ComfyUI's log may say why",
         consequence=True,
     ),

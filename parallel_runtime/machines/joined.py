@@ -267,7 +267,10 @@ class _Member:
         launchers = {each.pid for each in self._running.values()}
         left = process.end(others=launchers)
         stuck = f"processes {left} do not end after SIGKILL" if left else ""
-        self._say("; ".join(filter(None, ("the ranks have ended", stuck))))
+        why = (
+            process.last_lines().rpartition("\n")[2] if process.code > 0 else ""
+        )  # else it was told to, or said nothing
+        self._say("; ".join(filter(None, ("the ranks have ended", why, stuck))))
         lines = "\n".join(filter(None, (process.last_lines(), stuck)))
         process.close()
         return GenerationEnded(process.generation, process.code, lines[-MAX_LINES_CHARS:])

@@ -152,7 +152,7 @@ def test_a_link_local_address_is_refused_with_the_remedy(address, token_file, tm
     assert "is link-local" in capsys.readouterr().err
 
 
-def test_whatever_a_launcher_does_none_of_its_processes_stays(machine):
+def test_whatever_a_launcher_does_none_of_its_processes_stays(shelf, machine):
     beside = next(numbers)
     running(machine, beside)
     for what in ("orphans", "exit", "flood"):
@@ -160,6 +160,7 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(machine):
         machine.start(started(number, what))
         if what == "exit":
             assert ended(machine, number) == GenerationEnded(number, 3, "the launcher's words")
+            shelf[1].wait_for_line("the ranks have ended; the launcher's words")  # errors tell people to look there
         else:
             until(lambda: len(marked(number)) == (3 if what == "orphans" else 2), f"ranks of {what}")  # noqa: B023
             machine.kill(number)

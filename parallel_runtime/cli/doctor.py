@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ..devices import Device, DeviceSelection, missing_system, parse_devices
 from ..errors import PoolError
-from ..machines.connection import read_token
+from ..machines.connection import listen_address, read_token
 from ..machines.server import MachineServer, Offer
 from ..machines.versions import own_versions
 from ..models.hosted.contract_check import newer_than_tested
@@ -59,6 +59,7 @@ REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing 
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
+    _refuse_machines(arguments)
     progress.phase("looking at the machine")
     selection = _selection(arguments.devices)
     # A build of torch for the CPU knows no device.
@@ -97,13 +98,24 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     )
 
 
+def _refuse_machines(arguments: argparse.Namespace) -> None:
+    """Raise `ValueError` for further machines that cannot be measured, before anything is looked at."""
+    offer = Offer.parse(arguments.machines)
+    if offer is None:
+        return
+    if not arguments.calibrate:
+        raise ValueError(f"--machines {arguments.machines} is for measuring with them; add --calibrate")
+    if arguments.token_file is None:
+        raise ValueError(f"--machines {arguments.machines} needs --token-file FILE, the token of those that join")
+    listen_address(offer.address)
+    read_token(arguments.token_file)
+
+
 def _calibrated(arguments: argparse.Namespace, selection: DeviceSelection) -> dict[str, object]:
     """What was measured of the devices, with further machines where they are to join. Raises `ValueError`."""
     offer = Offer.parse(arguments.machines)
     if offer is None:
         return keep_calibration(selection.devices)
-    if arguments.token_file is None:
-        raise ValueError(f"--machines {arguments.machines} needs --token-file FILE, the token of those that join")
     token = read_token(arguments.token_file)
     try:
         listening = MachineServer(offer.address, token, versions=own_versions(""))

@@ -316,6 +316,26 @@ def test_the_doctor_says_why_machines_cannot_join_where_it_measures(server, toke
         doctor._calibrated(asked, SimpleNamespace(devices=()))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--machines", "10.0.0.1:1"], "--machines 10.0.0.1:1 is for measuring with them; add --calibrate"),
+        (["--machines", "10.0.0.1:1", "--calibrate"], "--machines 10.0.0.1:1 needs --token-file FILE"),
+        (
+            ["--machines", "localhost:1", "--calibrate", "--token-file", "TOKEN"],
+            "'localhost:1' names no single interface",
+        ),
+        (["--machines", "10.0.0.1:1", "--calibrate", "--token-file", "/nowhere"], "token file /nowhere cannot be read"),
+    ],
+)
+def test_the_doctor_refuses_machines_that_it_cannot_measure_before_it_looks(given, said, token_file, capsys):
+    from parallel_runtime.__main__ import main
+
+    assert main(["doctor", *(str(token_file) if each == "TOKEN" else each for each in given)]) == 2
+    told = capsys.readouterr().err
+    assert said in told and "looking at the machine" not in told
+
+
 def test_who_says_nothing_may_be_another_program(monkeypatch):
     monkeypatch.setattr(joined, "CONNECT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as web:

@@ -256,7 +256,7 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     monkeypatch.setattr(doctor, "look", lambda: looked.append(1) or gpu_facts.GpuFacts(error="asked"))
     monkeypatch.setattr(doctor.torch, "version", SimpleNamespace(**version))
     monkeypatch.setattr(doctor, "_live_checks", lambda *_: [])
-    report = doctor.run(SimpleNamespace(devices="cpu:1", calibrate=False, comfyui=None, model=None))
+    report = doctor.run(SimpleNamespace(devices="cpu:1", calibrate=False, comfyui=None, model=None, machines=""))
     assert bool(looked) is asked
     (devices,) = (check for check in report["checks"] if check["name"] == "devices")
     wanted = "look at rocm-smi" if version["hip"] else "look at nvidia-smi" if version["cuda"] else "install a torch"

@@ -27,6 +27,7 @@ from ..wire.protocol import MAX_SEGMENT_BYTES, ProtocolError
 
 HEAD = struct.Struct("<IIQQ")
 BLOCK_BYTES = 4096
+PART_BYTES = 4 << 20  # of a tensor, after which its rank counts as getting on: a slow link may take minutes for it all
 PATIENCE = timedelta(days=7)  # the pool watches, and ends ranks that are silent
 TAG = 1
 RUN = "parallel-dit"  # torchrun's name of the run; a store serves one generation

@@ -19,7 +19,7 @@ from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
-from .link import BEAT, CLOCK, CONTROL, PULSE, WAITS, FrameKind, RelayLink, as_bytes
+from .link import BEAT, CLOCK, CONTROL, PART_BYTES, PULSE, WAITS, FrameKind, RelayLink, as_bytes
 from .results import WrittenResults
 
 SIGNS_S = 0.05  # how often signs of life are sent while a request runs
@@ -138,13 +138,21 @@ class RanksHere:
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends
         with self._results_lock:
-            if self._results is not None and self._segments is not None and message.request == self._request:
-                for spec, start, stop in self._results.new_parts(message):
-                    part = self._segments.span(spec.segment, spec.offset + start, stop - start)
-                    self._link.send(FrameKind.DATA, part, index=spec.segment, offset=spec.offset + start)
+            self._send_results(index, message)
         self._send_signs()
         self._link.send(FrameKind.PACKET, encode(message), index=index)
         return True
+
+    def _send_results(self, index: int, message: Message) -> None:
+        """Pass on what was written of the results of the request that runs. A rank gets on while its answer waits."""
+        if self._results is None or self._segments is None or message.request != self._request:
+            return
+        for spec, start, stop in self._results.new_parts(message):
+            for at in range(start, stop, PART_BYTES):
+                part = self._segments.span(spec.segment, spec.offset + at, min(PART_BYTES, stop - at))
+                self._link.send(FrameKind.DATA, part, index=spec.segment, offset=spec.offset + at)
+                self._beats[index] = -1  # which is none that it ever shows
+                self._send_signs()
 
     def _send_signs(self) -> None:
         """Which ranks beat since the last signs, which wait, and at times which run. Nothing where nothing is new."""

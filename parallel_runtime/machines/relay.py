@@ -32,7 +32,21 @@ from ..wire.records import from_body, to_body
 from ..wire.replies import ChunkSpan, RankError
 from .connection import split_address
 from .fatal import run_process, thread
-from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, RelayLink, as_bytes, join_relays
+from .link import (
+    BEAT,
+    CLOCK,
+    CONTROL,
+    PART_BYTES,
+    PATIENCE,
+    PULSE,
+    RUN,
+    WAITS,
+    Frame,
+    FrameKind,
+    RelayLink,
+    as_bytes,
+    join_relays,
+)
 from .messages import RelayedMachine
 from .results import is_input
 
@@ -100,7 +114,7 @@ class Towards:
                 self._pass_words()  # of a run, the credit that it starts with
                 for spec in message.tensors:
                     if is_input(spec) and spec.name not in message.body.get("repeated", {}):
-                        self._send_tensor(spec)
+                        self._send_tensor(index, spec)
             self._owing.add(index)
         self.link.send(FrameKind.PACKET, encode(message), index=index)
 
@@ -115,10 +129,14 @@ class Towards:
                 self._segments.drop(each)
             self._segments.add(said.segment, Segment.attach(fds[0], said.num_bytes))
 
-    def _send_tensor(self, spec: TensorSpec) -> None:
-        if spec.num_bytes and self._segments is not None:
-            data = self._segments.span(spec.segment, spec.offset, spec.num_bytes)
-            self.link.send(FrameKind.DATA, data, index=spec.segment, offset=spec.offset)
+    def _send_tensor(self, index: int, spec: TensorSpec) -> None:
+        """Send an input. Its rank waits for it and has nothing to show meanwhile, so each part is a sign of life."""
+        if self._segments is None:
+            return
+        for at in range(spec.offset, end := spec.offset + spec.num_bytes, PART_BYTES):
+            data = self._segments.span(spec.segment, at, min(PART_BYTES, end - at))
+            self.link.send(FrameKind.DATA, data, index=spec.segment, offset=at)
+            self._segments.beat(self.machine.first_rank + index)
 
     def up(self) -> None:
         """Pass on what the machine's ranks say, until its launcher ends."""

@@ -204,6 +204,26 @@ def test_what_ranks_wrote_of_a_result_goes_before_their_answer_and_only_of_the_r
     assert not here._hear(1)
 
 
+def test_a_result_goes_in_parts_between_which_its_rank_shows_life(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow link may take longer for it than a rank may be silent."""
+    monkeypatch.setattr(ranks_here, "PART_BYTES", 8)
+    _, segment = attached(here, attach(0))
+    give(here, message(Op.STEP, {"x": 1}, tensors=(RESULT,)))
+    here._send_signs()
+    segment.tensor(RESULT)[1:] = torch.tensor([1.0, 2.0, 3.0])
+    here._link.taken()
+    here.ends[0].send(message(Op.DONE))
+    assert here._hear(0)
+    sent = here._link.taken()
+    part, sign, rest, again, answer = sent
+    assert (part[1] + rest[1], answer) == (torch.tensor([1.0, 2.0, 3.0]).numpy().tobytes(), packet(message(Op.DONE)))
+    assert [(frame[0], frame[3]) for frame in (part, rest)] == [
+        (FrameKind.DATA, RESULT.offset + 4),
+        (FrameKind.DATA, RESULT.offset + 12),
+    ]
+    assert [frame[1][CLOCK.size] & BEAT for frame in (sign, again)] == [BEAT, BEAT]
+
+
 def test_signs_of_life_are_sent_where_something_is_new_and_pulses_now_and_then(
     here: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +349,19 @@ def test_a_requests_inputs_go_once_before_it_but_those_that_lie_there(towards: A
     share(towards, 1)
     share(towards, 2, 1)
     assert towards._segments.indices == [0, 2]
+
+
+def test_an_input_goes_in_parts_each_of_which_shows_life_of_the_rank_that_waits(
+    towards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "PART_BYTES", 5)
+    segment = share(towards, 0)
+    segment.tensor(INPUT).copy_(torch.tensor([1.0, 2.0]))
+    towards._pass_on(1, message(Op.STEP, rank=3, tensors=(INPUT,)), ())
+    parts = [frame for frame in towards.link.taken() if frame[0] is FrameKind.DATA]
+    assert [(len(data), at - INPUT.offset) for _, data, _, at in parts] == [(5, 0), (3, 5)]
+    assert b"".join(data for _, data, _, _ in parts) == torch.tensor([1.0, 2.0]).numpy().tobytes()
+    assert [towards._segments.beats(rank) for rank in (2, 3)] == [0, 2]
 
 
 def test_what_the_pool_says_is_passed_on_until_it_closes_its_channels(towards: Any) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -116,7 +117,8 @@ class ComfyUIProcess:
 
     def close(self) -> None:
         """End the process; its files go."""
-        self._asks.close()  # the process ends when no more requests can come
+        with suppress(BrokenPipeError):  # of a question that it ended before
+            self._asks.close()  # the process ends when no more requests can come
         try:
             self._process.wait(ENDING_S)
         except subprocess.TimeoutExpired:

@@ -285,6 +285,15 @@ def test_a_process_has_ended_when_its_files_go(
     assert echo._process.returncode == status and not echo.folder.exists()
 
 
+def test_a_process_that_was_killed_before_a_question_is_named_and_its_files_go(echo: ComfyUIProcess) -> None:
+    with echo as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+        process._process.wait()
+        with pytest.raises(NoAnswerError, match="ended with status -9"):
+            process.ask("say")
+    assert not echo.folder.exists()
+
+
 def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhile_is_heard(
     echo: ComfyUIProcess,
 ) -> None:

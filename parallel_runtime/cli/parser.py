@@ -36,6 +36,8 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
     ),
 }
+# `COMPUTE_DTYPES` and `FP8` of checkpoint.py, which imports torch
+DTYPES = ("default", "float32", "bfloat16", "float16", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
 GONE = {
     "bench": "bench is gone; the node Parallel Benchmark times plans beside one device, verify checks what they compute"
 }
@@ -137,7 +139,9 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
     )
-    parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
+    parser.add_argument(
+        "--dtype", default="default", choices=DTYPES, help="as weight_dtype of the loader (default: the file's)"
+    )
     parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument(
         "--step-cache",
@@ -174,7 +178,9 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="for copies of a step, once the model is loaded (default 60)"
     )
-    parser.add_argument("--dtype", default="default", help="as weight_dtype of the loader (default: the file's)")
+    parser.add_argument(
+        "--dtype", default="default", choices=DTYPES, help="as weight_dtype of the loader (default: the file's)"
+    )
     parser.add_argument(
         "--weights", default="replicated", help="as in SP Config: replicated (default), sharded, offloaded"
     )

@@ -12,7 +12,7 @@ import torch
 from made_replies import step_reply
 from safetensors.torch import load_file
 
-from parallel_runtime.checkpoint import read_header
+from parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8, read_header
 from parallel_runtime.cli import doctor, doctor_model, find_plan, plan, tune, verify
 from parallel_runtime.cli.cached import Cached, describe_cached
 from parallel_runtime.cli.calibrate import (
@@ -25,7 +25,7 @@ from parallel_runtime.cli.calibrate import (
     describe_calibration,
 )
 from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
-from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.cli.parser import DTYPES, make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
 from parallel_runtime.cli.workload import Workload
@@ -73,12 +73,19 @@ def test_a_command_has_these_options_with_these_defaults(command: str) -> None:
     assert vars(make_parser().parse_args([command, *given])) == {"command": command, "json": False, **expected}
 
 
+def test_the_dtypes_of_commands_are_the_loaders() -> None:
+    assert DTYPES == (*COMPUTE_DTYPES, *FP8)
+
+
 def test_join_has_these_options() -> None:
     given = vars(make_parser().parse_args(["join", "h:1", "--token-file", "t"]))
     assert given == {"command": "join", "address": "h:1", "token_file": "t", "devices": "all"} | dict.fromkeys(
         ("models", "comfyui", "name")
     )
-    for command in ([], ["join", "h:1"], ["verify", "--model", "a"], ["verify", "--plan", "a"]):
+    unknown = [
+        [*command, "--dtype", "fp16"] for command in (["verify", "--model", "a", "--plan", "ring=2"], ["tune", "a"])
+    ]
+    for command in ([], ["join", "h:1"], ["verify", "--model", "a"], ["verify", "--plan", "a"], *unknown):
         with pytest.raises(SystemExit):
             make_parser().parse_args(command)
 

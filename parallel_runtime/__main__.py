@@ -49,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def model_file(text: str | None, pack: Path = PACK) -> str | None:
     """A file by its path, or by its name in the models of the ComfyUI whose custom_nodes hold the pack."""
-    if text is None or Path(text).is_file() or pack.parent.name != "custom_nodes":
+    if text is None or os.path.isfile(text) or pack.parent.name != "custom_nodes":
         return text
-    found = (pack.parents[1] / "models" / folder / text for folder in MODELS)
-    return next((str(path) for path in found if path.is_file()), text)
+    found = (str(pack.parents[1] / "models" / folder / text) for folder in MODELS)
+    return next(filter(os.path.isfile, found), text)
 
 
 def _tell(

@@ -4,7 +4,6 @@ import argparse
 import os
 import pprint
 from collections.abc import Mapping
-from pathlib import Path
 
 from ..models.specs import SPECS
 from ..models.specs.found import told_by
@@ -19,7 +18,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Find it. Raises `ValueError` for a file or a ComfyUI that cannot be used, and for a model no call is made of."""
     comfyui = find_comfyui(arguments.comfyui)
     path = os.path.abspath(arguments.file)
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"{arguments.file} is no file; name a .safetensors file of a diffusion model")
     progress.phase("looking at the model's calls in a ComfyUI process")
     report = find_plan(path, comfyui)

@@ -57,7 +57,7 @@ def _joining(arguments: argparse.Namespace) -> Joining:
     host, port = split_address(arguments.address)
     token = read_token(arguments.token_file)
     comfyui = _comfyui(arguments.comfyui)
-    models = [str(Path(folder).expanduser().absolute()) for folder in arguments.models or ()]
+    models = [str(Path(os.path.expanduser(folder)).absolute()) for folder in arguments.models or ()]
     if not models and not comfyui:
         raise ValueError("no model folder is named; give --models FOLDER, or --comfyui PATH for its models folder")
     for folder in models:

@@ -4,6 +4,7 @@ Owns the reading of the options and the printing. The choice is `planner/choose.
 """
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedM
         if arguments.file_dtype is not None:
             name = Path(arguments.model).name
             raise ValueError(f"--file-dtype={arguments.file_dtype}: {name} says its own; leave it out")
-        if not arguments.model.lower().endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
+        if not arguments.model.lower().endswith((".safetensors", ".sft")) and not os.path.exists(arguments.model):
             raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL_NAME}")
         read_header(arguments.model)
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")

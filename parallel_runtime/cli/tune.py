@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from ..devices import parse_devices
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
@@ -21,7 +20,7 @@ PROGRAM = "parallel_runtime.cli.with_pack"
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Tune. Raises `ValueError` for what cannot be tuned, `PoolError` never: a plan that fails is kept out."""
-    if not Path(arguments.file).is_file():
+    if not os.path.isfile(arguments.file):
         raise ValueError(f"{arguments.file} is no file; name a .safetensors file of a diffusion model")
     devices = parse_devices(arguments.devices).devices
     comfyui = replace(find_comfyui(arguments.comfyui), options=tuple(shlex.split(arguments.comfyui_options)))

@@ -40,8 +40,8 @@ def find_comfyui(told: str | None, pack: Path = PACK_ROOT) -> ComfyUI:
             )
         path = pack.parents[1]
     else:
-        path = Path(told).expanduser().absolute()
-    if not (path / "comfy" / "model_base.py").is_file():
+        path = Path(os.path.expanduser(told)).absolute()  # ~NAME of no user stays as it is
+    if not os.path.isfile(path / "comfy" / "model_base.py"):
         raise ValueError(
             f"{path} has no comfy/model_base.py; name the folder that ComfyUI's main.py lies in with --comfyui PATH"
         )

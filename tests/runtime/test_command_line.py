@@ -187,6 +187,37 @@ def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(
         assert word in sentence
 
 
+LONG = f"{'a' * 300}.safetensors"  # to look for it is an error of the system's, as below a folder of another user
+NOWHERE = "~nobody-has-this-name/ComfyUI"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "--kind", "H100", "--model", LONG), "does not exist"),
+        (("plan", "--kind", "H100", "--model", LONG.removesuffix(".safetensors")), "is unknown; use a .safetensors"),
+        (("verify", "--model", LONG, "--plan", "ulysses=2"), "does not exist"),
+        (("find-plan", "FILE", "--comfyui", "a" * 300), "has no comfy/model_base.py"),
+        (("find-plan", LONG, "--comfyui", "COMFYUI"), "is no file"),
+        (("tune", LONG), "is no file"),
+        (("tune", "FILE", "--comfyui", NOWHERE), "has no comfy/model_base.py"),
+        (("join", "h:1", "--token-file", "TOKEN", "--comfyui", NOWHERE), "has no comfy/model_base.py"),
+        (("join", "h:1", "--token-file", "TOKEN", "--models", NOWHERE), "is no folder; name the folder"),
+    ],
+)
+def test_what_is_not_there_exits_2_with_one_line(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"FILE": tmp_path / "a.safetensors", "TOKEN": tmp_path / "token", "COMFYUI": tmp_path / "comfyui"}
+    for place in (places["FILE"], places["TOKEN"], places["COMFYUI"] / "comfy" / "model_base.py"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("secret" * 9)
+    places["TOKEN"].chmod(0o600)
+    assert main([str(places.get(each, each)) for each in arguments]) == 2
+    (sentence,) = (line for line in capsys.readouterr().err.splitlines() if not line.endswith(" ..."))
+    assert words in sentence
+
+
 def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--model", str(tmp_path / "gone.safetensors"), "--plan", "ulysses=2", "--json"]) == 2
     assert "does not exist" in json.loads(capsys.readouterr().out)["error"]

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     if not os.path.isfile(arguments.file):
         raise ValueError(f"{arguments.file} is no file; name a .safetensors file of a diffusion model")
     devices = parse_devices(arguments.devices).devices
-    comfyui = replace(find_comfyui(arguments.comfyui), options=tuple(shlex.split(arguments.comfyui_options)))
+    comfyui = replace(find_comfyui(arguments.comfyui), options=_options(arguments.comfyui_options))
     asked = {name: getattr(arguments, name) for name in ("width", "height", "frames", "text_tokens", "batch")}
     asked |= {"guided": arguments.cfg > 1, "seconds": arguments.seconds}
     config = {"mode": "auto", "devices": arguments.devices, "weights": arguments.weights}
@@ -31,6 +31,13 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     with closing(ComfyUIProcess(comfyui, str(devices[0]).split(":")[0], program=PROGRAM)) as process:
         given = {"path": os.path.abspath(arguments.file), "config": config, "dtype": arguments.dtype, "asked": asked}
         return process.ask("tune", progress.phase, **given)
+
+
+def _options(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"--comfyui-options={text}: {error}; quote it as a shell would take it") from error
 
 
 def describe(report: Mapping, paint: Paint = plain) -> str:

@@ -200,12 +200,16 @@ NOWHERE = "~nobody-has-this-name/ComfyUI"
         (("find-plan", "FILE", "--comfyui", "a" * 300), "has no comfy/model_base.py"),
         (("find-plan", LONG, "--comfyui", "COMFYUI"), "is no file"),
         (("tune", LONG), "is no file"),
+        (
+            ("tune", "FILE", "--comfyui", "COMFYUI", "--comfyui-options='--fast"),
+            "--comfyui-options='--fast: No closing",
+        ),
         (("tune", "FILE", "--comfyui", NOWHERE), "has no comfy/model_base.py"),
         (("join", "h:1", "--token-file", "TOKEN", "--comfyui", NOWHERE), "has no comfy/model_base.py"),
         (("join", "h:1", "--token-file", "TOKEN", "--models", NOWHERE), "is no folder; name the folder"),
     ],
 )
-def test_what_is_not_there_exits_2_with_one_line(
+def test_what_is_not_there_or_cannot_be_read_exits_2_with_one_line(
     arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"FILE": tmp_path / "a.safetensors", "TOKEN": tmp_path / "token", "COMFYUI": tmp_path / "comfyui"}

@@ -78,7 +78,7 @@ def _calibration(entry: object) -> Calibration | None:
             source=str(entry["source"]),
             between=Interconnect(**_fields(Interconnect, entry["between"])) if "between" in entry else None,
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

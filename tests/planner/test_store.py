@@ -60,7 +60,7 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
     assert store.load("2 x A100") is None
 
 
-@pytest.mark.parametrize("entry", ["null", '{"rates": {}}'])
+@pytest.mark.parametrize("entry", ["null", '{"rates": {}}', '{"rates": []}'])
 def test_a_damaged_entry_is_none_and_the_next_write_mends_it(tmp_path, entry) -> None:
     """Damaged files are tests/test_proof.py's: all stores keep their entries alike (user_files.py)."""
     store = CalibrationStore(tmp_path / "calibration.json")

@@ -407,4 +407,7 @@ def _whole_number(key: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"{key}={value!r} is not a whole number; use 1 to {MAX_RANKS}") from None
+        if key in PIPELINE_KEYS:
+            raise ValueError(f"{key}={value!r} is not a whole number; use one from 1 on") from None
+        most = MOST_SHARE if key == "shares" else MAX_RANKS
+        raise ValueError(f"{key}={value!r} is not a whole number; use 1 to {most}") from None

@@ -24,7 +24,7 @@ from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_sp
         ("ulysses=3,ring=3", ["9 ranks, more than 8", "lower"]),
         ("uly=2", ["'uly'", "ulysses"]),
         ("ulysses", ["'ulysses'", "ulysses=2,ring=2"]),
-        ("ulysses=two", ["'two'", "whole number"]),
+        ("ulysses=two", ["'two'", "whole number; use 1 to 8"]),
         ("ulysses=2.0", ["'2.0'", "whole number"]),
         ("ulysses=2,ulysses=4", ["ulysses", "twice"]),
         ("data=2,cfg=2,ulysses=3", ["ulysses=3,cfg=2,data=2", "12 ranks", "lower"]),
@@ -34,7 +34,7 @@ from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_sp
         ("warmup_steps=2", ["warmup_steps=2", "needs stages", "pipefusion=2"]),
         ("pipefusion=2,warmup_steps=0", ["warmup_steps=0", "below 1", "use 1"]),
         ("pipefusion=2,patches=-2", ["patches=-2", "2 stages", "patches=2"]),
-        ("pipefusion=2,patches=many", ["'many'", "whole number"]),
+        ("pipefusion=2,patches=many", ["'many'", "whole number; use one from 1 on"]),
         ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
         ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
         ("pipefusion=3,weights=sharded", ["weights=sharded", "one rank in each stage", "raise cfg"]),
@@ -174,7 +174,7 @@ def test_shares_cut_what_ranks_hold_together_and_stages_and_stay_as_they_were_lo
         ("ulysses=2,shares=1001:1", "outside 1 to 1000"),
         ("ulysses=2,shares=-1:1", "outside 1 to 1000"),
         ("ulysses=2,shares=3:2:1", "3 rank.s., the plan has 2"),
-        ("ulysses=2,shares=a:b", "whole number"),
+        ("ulysses=2,shares=a:b", "whole number; use 1 to 1000"),
     ],
 )
 def test_shares_that_cannot_be_are_refused(text: str, said: str) -> None:

@@ -21,20 +21,26 @@ from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
 from .terminal import SILENT, Paint, PhaseLine, plain
+from .workload import MAX_FRAMES
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 SHOWN = 12
 USUAL_COUNT = 2  # devices of --kind
-PIXELS = (16, 16384)
+LIMITS = {
+    **dict.fromkeys(("width", "height"), (16, 16384)),
+    **{"frames": (1, MAX_FRAMES), "text_tokens": (0, 10**6)},
+    **dict.fromkeys(("batch", "steps"), (1, 10**6)),
+}
 MAX_CFG = 1000.0
 MAX_FREE_GIB = 1e6
 
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     """Plan, and return the report. Raises `ValueError` for what cannot be planned."""
-    for option in ("width", "height"):
-        if not PIXELS[0] <= (value := getattr(arguments, option)) <= PIXELS[1]:
-            raise ValueError(f"--{option}={value} is outside {PIXELS[0]} to {PIXELS[1]}; use a value in that range")
+    for name, (low, high) in LIMITS.items():
+        if (value := getattr(arguments, name)) is not None and not low <= value <= high:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}={value} is outside {low} to {high}; use a value in that range")
     if not 0 <= arguments.cfg <= MAX_CFG:
         raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
     calibration, free, warnings = _machine(arguments)

@@ -93,7 +93,7 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
     """(constants, free bytes of each device, warnings): of the devices here, or of the ones described."""
     warnings: tuple[str, ...] = ()
     if arguments.kind is None:
-        selection = parse_devices(arguments.devices or "all")
+        selection = parse_devices("all" if arguments.devices is None else arguments.devices)
         warnings = selection.warnings
         calibration, free = look(selection.devices, link=arguments.link)
     else:

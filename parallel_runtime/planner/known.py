@@ -123,7 +123,7 @@ def known_calibration(device: str, link: str | None = None, *, devices: int = 2,
     the place of those that were fitted to other engines. Raises `ValueError` for a device or a link that is not in the
     table.
     """
-    if device == "cpu":
+    if device.lower() == "cpu":
         return Calibration(
             rates=CPU_THREAD,
             link=known_link(link or "memory"),

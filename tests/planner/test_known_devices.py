@@ -95,7 +95,9 @@ def test_rates_are_what_the_spec_sheet_says_times_what_is_reached_or_what_was_me
     a100 = known_rates("NVIDIA A100-SXM4-40GB")
     assert (a100.matmul_flops, a100.attention_flops) == (pytest.approx(312e12 * 0.61), pytest.approx(312e12 * 0.7))
     assert (a100.memory_bandwidth, a100.memory_bytes, a100.most_chunks) == (1555e9, 40 * GIB, 0)
-    assert known_calibration("cpu").rates.memory_bytes == 8 * GIB
+    assert known_calibration("cpu").rates.memory_bytes == 8 * GIB and known_calibration("CPU") == known_calibration(
+        "cpu"
+    )
     assert known_rates("RTX 2000 Ada").memory_bytes == 16 * GIB
     for name, own in json.loads(MEASURED.read_text()).items():
         rates = known_calibration(name).rates

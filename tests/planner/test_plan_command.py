@@ -78,6 +78,7 @@ def test_nothing_fits_is_an_answer_and_exit_code_1(plan) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--devices", ""), "devices is empty; use all, a count"),
         (("--kind", "H100", "--devices", "two"), "no count; use 1 to 8"),
         (("--model", "none.safetensors", "--file-dtype", "fp8", "--kind", "H100"), "says its own; leave"),
         (("--kind", "Voodoo", "--devices", "2"), "'Voodoo' is unknown; use one of H200"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import TextIO
 
 from .cli.parser import GONE, make_parser
 from .cli.terminal import Paint, PhaseLine, paint_for
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in GONE:
-        sys.stderr.write(f"{GONE[given[0]]}\n")
+        _write(sys.stderr, GONE[given[0]])
         return EXIT_USAGE
     arguments = make_parser().parse_args(given)
     for name in {"model", "file"} & vars(arguments).keys():
@@ -39,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if vars(arguments).get("json"):
             _print(json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}))
         else:
-            sys.stderr.write(f"{arguments.command}: {error}\n")
+            _write(sys.stderr, f"{arguments.command}: {error}")
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_NO
     except KeyboardInterrupt:  # the pool has ended its ranks on the way here
         progress.end()
-        sys.stderr.write(f"{arguments.command}: interrupted\n")
+        _write(sys.stderr, f"{arguments.command}: interrupted")
         return EXIT_INTERRUPTED
 
 
@@ -132,8 +133,18 @@ def _plain(value: object) -> object:
 
 
 def _print(text: str) -> None:
-    if sys.stdout is not None:  # closed: the exit code alone is the answer
-        sys.stdout.write(f"{text}\n")
+    _write(sys.stdout, text)
+
+
+def _write(stream: TextIO | None, line: str) -> None:
+    """Nothing where the stream is closed, by its owner or by who read it: then the exit code alone is the answer."""
+    if stream is None:
+        return
+    try:
+        stream.write(f"{line}\n")
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or what is left would raise again at exit
 
 
 if __name__ == "__main__":

@@ -99,7 +99,6 @@ def _comfyui(told: str | None) -> str:
 
 
 def _say(line: str) -> None:
-    if sys.stdout is None:  # closed, as `__main__` has it
-        return
-    sys.stdout.write(f"join {time.strftime('%H:%M:%S')}: {line}\n")
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed, as of a service
+        sys.stdout.write(f"join {time.strftime('%H:%M:%S')}: {line}\n")
+        sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from parallel_runtime import __main__ as command_line
 from parallel_runtime.__main__ import main
+from parallel_runtime.cli import join
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import CLEAR, PhaseLine
 from parallel_runtime.report.text import verdict
@@ -116,6 +118,21 @@ def test_a_report_stands_where_the_moving_line_was(
     report = command_line._tell(run, lambda report, _: f"a is {report['a']}", asked, PhaseLine(stream))
     assert (report, stream.getvalue()) == ({"a": 1}, f"{CLEAR}timing ...{CLEAR}a is 1\n")
     assert capsys.readouterr() == ("", "a library's words\n")
+
+
+def test_whoever_closes_a_stream_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    with open(written, "w", encoding="utf-8") as broken:
+        for out, err, given, code in (
+            *((broken, sys.stderr, PLAN, 0), (broken, sys.stderr, (*PLAN, "--json"), 0), (None, sys.stderr, PLAN, 0)),
+            *((sys.stdout, None, ("plan", "--kind", "Voodoo"), 2), (sys.stdout, None, ("bench",), 2)),
+        ):
+            with monkeypatch.context() as closed:
+                closed.setattr(sys, "stdout", out)
+                closed.setattr(sys, "stderr", err)
+                assert main(given) == code
+                join._say("hello")
 
 
 @pytest.mark.parametrize(

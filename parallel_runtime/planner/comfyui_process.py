@@ -86,7 +86,13 @@ class ComfyUIProcess:
     ) -> None:
         self.comfyui = comfyui
         self._limit_s, self._tick, self._began_s = limit_s, tick, time.monotonic()
-        self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
+        except OSError as error:
+            raise ValueError(
+                f"no temporary folder can be made ({error.strerror}); free some space there, or set TMPDIR to a folder "
+                "that can be written"
+            ) from error
         self.folder = Path(self._folder.name)
         self._errors = (self.folder / "stderr").open("w+b")
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (wire/lifeline.py)

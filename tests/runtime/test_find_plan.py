@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable
@@ -292,6 +293,12 @@ def test_a_process_that_was_killed_before_a_question_is_named_and_its_files_go(e
         with pytest.raises(NoAnswerError, match="ended with status -9"):
             process.ask("say")
     assert not echo.folder.exists()
+
+
+def test_no_temporary_folder_is_a_reason_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match=r"^no temporary folder can be made \(No such file .*\); .* set TMPDIR"):
+        ComfyUIProcess(ComfyUI("/comfy"), "cpu")
 
 
 def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhile_is_heard(

@@ -58,8 +58,8 @@ REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing 
 
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
-    """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
-    _refuse_machines(arguments)
+    """Look at the machine and try it. Raises `ValueError` for devices, machines and files that cannot be used."""
+    offered = _offered(arguments)
     progress.phase("looking at the machine")
     selection = _selection(arguments.devices)
     # A build of torch for the CPU knows no device.
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     can_run = all(check.ok for check in checks if check.needed)
     if arguments.calibrate and can_run:
         progress.phase("measuring the devices")
-    measured = {"calibration": _calibrated(arguments, selection)} if arguments.calibrate and can_run else {}
+    measured = {"calibration": _calibrated(offered, selection)} if arguments.calibrate and can_run else {}
     return (
         file
         | measured
@@ -98,30 +98,32 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     )
 
 
-def _refuse_machines(arguments: argparse.Namespace) -> None:
-    """Raise `ValueError` for further machines that cannot be measured, before anything is looked at."""
+def _offered(arguments: argparse.Namespace) -> tuple[Offer, bytes] | None:
+    """Where machines may join, and their token; None where none are to. Raises `ValueError` for what cannot be."""
+    told = {"--machines": arguments.machines, "--token-file": arguments.token_file}
+    given = " and ".join(name for name, value in told.items() if value)
+    if given and not arguments.calibrate:
+        raise ValueError(f"{given} without --calibrate would do nothing; add --calibrate, or leave it out")
     offer = Offer.parse(arguments.machines)
     if offer is None:
-        return
-    if not arguments.calibrate:
-        raise ValueError(f"--machines {arguments.machines} is for measuring with them; add --calibrate")
+        return None
     if arguments.token_file is None:
         raise ValueError(f"--machines {arguments.machines} needs --token-file FILE, the token of those that join")
-    listen_address(offer.address)
-    read_token(arguments.token_file)
-
-
-def _calibrated(arguments: argparse.Namespace, selection: DeviceSelection) -> dict[str, object]:
-    """What was measured of the devices, with further machines where they are to join. Raises `ValueError`."""
-    offer = Offer.parse(arguments.machines)
-    if offer is None:
-        return keep_calibration(selection.devices)
     token = read_token(arguments.token_file)
+    listen_address(offer.address)
+    return offer, token
+
+
+def _calibrated(offered: tuple[Offer, bytes] | None, selection: DeviceSelection) -> dict[str, object]:
+    """What was measured of the devices, with further machines where they are to join. Raises `ValueError`."""
+    if offered is None:
+        return keep_calibration(selection.devices)
+    offer, token = offered
     try:
-        listening = MachineServer(offer.address, token, versions=own_versions(""))
+        server = MachineServer(offer.address, token, versions=own_versions(""))
     except OSError as error:
-        raise ValueError(f"--machines {arguments.machines}: {error.strerror}") from error
-    with closing(listening) as server:
+        raise ValueError(error.strerror) from error
+    with closing(server):
         return keep_calibration(selection.devices, server.wait_for(offer.count, JOIN_S))
 
 

@@ -28,7 +28,7 @@ with make_pool(2) as pool:
 
 from parallel_runtime.cli import doctor
 from parallel_runtime.pool.nccl_files import present_files
-found = doctor.run(argparse.Namespace(devices="cpu:2", model=None, comfyui=None, calibrate=False, machines=""))
+found = doctor.run(argparse.Namespace(devices="cpu:2", model=None, comfyui=None, calibrate=False, machines="", token_file=None))
 print(found["can_run"], [check["name"] for check in found["checks"] if check["needed"] and not check["ok"]])
 print(isinstance(present_files(), list))
 

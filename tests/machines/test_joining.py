@@ -21,7 +21,7 @@ import pytest
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
 from parallel_runtime import VERSION
-from parallel_runtime.cli import doctor, gpu_facts, join
+from parallel_runtime.cli import gpu_facts, join
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines import joined
 from parallel_runtime.machines import server as of_machines
@@ -308,32 +308,6 @@ def test_why_it_cannot_listen_has_its_own_remedy(number, remedy, monkeypatch):
     monkeypatch.setattr(of_machines.socket, "socket", Refusing)
     with pytest.raises(OSError, match=f"machines cannot join at 127.0.0.1:80: {remedy}"):
         MachineServer("127.0.0.1:80", b"x" * 32, versions=OURS)
-
-
-def test_the_doctor_says_why_machines_cannot_join_where_it_measures(server, token_file):
-    asked = SimpleNamespace(machines=server.address, token_file=str(token_file))
-    with pytest.raises(ValueError, match=f"^--machines {server.address}: .* already in use; give another port$"):
-        doctor._calibrated(asked, SimpleNamespace(devices=()))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--machines", "10.0.0.1:1"], "--machines 10.0.0.1:1 is for measuring with them; add --calibrate"),
-        (["--machines", "10.0.0.1:1", "--calibrate"], "--machines 10.0.0.1:1 needs --token-file FILE"),
-        (
-            ["--machines", "localhost:1", "--calibrate", "--token-file", "TOKEN"],
-            "'localhost:1' names no single interface",
-        ),
-        (["--machines", "10.0.0.1:1", "--calibrate", "--token-file", "/nowhere"], "token file /nowhere cannot be read"),
-    ],
-)
-def test_the_doctor_refuses_machines_that_it_cannot_measure_before_it_looks(given, said, token_file, capsys):
-    from parallel_runtime.__main__ import main
-
-    assert main(["doctor", *(str(token_file) if each == "TOKEN" else each for each in given)]) == 2
-    told = capsys.readouterr().err
-    assert said in told and "looking at the machine" not in told
 
 
 def test_who_says_nothing_may_be_another_program(monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
+from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.pool.known_errors import NEW_DRIVER
 from parallel_runtime.wire.nccl_segments import Leftover
@@ -256,7 +257,7 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     monkeypatch.setattr(doctor, "look", lambda: looked.append(1) or gpu_facts.GpuFacts(error="asked"))
     monkeypatch.setattr(doctor.torch, "version", SimpleNamespace(**version))
     monkeypatch.setattr(doctor, "_live_checks", lambda *_: [])
-    report = doctor.run(SimpleNamespace(devices="cpu:1", calibrate=False, comfyui=None, model=None, machines=""))
+    report = doctor.run(make_parser().parse_args(["doctor", "--devices", "cpu:1"]))
     assert bool(looked) is asked
     (devices,) = (check for check in report["checks"] if check["name"] == "devices")
     wanted = "look at rocm-smi" if version["hip"] else "look at nvidia-smi" if version["cuda"] else "install a torch"

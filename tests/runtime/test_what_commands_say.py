@@ -29,7 +29,8 @@ from parallel_runtime.cli.parser import DTYPES, make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
 from parallel_runtime.cli.workload import Workload
-from parallel_runtime.devices import Device
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.machines.server import Offer
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import NARROW, WIDE
@@ -308,6 +309,12 @@ def test_doctor_says_what_fails_first_then_what_to_look_at_then_what_is_well() -
     assert doctor.describe(well | {"checks": well["checks"][:1]}).endswith("\neverything needed is there")
     assert doctor._check_pattern([0, 3]).seen == "rank 1 got 3 wrong bytes" and not doctor._check_pattern([0, 3]).ok
     assert doctor._check_pattern([0, 0]).seen == "every byte arrived as it was sent"
+
+
+def test_doctor_refuses_to_let_machines_join_at_an_address_that_is_not_this_machines() -> None:
+    offered = Offer("192.0.2.1:7861", 1), b"x" * 32  # an address for documents, RFC 5737
+    with pytest.raises(ValueError, match=r"cannot join at 192\.0\.2\.1:7861: .*; give an address of this machine"):
+        doctor._calibrated(offered, parse_devices("cpu:1"))
 
 
 def planned(**changes: Any) -> dict[str, Any]:

@@ -58,6 +58,10 @@ def version_of(comfyui: ComfyUI) -> str:
 ANSWERS = "parallel_runtime.models.hosted.reference"
 
 
+class NotStartedError(ValueError):
+    """There is no room for the process's files now."""
+
+
 class NoAnswerError(ValueError):
     """The process ended, or ran out of time, before it had answered."""
 
@@ -89,7 +93,7 @@ class ComfyUIProcess:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
         except OSError as error:
-            raise ValueError(
+            raise NotStartedError(
                 f"no temporary folder can be made ({error.strerror}); free some space there, or set TMPDIR to a folder "
                 "that can be written"
             ) from error

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
-from .comfyui_process import TICK_S, ComfyUIProcess
+from .comfyui_process import TICK_S, ComfyUIProcess, NoAnswerError, NotStartedError
 from .counted import CountedModel, Polynomial
 from .work import Work
 
@@ -92,6 +92,8 @@ class Counts:
             if key not in self._known:
                 try:
                     self._known[key] = _count(path, dtype, comfyui, found, asked, tick)
+                except (NoAnswerError, NotStartedError):  # as for want of memory or room, which there may be next time
+                    raise
                 except ValueError as error:  # it would be refused again; the error itself holds what its callers held
                     self._known[key] = str(error)
             known = self._known[key]

@@ -26,6 +26,7 @@ from parallel_runtime.planner.automatic import (
     without_sharing,
 )
 from parallel_runtime.planner.choose import HEADROOM, Choice, choose_plan
+from parallel_runtime.planner.comfyui_process import NoAnswerError
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
@@ -290,6 +291,8 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         asked.append((dtype, found, size))
         if dtype == "torn":
             raise ValueError("no model")
+        if dtype == "killed":
+            raise NoAnswerError("its process ended")
         return usual_counted()
 
     monkeypatch.setattr(counting, "_count", count)
@@ -305,6 +308,10 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         with pytest.raises(ValueError, match="no model"):
             counts.of(str(file), "torn", ComfyUI("/comfy"))
     assert counts.known(str(file), "torn", ComfyUI("/comfy")) is None and (len(asked), counts.files) == (4, 4)
+    for times in (5, 6):
+        with pytest.raises(NoAnswerError):
+            counts.of(str(file), "killed", ComfyUI("/comfy"))
+        assert (len(asked), counts.files) == (times, 4), "a process that was killed says nothing of the file"
     file.write_text("another")
     assert counts.known(*told) is None
     file.unlink()

@@ -6,11 +6,19 @@ rank), `weights` (what a rank holds of a model), `models` (the models, and what 
 worker can answer before it imports torch.
 """
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 VERSION = "0.2.0"
 """The pack's version, which pyproject.toml says too. Parent and ranks must be of one version."""
+
+
+def pack_folder(environ: Mapping[str, str]) -> Path:
+    """The pack's folder; where the shell came to it by a link, as in the custom_nodes of a ComfyUI, by that path."""
+    folder, there = Path(__file__).absolute().parents[1], Path(environ.get("PWD", ""))
+    return there if there.is_absolute() and os.path.exists(there) and there.samefile(folder) else folder
 
 
 def installed_version() -> str:

@@ -14,11 +14,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TextIO
 
+from . import pack_folder
 from .cli.parser import GONE, make_parser
 from .cli.terminal import Paint, PhaseLine, paint_for
 from .errors import PoolError
 
-PACK = Path(__file__).absolute().parents[1]  # by the path it was asked for, so that a linked folder finds its ComfyUI
 MODELS = ("diffusion_models", "unet", "checkpoints")  # of a ComfyUI's models
 EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -48,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def model_file(text: str | None, pack: Path = PACK) -> str | None:
+def model_file(text: str | None, pack: Path | None = None) -> str | None:
     """A file by its path, or by its name in the models of the ComfyUI whose custom_nodes hold the pack."""
+    pack = pack or pack_folder(os.environ)
     if text is None or os.path.isfile(text) or pack.parent.name != "custom_nodes":
         return text
     found = (str(pack.parents[1] / "models" / folder / text) for folder in MODELS)

@@ -17,6 +17,7 @@ from host.tiny_models import write_flux
 from host.workers import ENTRY, command
 from parallel_runtime.__main__ import main, model_file
 from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.planner.comfyui_process import find_comfyui
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -243,6 +244,22 @@ def test_a_file_is_found_by_the_name_that_loaders_list(tmp_path: Path) -> None:
     pack = tmp_path / "custom_nodes" / "parallel-dit"
     assert model_file("sub/model.safetensors", pack) == str(listed)
     assert model_file("gone.safetensors", pack) == "gone.safetensors"
+
+
+def test_a_pack_that_is_linked_into_custom_nodes_finds_its_comfyui(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, link = tmp_path / "models" / "unet" / "model.safetensors", tmp_path / "custom_nodes" / "parallel-dit"
+    for file in (model, tmp_path / "comfy" / "model_base.py"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    link.parent.mkdir()
+    link.symlink_to(ROOT)
+    monkeypatch.setenv("PWD", str(link))
+    assert find_comfyui(None).path == str(tmp_path) and model_file("model.safetensors") == str(model)
+    for elsewhere in (str(tmp_path), str(tmp_path / "gone"), "", "custom_nodes/parallel-dit"):
+        monkeypatch.setenv("PWD", elsewhere)
+        assert model_file("model.safetensors") == "model.safetensors"
 
 
 def test_a_command_that_is_gone_says_in_a_line_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:

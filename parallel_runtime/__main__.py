@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -148,5 +149,14 @@ def _write(stream: TextIO | None, line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or what is left would raise again at exit
 
 
+def _end_in_order() -> None:
+    """Have `timeout`, a service's stop and a closed terminal end a command as Ctrl-C does: with its files and ranks."""
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP, nohup ignores it
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 if __name__ == "__main__":
+    _end_in_order()
     sys.exit(main())

@@ -1,6 +1,7 @@
 """The command line as a user runs it: reports, exit codes, and refusals by name."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -138,6 +139,23 @@ def test_ctrl_c_ends_a_command_with_its_ranks_in_one_line(tmp_path: Path) -> Non
     assert all(line.endswith(" ...") for line in phases), phases
     _, living = psutil.wait_procs(ranks, timeout=120)
     assert living == []
+
+
+@pytest.mark.slow
+def test_a_command_that_is_told_to_end_leaves_no_files(tmp_path: Path) -> None:
+    (model := tmp_path / "a.safetensors").touch()
+    command = [sys.executable, "-B", "-m", "parallel_runtime"]  # with an option it is not forked, which has its TMPDIR
+    command += ["find-plan", str(model), "--comfyui", str(comfyui_path())]
+    told = {"cwd": ROOT, "env": {**os.environ, "TMPDIR": str(tmp_path)}, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **told) as process:
+        try:
+            while not list(tmp_path.glob("parallel-dit-*")) and process.poll() is None:
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def wait_for_ranks(parent: subprocess.Popen, *, count: int, told: Path) -> list[psutil.Process]:

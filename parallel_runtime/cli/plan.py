@@ -21,7 +21,7 @@ from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
 from .terminal import SILENT, Paint, PhaseLine, plain
-from .workload import MAX_FRAMES
+from .workload import MAX_FRAMES, is_guided
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 SHOWN = 12
@@ -31,7 +31,6 @@ LIMITS = {
     **{"frames": (1, MAX_FRAMES), "text_tokens": (0, 10**6)},
     **dict.fromkeys(("batch", "steps"), (1, 10**6)),
 }
-MAX_CFG = 1000.0
 MAX_FREE_GIB = 1e6
 
 
@@ -41,8 +40,6 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         if (value := getattr(arguments, name)) is not None and not low <= value <= high:
             option = name.replace("_", "-")
             raise ValueError(f"--{option}={value} is outside {low} to {high}; use a value in that range")
-    if not 0 <= arguments.cfg <= MAX_CFG:
-        raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
     calibration, free, warnings = _machine(arguments)
     model, work = _model(arguments, progress)
     if model.from_real_calls:
@@ -56,7 +53,7 @@ def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedM
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
         text_tokens=arguments.text_tokens,
-        guided=arguments.cfg > 1,
+        guided=is_guided(arguments.cfg),
         batch=arguments.batch,
         steps=arguments.steps,
         element_bytes=ELEMENT_BYTES[arguments.dtype],

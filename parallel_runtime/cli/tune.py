@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..devices import parse_devices
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from .terminal import SILENT, Paint, PhaseLine, plain
+from .workload import is_guided
 
 PROGRAM = "parallel_runtime.cli.with_pack"
 
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     devices = parse_devices(arguments.devices).devices
     comfyui = replace(find_comfyui(arguments.comfyui), options=_options(arguments.comfyui_options))
     asked = {name: getattr(arguments, name) for name in ("width", "height", "frames", "text_tokens", "batch")}
-    asked |= {"guided": arguments.cfg > 1, "seconds": arguments.seconds}
+    asked |= {"guided": is_guided(arguments.cfg), "seconds": arguments.seconds}
     config = {"mode": "auto", "devices": arguments.devices, "weights": arguments.weights}
     progress.phase("starting ComfyUI without a server")
     with closing(ComfyUIProcess(comfyui, str(devices[0]).split(":")[0], program=PROGRAM)) as process:

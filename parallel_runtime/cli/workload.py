@@ -15,6 +15,7 @@ from ..devices import Device, DeviceSelection, parse_devices
 from ..plan import ParallelPlan
 
 MAX_FRAMES = 1 << 12
+MAX_CFG = 1000.0
 MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here
 
 
@@ -59,6 +60,13 @@ def choose_devices(text: str | None, plan: ParallelPlan) -> DeviceSelection:
             f"use for example --devices cpu:{plan.ranks}"
         )
     return selection
+
+
+def is_guided(cfg: float) -> bool:
+    """Whether a step at this cfg scale runs the model twice. Raises `ValueError` for one that is out of range."""
+    if not 0 <= cfg <= MAX_CFG:
+        raise ValueError(f"--cfg={cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
+    return cfg > 1
 
 
 def worst(errors: Sequence[float]) -> float:

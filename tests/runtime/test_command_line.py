@@ -223,6 +223,7 @@ NOWHERE = "~nobody-has-this-name/ComfyUI"
             ("tune", "FILE", "--comfyui", "COMFYUI", "--comfyui-options='--fast"),
             "--comfyui-options='--fast: No closing",
         ),
+        (("tune", "FILE", "--comfyui", "COMFYUI", "--cfg", "nan"), "--cfg=nan is outside 0 to 1000"),
         (("tune", "FILE", "--comfyui", NOWHERE), "has no comfy/model_base.py"),
         (("doctor", "--machines", "10.0.0.1:7861"), "--machines without --calibrate would do nothing; add --calibrate"),
         (("doctor", "--token-file", "TOKEN"), "--token-file without --calibrate would do nothing"),

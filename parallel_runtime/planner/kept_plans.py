@@ -57,8 +57,8 @@ class KeptPlans:
         entry = self._entries.of(key)
         return None if entry is None else _kept(entry)
 
-    def save(self, key: TriesKey, kept: KeptPlan) -> None:
-        """Keep it, where the folder can be written; else say so in the log: the plans are tried again next time."""
+    def save(self, key: TriesKey, kept: KeptPlan) -> bool:
+        """Keep it; False where the folder cannot be written, as the log says: the plans are tried again next time."""
         entry = {
             "key": asdict(key),
             "plan": kept.plan.describe(),
@@ -72,6 +72,8 @@ class KeptPlans:
             self._entries.put(key.digest, entry)
         except OSError as error:
             log.warning("tried plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
+            return False
+        return True
 
 
 def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:

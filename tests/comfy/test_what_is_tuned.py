@@ -79,6 +79,14 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
 
 
+def test_what_cannot_be_written_is_not_said_to_be_kept(tuned, case) -> None:
+    case({}).store.path.mkdir(parents=True)
+    told, _ = tuned(SECONDS, NEAR)
+    assert told["kept"] is None and told["line"].startswith(
+        "tried ulysses 2: 0.50x, cfg 2: 0.25x, kept ring 2; no run has"
+    )
+
+
 def test_what_is_tuned_may_have_graphs_as_runs_of_the_model_may(module_of_pack, monkeypatch) -> None:
     tuning = module_of_pack("nodes.host.proof.tuning")
     usual = module_of_pack("parallel_runtime.planner.work").Work(image_tokens=20, text_tokens=4)

@@ -493,5 +493,5 @@ def test_the_oldest_entries_go_and_a_folder_that_cannot_be_written_is_said(tmp_p
     store.save(replace(KEY, torch="2.14"), kept)
     assert store.load(KEY) is None and len(json.loads(store.path.read_text())["plans"]) == KEPT
     (tmp_path / "file").write_text("")
-    KeptPlans(tmp_path / "file" / "plans.json").save(KEY, kept)
+    assert store.save(KEY, kept) and not KeptPlans(tmp_path / "file" / "plans.json").save(KEY, kept)
     assert "XDG_CACHE_HOME" in caplog.text

@@ -57,7 +57,7 @@ class Trier:
     after which no further copy begins, and what is half measured is dropped; None for all that are due. `limit` and
     `asynchronous` as `Tries` has them. `graphs`: the plans under which blocks may be quicker as CUDA graphs, which are
     tried where no run waits. `alone`: of what is due, the run's own plan is tried now, and what is kept is tried again.
-    `tries` and `copied` are what became of them.
+    `tries` and `copied` are what became of them; `stored`: the next run finds what is kept.
     """
 
     key: TriesKey
@@ -71,6 +71,7 @@ class Trier:
     asynchronous: bool = True
     alone: bool = False
     tries: Tries | None = None
+    stored: bool = True
     copied: str = ""
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ class Trier:
             return
         if self.alone or graphs.intersection(tries.seconds).difference(tries.graphs_s):  # for which there was no time
             kept = replace(kept, again=True)
-        store().save(self.key, kept)
+        self.stored = store().save(self.key, kept)
         before, self.kept = self.kept, kept
         line = (before and changed_text(before, kept)) or kept.text
         stays = kept.plan != run.plan and not self._may_prove(tries, kept.plan, run, calls)

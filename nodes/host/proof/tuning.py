@@ -34,6 +34,7 @@ LIMITS = {
     "seconds": (1, 3600),
 }
 ENOUGH = 1.5  # times what copies took so far: so much is said to be enough where a budget was not
+UNSTORED = "; no run has it, as plans.json cannot be written; set XDG_CACHE_HOME to a folder that can be"
 
 
 class TuningEndedError(Exception):
@@ -197,8 +198,11 @@ def _tried(
             f"{asked.seconds:g} s were not enough: {copies} copies of a step took {took_s:.1f} s; nothing is kept, use "
             f"{ENOUGH * took_s * _due(tries) / max(1, copies):.0f} s or more"
         )
-    changed = before and changed_text(before, kept)
-    return changed or kept.text
+    line = (before and changed_text(before, kept)) or kept.text
+    if trier.stored:
+        return line
+    trier.kept = None
+    return f"{line}{UNSTORED}"
 
 
 def _due(tries: Tries | None) -> int:

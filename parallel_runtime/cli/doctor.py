@@ -70,8 +70,9 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         free = [each["free_bytes"] for each in devices]
         progress.phase(f"reading {os.path.basename(arguments.model)}")
         file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
-    checks = [*machine_checks(), *_device_checks(selection, facts)]
-    if missing_system() is None:  # else none of our processes can start here
+    checks = machine_checks()
+    if missing_system() is None:
+        checks.extend(_device_checks(selection, facts))
         progress.phase("starting ComfyUI in a process of its own")
         checks.extend(_check_comfyui(arguments.comfyui))
     if all(check.ok for check in checks if check.needed):

@@ -31,13 +31,14 @@ MORE_ROOM = "give it 1 GiB: docker run --shm-size=1g, in Kubernetes a volume in 
 
 
 def machine_checks() -> list[Check]:
-    """All checks that need no device, in the order of what must be there first."""
-    return [check() for check in _all()]
+    """All checks that need no device, in the order of what must be there first; on another system than Linux, which
+    lacks what the others look with, that of the system alone."""
+    system = _check_system()
+    return [system, *(check() for check in _others())] if system.ok else [system]
 
 
-def _all() -> list[Callable[[], Check]]:
+def _others() -> list[Callable[[], Check]]:
     return [
-        _check_system,
         _check_torch,
         _check_packages,
         _check_shared_memory,
@@ -88,10 +89,8 @@ def _check_shared_memory() -> Check:
 
 
 def _check_descriptors() -> Check:
-    try:
-        import resource
-    except ImportError:  # Windows has none, nor such a limit
-        return Check(name="descriptors", ok=True, seen="unlimited")
+    import resource  # here, because Windows has none
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return Check(

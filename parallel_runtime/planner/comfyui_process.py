@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 
 from .. import pack_folder
 from ..checkpoint import ComfyUI
+from ..devices import STOCK_NODES, missing_system
 from ..redact_paths import with_short_home
 
 PACK_ROOT = Path(__file__).parents[2]
@@ -90,6 +91,8 @@ class ComfyUIProcess:
         limit_s: float | None = None,
         tick: Callable[[float], None] | None = None,
     ) -> None:
+        if (missing := missing_system()) is not None:
+            raise ValueError(f"{missing}; {STOCK_NODES}")
         self.comfyui = comfyui
         self._limit_s, self._tick, self._began_s = limit_s, tick, time.monotonic()
         try:

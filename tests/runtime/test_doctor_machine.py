@@ -14,8 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.cli import machine_checks
+from parallel_runtime.checkpoint import ComfyUI
+from parallel_runtime.cli import doctor, machine_checks
 from parallel_runtime.cli.check import Check
+from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from parallel_runtime.wire.channel import Segment
 
 NAMES = ("system", "torch", "packages", "shared memory", "descriptors", "temporary folder", "loopback")
@@ -77,6 +80,21 @@ def test_64_mib_can_be_written(free: int, writable: bool, ok: bool, monkeypatch:
     assert machine_checks.segment_room_bytes() == (free, 99 * MIB)
 
 
+def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    for name in ("fcntl", "resource", "pwd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("memfd_create", "pipe2", "getuid"):
+        monkeypatch.delattr(os, name)
+    report = doctor.run(make_parser().parse_args(["doctor", "--devices", "cpu:2"]))
+    assert [(check["name"], check["ok"]) for check in report["checks"]] == [("system", False)]
+    assert not report["can_run"] and "docs/recipes.md says what to try" in report["checks"][0]["remedy"]
+    with pytest.raises(ValueError, match=r"^workers need Linux, this is win32; use ComfyUI's own nodes"):
+        ComfyUIProcess(ComfyUI("/comfy"), "cpu")
+
+
 def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refused(socket.socket):
         def bind(self, address: object) -> None:
@@ -86,11 +104,9 @@ def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("Function not implemented")
 
     monkeypatch.setattr(socket, "socket", Refused)
-    monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(Segment, "create", nothing)
     monkeypatch.setattr(machine_checks, "PACKAGES", ("torch", "unheard-of"))
     failed = {check.name: check.seen for check in machine_checks.machine_checks() if not check.ok}
-    assert failed.pop("system")
     assert failed == {
         "packages": "missing unheard-of",
         "shared memory": "no sealed memfd: Function not implemented",

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
             "can_run": can_run,
             "devices": devices,
             "warnings": list(selection.warnings),
-            "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
+            "backends": _backends(),
             "peer_access": _peer_access(facts, selection),
             "gpus": asdict(facts.nameless()),
             "memory": {"total_bytes": psutil.virtual_memory().total, "free_bytes": psutil.virtual_memory().available},
@@ -211,6 +211,12 @@ def _check_comfyui(told: str | None) -> list[Check]:
         cause, _, remedy = str(error).rpartition("; ")
         seen = f"no model can be run here: {cause}"
         return [Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)]
+
+
+def _backends() -> dict[str, bool]:
+    """Which there are; none of a torch without torch.distributed, which has not even the questions."""
+    there = dist.is_available()
+    return {"gloo": there and dist.is_gloo_available(), "nccl": there and dist.is_nccl_available()}
 
 
 def _without_gpu() -> str:

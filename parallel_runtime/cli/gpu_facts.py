@@ -121,9 +121,10 @@ def _ask_torch(torch: Any) -> GpuFacts:  # noqa: ANN401
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build for the CPU alone
         return replace(facts, error=str(error).strip().partition("\n")[0])
     gpus = tuple(_ask_device(torch, index) for index in range(torch.cuda.device_count()))
+    nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     return replace(
         facts,
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "",
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
         kernels=tuple(torch.cuda.get_arch_list()),
         gpus=gpus,
         peer_access={

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
@@ -31,7 +32,7 @@ class AnsweringTorch:
         self._machine = machine
         self.__version__ = machine["torch"]
         self.version = SimpleNamespace(cuda=machine["cuda"], hip=machine.get("hip"))
-        self.distributed = SimpleNamespace(is_nccl_available=lambda: True)
+        self.distributed = SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True)
         self.cuda = SimpleNamespace(
             init=self._init,
             device_count=lambda: len(machine["devices"]),
@@ -155,6 +156,17 @@ def test_checks_that_say_nothing_of_a_machine_are_left_out():
 def test_what_a_card_lacks_is_told_by_its_capability(capability, slow, untried):
     check = told("capability", capability=capability)
     assert (check.ok, "below 8.0" in check.remedy, "below 7.5" in check.remedy) == (not slow, slow, untried)
+
+
+def test_a_torch_without_distributed_has_no_backends_and_no_nccl(monkeypatch):
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    for name in ("is_gloo_available", "is_nccl_available"):
+        monkeypatch.delattr(dist, name)
+    assert doctor._backends() == {"gloo": False, "nccl": False}
+    answering = AnsweringTorch(machine(card("A", (8, 0), GIB)))
+    answering.distributed = dist
+    facts = gpu_facts.ask(answering, None, mps=False)
+    assert (facts.nccl, facts.error, len(facts.gpus)) == ("", "", 1)
 
 
 def test_a_card_is_described_by_what_answers_under_its_number():

@@ -102,6 +102,7 @@ def test_rows_that_moved_are_those_with_another_number() -> None:
     before[0, 1, 2] = torch.nan
     after = before.clone()
     assert moved(before, after, 1) == () and moved(before, after[:, :2], 1) is None
+    assert moved(before[:, :0], after[:, :0], 1) == (), "a call may have no keys"
     after[1, 2, 0], after[0, 0, 3] = 1, torch.nan
     assert moved(before, after, 0) == (0, 1) and moved(before, after, 1) == (0, 2) and moved(before, after, 2) == (0, 3)
     after[0, 1, 2] = 0

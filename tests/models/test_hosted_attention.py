@@ -18,6 +18,7 @@ from torch import Tensor
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
+from parallel_runtime.models.hosted.stock_attention import split_heads
 from parallel_runtime.models.hosted.stock_functions import OVERRIDE, attention_named, overriding
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
@@ -350,3 +351,9 @@ def test_an_attention_function_of_comfyuis_is_called_by_its_name(group: GlooGrou
     assert stock.each_head_alone({}) and not stock.each_head_alone(options)
     with refused("no attention function 'another'"):
         attention_named("another")
+
+
+@pytest.mark.parametrize("tokens", [3, 0])
+def test_heads_lie_apart_of_any_number_of_tokens(tokens: int) -> None:
+    for shape in ((2, tokens, 20), (2, tokens, 5, 4)):
+        assert split_heads(torch.zeros(shape), 4).shape == (2, 5, tokens, 4)

@@ -87,6 +87,8 @@ def moved(before: Tensor, after: Tensor, dim: int) -> tuple[int, ...] | None:
     """The indices of a dim at which two tensors differ; None for tensors of different shapes."""
     if before.shape != after.shape:
         return None
+    if not before.numel():
+        return ()
     same = (before == after) | ((before != before) & (after != after))  # NaN is NaN
     rows = (~same).movedim(dim, 0).reshape(before.shape[dim], -1).any(1)
     return tuple(rows.nonzero().flatten().tolist())

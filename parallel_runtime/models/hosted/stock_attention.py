@@ -156,4 +156,4 @@ def is_exact(options: dict[str, Any]) -> bool:
 
 def split_heads(tensor: Tensor, width: int) -> Tensor:
     """(B, S, H * D) or (B, S, H, D) to (B, H, S, D)."""
-    return tensor.reshape(*tensor.shape[:2], -1, width).transpose(1, 2)
+    return tensor.reshape(*tensor.shape[:2], tensor.shape[2:].numel() // width, width).transpose(1, 2)

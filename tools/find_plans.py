@@ -78,13 +78,14 @@ def compared(group: GlooGroup, name: str, data: dict[str, Any], others: int) -> 
     """One case shared by the ranks beside one process: errors of its own call and of other calls."""
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs.written import from_data
+    from parallel_runtime.proof import finite
 
     model, inputs = all_cases()[name]()
     wanted = [(False, inputs, call(model, inputs))]
     for resized, given in other_calls(inputs, others, partial(call, model)):
         wanted.append((resized, given, call(model, given)))
     shared = SharedModel(model, from_data(data), group)
-    errors = [difference(call(model, given), want) for _, given, want in wanted]
+    errors = [finite(difference(call(model, given), want)) for _, given, want in wanted]  # NaN is no maximum's
     shared.group = OwnTokensOnly()
     control = difference(call(model, inputs), wanted[0][2])
     return {"errors": errors, "control": control, "resized": sum(each[0] for each in wanted)}

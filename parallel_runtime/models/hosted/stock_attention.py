@@ -156,4 +156,5 @@ def is_exact(options: dict[str, Any]) -> bool:
 
 def split_heads(tensor: Tensor, width: int) -> Tensor:
     """(B, S, H * D) or (B, S, H, D) to (B, H, S, D)."""
-    return tensor.reshape(*tensor.shape[:2], tensor.shape[2:].numel() // width, width).transpose(1, 2)
+    heads = tensor.shape[-1] // width if tensor.dim() == 3 else tensor.shape[2]  # reshape infers none of no elements
+    return tensor.reshape(*tensor.shape[:2], heads, width).transpose(1, 2)

@@ -232,7 +232,7 @@ def _reasons(
         reasons.append(gain if single.fits else f"{gain}, where it does not fit")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
-        reasons.append(f"{unused} of {len(devices)} devices stay unused: with them it would not be faster")
+        reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")
     reasons += _of_machines(chosen, table, calibration)
     whole = [row.memory.total for row in table if row.plan.weights == "replicated"]
     if plan.weights != "replicated" and whole:
@@ -241,6 +241,18 @@ def _reasons(
             f"which {HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
         )
     return tuple(reasons)
+
+
+def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> str:
+    """Why no plan with more ranks was taken."""
+    more = next((row for row in table if row.plan.ranks > chosen.plan.ranks), None)
+    if more is None or more.fits or chosen.run_s <= EQUAL * more.run_s:
+        return "with them it would not be faster"
+    needs, least = _gib(more.memory.total), _gib(min(devices[: more.plan.ranks]))
+    return (
+        f"{more.plan.name} would be faster and does not fit, {needs} a rank, {least} on each device, of which "
+        f"{HEADROOM:.0%} can be used"
+    )
 
 
 def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:

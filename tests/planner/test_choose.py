@@ -192,6 +192,17 @@ def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() ->
         "4.00x as fast as one device (2.00 s a step)",
         "1 of 3 devices stay unused: with them it would not be faster",
     )
+    for seconds, fits, why in (
+        *((0.4, True, "with them it would not be faster"), (0.5, False, "with them it would not be faster")),
+        (
+            0.4,
+            False,
+            "uly3 would be faster and does not fit, 3.0 GiB a rank, 1.0 GiB on each device, of which 95% can be used",
+        ),
+    ):
+        three = row("ulysses=3", seconds, gib=3.0, fits=fits)
+        said = _reasons(quick, (three, quick, one), [2 * GIB, 2 * GIB, GIB, GIB // 2], known)
+        assert said[2] == f"2 of 4 devices stay unused: {why}"
     large = row("ulysses=1", 2.0, gib=3.0, fits=False)
     assert _reasons(small, (small, large), [2 * GIB, GIB], known)[1:] == (
         "2.00x as fast as one device (2.00 s a step), where it does not fit",

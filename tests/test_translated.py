@@ -54,6 +54,9 @@ def test_a_translation_is_chinese_and_has_the_same_places() -> None:
 
 # What the server sends, and what a Chinese user reads.
 SENT = {
+    "tried ring 2: 0.92x, kept ulysses 2; not tried for lack of time: cfg 2 (all are predicted to take 10 s)": (
+        "已试用 ring 2: 0.92x，保留 ulysses 2；因时间不足未试用：cfg 2（全部预计需要 10 秒）"
+    ),
     "memory: about 0.6 of 12.6 GB on each device, and 1.5 GB of host memory": (
         "显存/内存：约 0.6 GB（每个设备共有 12.6 GB），另需主机内存 1.5 GB"
     ),

@@ -34,7 +34,7 @@ LIMITS = {
     "seconds": (1, 3600),
 }
 ENOUGH = 1.5  # times what copies took so far: so much is said to be enough where a budget was not
-UNSTORED = "; no run has it, as plans.json cannot be written; set XDG_CACHE_HOME to a folder that can be"
+UNSTORED = "no run has it, as plans.json cannot be written (set XDG_CACHE_HOME to a folder that can be)"
 
 
 class TuningEndedError(Exception):
@@ -109,7 +109,7 @@ def tune(
         trier = Trier(key=key, plans=fit, rows=work.rows, prover=of.prover, kept=kept, graphs=graphs)
         trier.budget_s = asked.seconds
         line = _tried(of, trier, decision, call, asked, say, check)
-        line += _left_out(plans[len(fit) :], ends[-1])
+        line = "; ".join(filter(None, (line, _left_out(plans[len(fit) :], ends[-1]))))
     return {
         "model": type(of.prover.transformer).__name__,
         "devices": [str(device) for device in of.pooled.devices],
@@ -202,7 +202,7 @@ def _tried(
     if trier.stored:
         return line
     trier.kept = None
-    return f"{line}{UNSTORED}"
+    return f"{line}; {UNSTORED}"
 
 
 def _due(tries: Tries | None) -> int:
@@ -214,7 +214,7 @@ def _left_out(plans: Sequence[ParallelPlan], all_s: float) -> str:
     """What the budget was too small for."""
     if not plans:
         return ""
-    return f"; not tried for lack of time: {', '.join(map(in_words, plans))} (all are predicted to take {all_s:.0f} s)"
+    return f"not tried for lack of time: {', '.join(map(in_words, plans))} (all are predicted to take {all_s:.0f} s)"
 
 
 def _rows(

@@ -111,8 +111,10 @@ def _launcher(arguments: dict[str, int]) -> None:
         command = [sys.executable, "-c", tie + program, str(ours), str(os.getpid()), mark]
         subprocess.Popen(command, start_new_session=True, pass_fds=(ours,))
     sys.stdout.write("the launcher's words\n")
+    if start.engine == "flood":
+        sys.stdout.write("x" * 200_000)  # more than a pipe holds and than is kept
     sys.stdout.flush()
-    if start.engine == "orphans":  # whose parent is gone at once
+    if start.engine in ("orphans", "flood"):  # a third, whose parent is gone at once, once the words are out
         orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}, {mark!r}])"
         subprocess.run([sys.executable, "-c", orphan], check=True)
     if start.engine == "exit":

@@ -162,7 +162,7 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(shelf, machine):
             assert ended(machine, number) == GenerationEnded(number, 3, "the launcher's words")
             shelf[1].wait_for_line("the ranks have ended; the launcher's words")  # errors tell people to look there
         else:
-            until(lambda: len(marked(number)) == (3 if what == "orphans" else 2), f"ranks of {what}")  # noqa: B023
+            until(lambda: len(marked(number)) == 3, f"ranks of {what}")  # noqa: B023
             machine.kill(number)
             assert ended(machine, number).code == -signal.SIGKILL
             said = "x" * MAX_LINES_CHARS if what == "flood" else "the launcher's words"

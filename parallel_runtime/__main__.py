@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TextIO
 
 from . import pack_folder
 from .cli.parser import GONE, make_parser
-from .cli.terminal import Paint, PhaseLine, paint_for
+from .cli.terminal import Paint, PhaseLine, paint_for, write
 from .errors import PoolError
 
 MODELS = ("diffusion_models", "unet", "checkpoints")  # of a ComfyUI's models
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in GONE:
-        _write(sys.stderr, GONE[given[0]])
+        write(sys.stderr, f"{GONE[given[0]]}\n")
         return EXIT_USAGE
     arguments = make_parser().parse_args(given)
     for name in {"model", "file"} & vars(arguments).keys():
@@ -39,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, PoolError) as error:
         progress.end()
         if vars(arguments).get("json"):
-            _print(json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}))
+            write(sys.stdout, json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}) + "\n")
         else:
-            _write(sys.stderr, f"{arguments.command}: {error}")
+            write(sys.stderr, f"{arguments.command}: {error}\n")
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_NO
     except KeyboardInterrupt:  # the pool has ended its ranks on the way here
         progress.end()
-        _write(sys.stderr, f"{arguments.command}: interrupted")
+        write(sys.stderr, f"{arguments.command}: interrupted\n")
         return EXIT_INTERRUPTED
 
 
@@ -71,7 +70,8 @@ def _tell(
     with redirect_stdout(sys.stderr):
         report = run(arguments, progress)
     progress.end()
-    _print(_json(report) if arguments.json else describe(report, paint_for(sys.stdout, os.environ)))
+    text = _json(report) if arguments.json else describe(report, paint_for(sys.stdout, os.environ))
+    write(sys.stdout, f"{text}\n")
     return report
 
 
@@ -132,21 +132,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _print(text: str) -> None:
-    _write(sys.stdout, text)
-
-
-def _write(stream: TextIO | None, line: str) -> None:
-    """Nothing where the stream is closed, by its owner or by who read it: then the exit code alone is the answer."""
-    if stream is None:
-        return
-    try:
-        stream.write(f"{line}\n")
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or what is left would raise again at exit
 
 
 def _end_in_order() -> None:

@@ -20,6 +20,7 @@ from ..machines.messages import MAX_NAME_CHARS, Introduction, Versions
 from ..planner.comfyui_process import find_comfyui, version_of
 from ..wire.protocol import ProtocolError
 from . import gpu_facts
+from .terminal import write
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 15.0
 TERMINATED = 128 + signal.SIGTERM
@@ -99,6 +100,4 @@ def _comfyui(told: str | None) -> str:
 
 
 def _say(line: str) -> None:
-    if sys.stdout is not None:  # closed, as of a service
-        sys.stdout.write(f"join {time.strftime('%H:%M:%S')}: {line}\n")
-        sys.stdout.flush()
+    write(sys.stdout, f"join {time.strftime('%H:%M:%S')}: {line}\n")

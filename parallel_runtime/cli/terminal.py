@@ -3,6 +3,7 @@
 Owns when something may move or be coloured. NO_COLOR (no-color.org) and TERM=dumb switch colours off.
 """
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from typing import TextIO, TypeAlias
@@ -45,12 +46,23 @@ class PhaseLine:
             self._write(CLEAR)
 
     def _write(self, text: str) -> None:
-        if self._stream is not None:
-            self._stream.write(text)
-            self._stream.flush()
+        write(self._stream, text)
 
 
 SILENT = PhaseLine()
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Nothing where the stream is closed: by its owner, by who read it, or with its terminal."""
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or what is left would raise again at exit
 
 
 def is_terminal(stream: TextIO | None) -> bool:

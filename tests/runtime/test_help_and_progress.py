@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import pty
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 
@@ -17,7 +20,7 @@ from parallel_runtime import __main__ as command_line
 from parallel_runtime.__main__ import main
 from parallel_runtime.cli import join
 from parallel_runtime.cli.parser import make_parser
-from parallel_runtime.cli.terminal import CLEAR, PhaseLine
+from parallel_runtime.cli.terminal import CLEAR, PhaseLine, write
 from parallel_runtime.report.text import verdict
 
 ESCAPE = "\x1b["
@@ -107,7 +110,7 @@ def test_a_report_stands_where_the_moving_line_was(
 ) -> None:
     stream = Terminal()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(command_line, "_print", lambda text: stream.write(f"{text}\n"))
+    monkeypatch.setattr(command_line, "write", lambda _, text: stream.write(text))
 
     def run(_: object, progress: PhaseLine) -> dict:
         progress.phase("timing")
@@ -120,19 +123,45 @@ def test_a_report_stands_where_the_moving_line_was(
     assert capsys.readouterr() == ("", "a library's words\n")
 
 
-def test_whoever_closes_a_stream_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_by_nobody() -> TextIO:
+    """A stream whose reader has seen enough."""
     read, written = os.pipe()
     os.close(read)
-    with open(written, "w", encoding="utf-8") as broken:
-        for out, err, given, code in (
-            *((broken, sys.stderr, PLAN, 0), (broken, sys.stderr, (*PLAN, "--json"), 0), (None, sys.stderr, PLAN, 0)),
-            *((sys.stdout, None, ("plan", "--kind", "Voodoo"), 2), (sys.stdout, None, ("bench",), 2)),
-        ):
-            with monkeypatch.context() as closed:
-                closed.setattr(sys, "stdout", out)
-                closed.setattr(sys, "stderr", err)
-                assert main(given) == code
-                join._say("hello")
+    return open(written, "w", encoding="utf-8")
+
+
+def without_terminal() -> TextIO:
+    """A stream of a terminal that is gone."""
+    terminal, ours = pty.openpty()
+    os.close(terminal)
+    return open(ours, "w", encoding="utf-8")
+
+
+def closed() -> None:
+    """What Python has in place of a stream that its owner closed."""
+
+
+@pytest.mark.parametrize("end", [read_by_nobody, without_terminal, closed])
+def test_whoever_closes_a_stream_changes_no_exit_code(
+    end: Callable[[], TextIO | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, given, code in (
+        *(("stdout", PLAN, 0), ("stdout", (*PLAN, "--json"), 0), ("stderr", PLAN, 0)),
+        *(("stderr", ("plan", "--kind", "Voodoo"), 2), ("stderr", ("bench",), 2)),
+    ):
+        with monkeypatch.context() as without, end() or nullcontext() as stream:
+            without.setattr(sys, name, stream)
+            assert main(given) == code
+    for tell in (join._say, lambda line: PhaseLine(sys.stdout).phase(line)):
+        with monkeypatch.context() as without, end() or nullcontext() as stream:
+            without.setattr(sys, "stdout", stream)
+            for line in ("hello", "again"):
+                tell(line)
+
+
+def test_a_full_disk_is_said() -> None:
+    with pytest.raises(OSError, match="No space left"), open("/dev/full", "w", encoding="utf-8") as full:
+        write(full, "a report")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Owns the asking, and that a file is counted once in a process's life. What is co
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._known: dict[Key, Counted | str] = {}  # or why it cannot be counted
+        self._unanswered: dict[Key, tuple[float, str]] = {}  # when there was no answer last, and why
         self._turns: dict[Key, Lock] = {}
 
     def of(
@@ -87,12 +89,16 @@ class Counts:
         `ValueError` for a file that is not there, that ComfyUI does not know or that cannot be counted, and what `tick`
         raises.
         """
-        key, asked = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}
+        key, asked, began_s = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}, time.monotonic()
         with self._turn(key, tick):
+            ended_s, why = self._unanswered.get(key, (-math.inf, ""))
+            if ended_s > began_s:  # this one has waited for it
+                raise NoAnswerError(why)
             if key not in self._known:
                 try:
                     self._known[key] = _count(path, dtype, comfyui, found, asked, tick)
-                except (NoAnswerError, NotStartedError):  # as for want of memory or room, which there may be next time
+                except (NoAnswerError, NotStartedError) as error:  # as for want of memory, which there may be next time
+                    self._unanswered[key] = time.monotonic(), str(error)
                     raise
                 except ValueError as error:  # it would be refused again; the error itself holds what its callers held
                     self._known[key] = str(error)

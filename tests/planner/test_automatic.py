@@ -398,3 +398,32 @@ def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
         for count in (2, 4, 8):
             held = on_gpus(count, 80, known).plan
             assert plan_of_run(FLUX, usual_work(), [80 * GIB] * count, known, held=held).plan == held
+
+
+def test_who_waits_for_a_count_that_is_killed_has_none_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began, goes_on, waited, asked = threading.Event(), threading.Event(), threading.Event(), list[None]()
+
+    def count(*_: object) -> Counted:
+        asked.append(None)
+        began.set()
+        assert goes_on.wait(60)
+        raise NoAnswerError("its process ended")
+
+    monkeypatch.setattr(counting, "_count", count)
+    (file := tmp_path / "a.safetensors").write_text("1")
+    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
+    with ThreadPoolExecutor() as others:
+        first = others.submit(counts.of, *told)
+        assert began.wait(60)
+        second = others.submit(counts.of, *told, tick=lambda _: waited.set())
+        assert waited.wait(60)
+        goes_on.set()
+        for each in (first, second):
+            with pytest.raises(NoAnswerError, match="its process ended"):
+                each.result()
+    assert len(asked) == 1
+    with pytest.raises(NoAnswerError):
+        counts.of(*told)
+    assert len(asked) == 2, "who asks later is another one"

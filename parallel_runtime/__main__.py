@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 
 from . import pack_folder
@@ -23,8 +24,8 @@ MODELS = ("diffusion_models", "unet", "checkpoints")  # of a ComfyUI's models
 EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+def main(argv: Sequence[str] | None = None, *, begin: Callable[[], None] = lambda: None) -> int:
+    """Run one command and return its exit code. `begin` is called once the command's modules are imported."""
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in GONE:
         write(sys.stderr, f"{GONE[given[0]]}\n")
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         setattr(arguments, name, model_file(getattr(arguments, name)))
     progress = PhaseLine(sys.stderr)
     try:
+        import_module(f".cli.{arguments.command.replace('-', '_')}", __package__)
+        begin()
         return COMMANDS[arguments.command](arguments, progress)
     except (ValueError, PoolError) as error:
         progress.end()
@@ -135,7 +138,10 @@ def _plain(value: object) -> object:
 
 
 def _end_in_order() -> None:
-    """Have `timeout`, a service's stop and a closed terminal end a command as Ctrl-C does: with its files and ranks."""
+    """Have `timeout`, a service's stop and a closed terminal end a command as Ctrl-C does: with its files and ranks.
+
+    Not while torch is imported: there is nothing to end yet, and its C++ may abort, or drop the exception.
+    """
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP, nohup ignores it
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -143,5 +149,4 @@ def _end_in_order() -> None:
 
 
 if __name__ == "__main__":
-    _end_in_order()
-    sys.exit(main())
+    sys.exit(main(begin=_end_in_order))

@@ -158,6 +158,14 @@ def test_a_command_that_is_told_to_end_leaves_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [model]
 
 
+def test_a_command_that_is_told_to_end_while_it_is_imported_ends_at_once(tmp_path: Path) -> None:
+    swallow = "try:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\nexcept BaseException: pass\n"
+    (tmp_path / "torch.py").write_text(f"import os, signal, time\n{swallow}")  # as C++ of torch's may do
+    command = [sys.executable, "-B", "-m", "parallel_runtime", "find-plan", "a.safetensors"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+
+
 def wait_for_ranks(parent: subprocess.Popen, *, count: int, told: Path) -> list[psutil.Process]:
     """The rank processes of `parent`, once all have started. Fails with what it has `told` when it ends before."""
     while parent.poll() is None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+import parallel_runtime
 from host.fetch import comfyui_path
 from host.tiny_models import write_flux
 from host.workers import ENTRY, command
@@ -287,6 +288,9 @@ def test_a_pack_that_is_linked_into_custom_nodes_finds_its_comfyui(
     for elsewhere in (str(tmp_path), str(tmp_path / "gone"), "", "custom_nodes/parallel-dit"):
         monkeypatch.setenv("PWD", elsewhere)
         assert model_file("model.safetensors") == "model.safetensors"
+    monkeypatch.setattr(parallel_runtime, "__file__", str(link / "parallel_runtime" / "__init__.py"))
+    monkeypatch.setenv("PWD", str(ROOT))
+    assert find_comfyui(None).path == str(tmp_path), "Python has imported it by the link"
 
 
 def test_a_command_that_is_gone_says_in_a_line_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,11 @@ stay, and the file's own weights are views of the file, so a model of any size t
 Owns which calls are looked at and which are proven. Does not own what is found of them (models/finder).
 """
 
-import copy
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from ..models.specs.written import from_data, to_data
 from ..proof import CONTROL, TOLERANCES
 from ..weights.mapped_file import MappedFile
 from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
+from .put_back import put_back
 
 log = logging.getLogger(__name__)
 RANKS = (2, 3)
@@ -42,7 +42,6 @@ PROVEN = (Size(width=192, height=256, text_tokens=19, batch=2, seed=2), 7)
 # A class that takes none of these takes one image a call, as MiniMax H3 does, or larger ones, as PixArt does.
 OTHERWISE: tuple[dict[str, int], ...] = ({}, {"batch": 1}, {"scale": 2})
 TOLERANCE = TOLERANCES["float32"]
-CONTAINERS = (dict, list, set)  # in which a module may keep something
 Calls = list[Callable[[], torch.Tensor]]
 
 
@@ -208,27 +207,6 @@ def _each(candidates: Iterable[Candidate], model: nn.Module) -> Iterator[Candida
         if candidate is None:
             return
         yield candidate
-
-
-@contextmanager
-def put_back(model: nn.Module) -> Iterator[None]:
-    """Inside, calls may keep on the model's modules what they like; then these have again what they had.
-
-    Ranks begin as one process did: what a class keeps of its first call, whole, would hide that ranks keep another.
-    """
-    torchs = vars(nn.Module()).keys() - {"_buffers"}
-    had = [(vars(each), {k: v for k, v in vars(each).items() if k not in torchs}) for each in model.modules()]
-    filled = [(value, copy.copy(value)) for _, own in had for value in own.values() if isinstance(value, CONTAINERS)]
-    try:
-        yield
-    finally:
-        for now, own in had:
-            for name in now.keys() - own.keys() - torchs:
-                del now[name]
-            now.update(own)
-        for value, contents in filled:
-            value.clear()
-            value.extend(contents) if isinstance(value, list) else value.update(contents)
 
 
 def _computed_s() -> float:

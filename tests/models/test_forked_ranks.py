@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from host.fetch import comfyui_path
 
 from .ranks import start_comfyui
-from .test_found_plans import Block, Odd
+from .test_found_plans import WIDTH, Block, Odd
 from .tiny import fill, noise
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -97,6 +97,20 @@ class KeepsMean(Block):
         return super().forward(x + self.kept.setdefault("mean", x.mean((0, 1))))
 
 
+class KeepsNumbers(Block):
+    """The same, and writes them into a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, S, C)."""
+        if not self.mean.any():
+            self.mean.copy_(x.mean((0, 1)))
+        return super().forward(x + self.mean)
+
+
 class Spreads(Block):
     """Takes the spread of the tokens behind the third, which is no number for fewer than two of them."""
 
@@ -114,6 +128,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tokens of the first call": (lambda: Odd(CountsOnce), ""),
     "rows of the first call": (lambda: Odd(CountsRowsOnce), "cut once"),
     "a mean of the first call": (lambda: Odd(KeepsMean), ""),
+    "numbers of the first call": (lambda: Odd(KeepsNumbers), ""),
     "no number in the second call": (lambda: Odd(Spreads), ""),
 }
 

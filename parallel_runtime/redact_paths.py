@@ -11,7 +11,9 @@ from collections.abc import Mapping
 NOT_SHM = r"(?!/dev/shm(?![\w.+@-]))"  # the same on every machine, and remedies name it
 _START = rf"{NOT_SHM}(?:~|[A-Za-z]:)?"
 _QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{_START}[/\\][^'"`\n]*)(?P=quote)""")
-_BARE = re.compile(rf"""(?<![\w/.\\~]){_START}[/\\](?:[^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=][/\\]+)*([\w.+@-]+)""")
+# Two slashes may begin a path, but not behind https:
+_FIRST = rf"{NOT_SHM}(?:(?:~|[A-Za-z]:|(?<!:)|(?<=file:))[/\\]+|[/\\](?![/\\]))"
+_BARE = re.compile(rf"""(?<![\w/.\\~]){_FIRST}(?:[^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=][/\\]+)*([\w.+@-]+)""")
 
 _BEGUN = re.compile(rf"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|{NOT_SHM}/(?=[\w.]))+""")  # a path of nothing but its beginning
 

@@ -59,6 +59,9 @@ def private(text: str) -> bool:
         ),
         ("models/diffusion_models/x does not exist", "models/diffusion_models/x does not exist"),
         ("cannot open /home//John Doe//x.safetensors now", "cannot open x.safetensors now"),
+        ("cannot open //nas/John Doe/x.safetensors now", "cannot open x.safetensors now"),
+        (r"\\nas\me\x.safetensors, C:\\Users\\me\\y", "x.safetensors, y"),
+        ("see file:///home/me/x, https://example.org/a/b and a // b", "see file:x, https://example.org/a/b and a // b"),
     ],
 )
 def test_of_a_path_only_the_files_name_is_left(text: str, left: str) -> None:

@@ -129,7 +129,7 @@ class ParallelChoice:
         try:
             counted = count()
         except ValueError as error:
-            why = redact_paths(str(error))  # a report has the reasons
+            why = redact_paths(str(error))  # nodes show it
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {why}"))
         graphs = self.tries and not self.compiled and not self.step_cache and devices[0].kind == "cuda"
         work = replace(usual_work_of(counted), step_cache=self.step_cache > 0, graphs=graphs)

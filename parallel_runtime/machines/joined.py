@@ -267,9 +267,8 @@ class _Member:
         launchers = {each.pid for each in self._running.values()}
         left = process.end(others=launchers)
         stuck = f"processes {left} do not end after SIGKILL" if left else ""
-        why = (
-            process.last_lines().rpartition("\n")[2] if process.code > 0 else ""
-        )  # else it was told to, or said nothing
+        # One that was killed was told to end, or said nothing.
+        why = process.last_lines().rpartition("\n")[2] if process.code > 0 else ""
         self._say("; ".join(filter(None, ("the ranks have ended", why, stuck))))
         lines = "\n".join(filter(None, (process.last_lines(), stuck)))
         process.close()

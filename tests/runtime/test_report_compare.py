@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import plan_part
 from parallel_runtime.report.compare import (
+    ROUNDING,
     Facts,
     facts_of,
     name_works,
@@ -74,6 +76,11 @@ def test_a_run_is_held_against_the_newest_on_one_device() -> None:
 
 PROOF = {"verdict": "proven", "error": 6e-3, "tolerance": 1e-2}
 CACHE = {"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4}
+
+
+def test_the_share_card_knows_the_same_kernels_as_rounding() -> None:
+    card = (Path(__file__).resolve().parents[2] / "web" / "panel" / "share_card.mjs").read_text(encoding="utf-8")
+    assert f"const ROUNDING = /{'|'.join(ROUNDING)}/i" in card
 
 
 @pytest.mark.parametrize(

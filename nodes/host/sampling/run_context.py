@@ -235,7 +235,7 @@ class RunContext:
         """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
         compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
         for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
-            why = f"blocks run uncompiled: {redact_paths(reason)}"  # in the compiler's words, and for the report
+            why = f"blocks run uncompiled: {redact_paths(reason)}"  # the compiler's words, on the node
             if why not in self.remarks:
                 self.remarks.append(why)
                 self.listener.uncompiled(why)

@@ -124,6 +124,10 @@ class EmulatedAxis(Axis):
         """As `Axis.start_all_to_all`."""
         return Transfer(self, send, send_lengths, receive_lengths)
 
+    def let_pass(self) -> None:
+        """As `Axis.let_pass`, of the exchange that was started last."""
+        self.events.append(("let pass", self.number - 1))
+
 
 class Transfer:
     """Bytes on an emulated link."""

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 TABLE = Path(__file__).with_name("choices.json")
 USUAL = "usual"
 KERNELS = ("cudnn", "flash", "efficient")
@@ -21,12 +23,15 @@ class CardChoice:
     """For one capability. `sdpa_first`: the kernel that torch's attention is to try first, "" for ComfyUI's own order.
 
     `ring_kernel`: what attends at each hop of a ring. `most_chunks`: into how many runs of heads an exchange is cut at
-    most, 0 where no figure limits it. `timed_every`: with timers on, one step in so many has events.
+    most, 0 where no figure limits it. `head_start_cycles`: for so many clock cycles a device waits before the attention
+    that is to hide an exchange, so that the exchange has its places first. `timed_every`: with timers on, one step in
+    so many has events.
     """
 
     sdpa_first: str
     ring_kernel: str
     most_chunks: int
+    head_start_cycles: int
     timed_every: int
     source: str
 
@@ -37,10 +42,21 @@ class CardChoice:
                 f"choices.json: sdpa_first={self.sdpa_first!r}, ring_kernel={self.ring_kernel!r}; "
                 f"use one of {', '.join(KERNELS)}"
             )
-        if self.most_chunks < 0 or self.timed_every < 1:
+        if self.most_chunks < 0 or self.head_start_cycles < 0 or self.timed_every < 1:
             raise ValueError(
-                f"choices.json: most_chunks={self.most_chunks}, timed_every={self.timed_every}; use at least 0 and 1"
+                f"choices.json: most_chunks={self.most_chunks}, head_start_cycles={self.head_start_cycles}, "
+                f"timed_every={self.timed_every}; use at least 0, 0 and 1"
             )
+
+
+def choice_of(device: torch.device) -> CardChoice:
+    """What was chosen for a device."""
+    return choice_for(capability_of(device))
+
+
+def capability_of(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of an NVIDIA device. None for a CPU, and for AMD's, whose numbers name other cards."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" and not torch.version.hip else None
 
 
 @lru_cache(maxsize=64)

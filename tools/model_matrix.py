@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from gpu.real_cuda.sharing import PATH
 
 from families.cases import CONTROL_PLAN, PLANS, STAGES, Case, cases
 from families.variants import FAMILIES, FILES, write_families
@@ -201,7 +204,8 @@ def on_devices(devices: str | None) -> dict[str, Any]:
     if devices is None:
         return {"environment": ONE_THREAD}
     names = devices.split(",")
-    shared = {"SHARE_ONE_GPU": "nccl"} if len(set(names)) < len(names) else {}
+    paths = os.pathsep.join((PATH, *filter(None, [os.environ.get("PYTHONPATH")])))
+    shared = {"SHARE_ONE_GPU": "nccl", "PYTHONPATH": paths} if len(set(names)) < len(names) else {}
     return {"flags": ("--fp32-unet", "--fp32-vae"), "environment": {**shared, "START_EACH_RANK": "1"}}
 
 

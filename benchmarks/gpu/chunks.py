@@ -2,20 +2,11 @@
 
 One rank's share whose exchanges are there when the named link would have delivered them (benchmarks/share/exchange.py):
 on a GPU a kernel on a stream of its own runs as long, while attention does. Beside each step stands what overlap.py
-predicts. All of it twice: once with as many hardware queues as CUDA gives, and once with one (`ONE_QUEUE`), in which
-kernels start in the order in which the host queued them, whatever their streams. What is chosen is of the first.
+predicts. All of it twice: with attention at once, and with a head start for the exchange that it is to hide.
 """
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from benchmarks.share.attended import Attended, noting
 from benchmarks.share.bound import link_named
@@ -24,7 +15,7 @@ from benchmarks.share.rank import OneRank, timed_runs
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.planner.hardware import Interconnect
 
-from .setting import ROOT, Result, Setting, find_setting
+from .setting import Result, Setting
 
 RATES = ("6", "10", "22")  # GB/s: PCIe 3.0, through host memory, PCIe 4.0 with peer access
 MODELS = ("flux.1", "wan 14b")
@@ -32,8 +23,9 @@ MOST = (1, 2, 4, 8)
 NEAR = 1.02  # what counts as the quickest
 OF_THE_HOST = 1.1  # times as long a step may take by its chunks alone; above it, it waits for the host
 RANKS = 2
-ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-HEAD = ("model", "link", "queues", "way", "ms a step", "of it exchange that shows", "predicted")
+HEAD_START = 10_000  # cycles: 5 us. On one card 2,000 let half of the chunks pass and 40,000 no more than these
+WORTH = 1.01  # times as quick as without a head start
+HEAD = ("model", "link", "head start", "way", "ms a step", "of it exchange that shows", "predicted")
 
 
 @dataclass(frozen=True)
@@ -47,86 +39,86 @@ class Timed:
     predicted_s: float
 
 
+@dataclass(frozen=True)
+class OneLink:
+    """The ways of one model over one link, with or without a head start; `by_host`: its steps wait for the host."""
+
+    by_chunks: dict[int, Timed]
+    around: Timed
+    by_host: bool
+
+    @property
+    def quickest(self) -> int:
+        """The fewest chunks that count as the quickest."""
+        least = min(each.seconds for each in self.by_chunks.values())
+        return min(most for most, each in self.by_chunks.items() if each.seconds <= NEAR * least)
+
+    @property
+    def hiding_s(self) -> float:
+        """Seconds of the steps that have something to hide behind."""
+        return self.around.seconds + sum(each.seconds for most, each in self.by_chunks.items() if most > 1)
+
+
 def run(setting: Setting) -> Result:
     """Every model, link and way."""
-    rows, quickest = measured(setting, "usual")
-    failed = dict[str, str]()
-    try:
-        rows += in_one_queue(setting)
-    except ValueError as error:  # what was measured before stays on the page
-        if setting.small:
-            raise
-        failed["one hardware queue"] = str(error)
-    lines = [f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|", *rows]
-    if not quickest:
-        decided = "steps wait for the host, the more the more chunks: nothing is chosen"
-        return Result(table=lines, decided=decided, failed=failed)
-    most = max(quickest)
-    decided = f"fewest chunks within 2 % of the quickest, where the host does not: {min(quickest)} to {most}"
-    choices = {"most_chunks": most} if setting.capability else {}
-    return Result(table=lines, decided=decided, failed=failed, choices=choices)
-
-
-def measured(setting: Setting, queues: str) -> tuple[list[str], list[int]]:
-    """A row a model, link and way; and of each model and link that the host does not hold up, the fewest chunks that
-    count as the quickest."""
-    lines, quickest = list[str](), list[int]()
+    lines = [f"| {' | '.join(HEAD)} |", "| --- " * len(HEAD) + "|"]
+    found: dict[int, list[OneLink]] = {cycles: [] for cycles in ((0, HEAD_START) if setting.capability else (0,))}
     for name in setting.model_names()[:1] if setting.small else MODELS:
         rank = setting.rank(name)
         call = rank.call(setting.size(name))
-        for rate in RATES[:1] if setting.small else RATES:
-            timed = by_chunks(rank, call, link_named(rate), (1, 2) if setting.small else MOST, setting.steps)
-            least = min(each.seconds for each in timed.values())
-            without = [each.seconds - each.shown_s for each in timed.values()]
-            if max(without) <= OF_THE_HOST * min(without):
-                quickest.append(min(most for most, each in timed.items() if each.seconds <= NEAR * least))
-            for each in (*timed.values(), around_a_ring(rank, call, link_named(rate), setting.steps)):
-                times = (f"{1e3 * seconds:.2f}" for seconds in (each.seconds, each.shown_s, each.predicted_s))
-                lines.append(f"| {' | '.join((name, each.link.name, queues, each.way, *times))} |")
-    return lines, quickest
-
-
-def in_one_queue(setting: Setting) -> list[str]:
-    """The rows by a process of its own: CUDA reads the number of its queues once. Raises `ValueError` where it fails.
-
-    A process on a CPU has no queues: there it shows that the path runs.
-    """
-    given = {"models": str(setting.models), "comfyui": setting.comfyui.path, "small": setting.small}
-    given |= {} if setting.small else {"device": str(setting.device)}
-    command = [sys.executable, "-m", "benchmarks.gpu.chunks", json.dumps(given)]
-    done = subprocess.run(  # noqa: S603  this module
-        command, cwd=ROOT, env={**os.environ, **ONE_QUEUE}, stdout=subprocess.PIPE, text=True, check=False
+        for link in map(link_named, RATES[:1] if setting.small else RATES):
+            for cycles, links in found.items():
+                links.append(one_link(rank, call, link, setting, cycles))
+                lines += rows(name, cycles, links[-1])
+    counted = {cycles: [each for each in links if not each.by_host] for cycles, links in found.items()}
+    if not all(counted.values()):
+        return Result(table=lines, decided="steps wait for the host, the more the more chunks: nothing is chosen")
+    mean_s = {cycles: sum(each.hiding_s for each in links) / len(links) for cycles, links in counted.items()}
+    gain = mean_s[0] / mean_s[max(mean_s)]
+    chosen = max(mean_s) if gain >= WORTH else 0
+    quickest = [each.quickest for each in counted[chosen]]
+    decided = (
+        f"{gain:.2f}x by a head start of {max(mean_s)} cycles, so exchanges have {chosen}; fewest chunks within 2 % "
+        f"of the quickest, where the host does not hold up: {min(quickest)} to {max(quickest)}"
     )
-    if done.returncode:
-        raise ValueError(f"with one hardware queue the measurement ended with {done.returncode}; its text is above")
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    choices = {"most_chunks": max(quickest), "head_start_cycles": chosen} if setting.capability else {}
+    return Result(table=lines, decided=decided, choices=choices)
 
 
-def main() -> None:
-    """What `in_one_queue` runs: prints the rows as a line of JSON."""
-    given = json.loads(sys.argv[1])
-    if given["small"]:
-        torch.set_num_threads(1)
-    with contextlib.redirect_stdout(sys.stderr):  # ComfyUI prints
-        rows, _ = measured(find_setting(**{**given, "models": Path(given["models"])}), "one")
-    sys.stdout.write(json.dumps(rows) + "\n")
+def one_link(rank: OneRank, call: ModelCall, link: Interconnect, setting: Setting, cycles: int) -> OneLink:
+    """A model over a link."""
+    timed = by_chunks(rank, call, link, (1, 2) if setting.small else MOST, setting.steps, cycles)
+    without = [each.seconds - each.shown_s for each in timed.values()]
+    around = around_a_ring(rank, call, link, setting.steps, cycles)
+    return OneLink(timed, around, by_host=max(without) > OF_THE_HOST * min(without))
 
 
-def by_chunks(rank: OneRank, call: ModelCall, link: Interconnect, most: Sequence[int], steps: int) -> dict[int, Timed]:
+def rows(name: str, cycles: int, measured: OneLink) -> list[str]:
+    """A row for each way."""
+    lines = []
+    for each in (*measured.by_chunks.values(), measured.around):
+        times = (f"{1e3 * seconds:.2f}" for seconds in (each.seconds, each.shown_s, each.predicted_s))
+        lines.append(f"| {' | '.join((name, each.link.name, f'{cycles}', each.way, *times))} |")
+    return lines
+
+
+def by_chunks(
+    rank: OneRank, call: ModelCall, link: Interconnect, most: Sequence[int], steps: int, cycles: int
+) -> dict[int, Timed]:
     """With at most 1, 2, ... chunks."""
     found = {}
     for count in most:
-        without, attended = _step(rank, call, None, steps, count)
-        seconds, _ = _step(rank, call, link, steps, count)
+        without, attended = _step(rank, call, None, steps, count, cycles)
+        seconds, _ = _step(rank, call, link, steps, count, cycles)
         predicted = sum(each.shown_s(link, at_most(each.heads, count)) for each in attended)
         found[count] = Timed(f"{count} chunk(s)", link, seconds, seconds - without, predicted)
     return found
 
 
-def around_a_ring(rank: OneRank, call: ModelCall, link: Interconnect, steps: int) -> Timed:
+def around_a_ring(rank: OneRank, call: ModelCall, link: Interconnect, steps: int, cycles: int) -> Timed:
     """The same ranks around a ring."""
-    alone, slow = (local_sequence(ring=RANKS, device=rank.device, link=each) for each in (None, link))
+    told = {"ring": RANKS, "device": rank.device, "head_start_cycles": cycles}
+    alone, slow = (local_sequence(**told, link=each) for each in (None, link))
     times = [timed_runs(rank.step(call, each), steps)[0] for each in (alone, slow)]
     with noting(alone, rank.device) as attended:
         rank.step(call, alone)()
@@ -135,15 +127,12 @@ def around_a_ring(rank: OneRank, call: ModelCall, link: Interconnect, steps: int
 
 
 def _step(
-    rank: OneRank, call: ModelCall, link: Interconnect | None, steps: int, count: int
+    rank: OneRank, call: ModelCall, link: Interconnect | None, steps: int, count: int, cycles: int
 ) -> tuple[float, list[Attended]]:
-    sequence = local_sequence(ulysses=RANKS, device=rank.device, link=link, chunks=count)
+    told = {"device": rank.device, "link": link, "head_start_cycles": cycles}
+    sequence = local_sequence(ulysses=RANKS, chunks=count, **told)
     run = rank.step(call, sequence)
     seconds, _ = timed_runs(run, steps)
     with noting(sequence, rank.device) as attended:
         run()
     return seconds, attended
-
-
-if __name__ == "__main__":
-    main()

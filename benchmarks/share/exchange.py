@@ -150,14 +150,16 @@ def local_sequence(
     device: torch.device,
     link: Interconnect | None = None,
     chunks: int = 1,
+    head_start_cycles: int = 0,
 ) -> SequenceParallelAttention:
     """The part `index` of ulysses * ring ranks, whose exchanges are local; traffic of all axes is counted as one.
 
-    `link`: exchanges take as long as over this one. `chunks`: heads go in so many at most.
+    `link`: exchanges take as long as over this one. `chunks`: heads go in so many at most. `head_start_cycles`: of
+    choices.py.
     """
     traffic, delivery = Traffic(), Delivery(device, link, max(ulysses, ring))
     axes = {
-        name: LocalAxis(name, size, place, None, traffic, delivery=delivery)
+        name: LocalAxis(name, size, place, None, traffic, head_start_cycles=head_start_cycles, delivery=delivery)
         for name, size, place in (
             ("ring", ring, index // ulysses),
             ("ulysses", ulysses, index % ulysses),

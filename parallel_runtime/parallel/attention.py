@@ -236,6 +236,8 @@ class SequenceParallelAttention:
             of_heads = mask
             if mask is not None and mask.shape[1] > 1:
                 of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)
+            if chunks > 1:
+                self.ulysses.let_pass()
             out = attend(arrived, of_heads)
             done.append(to_fp8(out) if exchange == FP8 else out)
         out = back.finish(done.pop())

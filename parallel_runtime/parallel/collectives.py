@@ -82,11 +82,21 @@ class Axis:
     traffic: Traffic = field(default_factory=Traffic)
     # gloo has no all-to-all for device memory; two ranks on one device talk through it, so their tensors are staged.
     staged: bool = False
+    head_start_cycles: int = 0  # of choices.py
 
     def rank_at(self, index: int) -> int:
         """The global rank of a place on the axis, counted around it."""
         index %= self.size
         return index if self.group is None else dist.get_global_rank(self.group, index)
+
+    def let_pass(self) -> None:
+        """Let what was started last begin before what the current stream runs next, which is to hide it.
+
+        Where both become ready at the same moment, an attention that takes all of a device's places until it ends is
+        first: the exchange would begin behind it.
+        """
+        if self.head_start_cycles:
+            torch.cuda._sleep(self.head_start_cycles)
 
     def all_to_all(
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]

@@ -66,6 +66,8 @@ class RingPass:
                 start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
                 keys, values = (_repeated(each, q.shape[2]) for each in self._arrived())
+                if self.under_way is not None:
+                    self.ring.let_pass()
                 part_out, part_lse = attend_with_lse(named, q, keys, values, mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from ..choices import choice_for
+from ..choices import choice_of
 from ..devices import Device, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
@@ -92,8 +92,8 @@ def _with_choices(calibration: Calibration, device: Device) -> Calibration:
     """With what was chosen for the device's capability (choices.py), as ranks are told it."""
     if device.kind == "cpu":
         return calibration
-    most = choice_for(torch.cuda.get_device_capability(device.index)).most_chunks
-    return replace(calibration, rates=replace(calibration.rates, most_chunks=most))
+    chosen = choice_of(torch.device(device.kind, device.index))
+    return replace(calibration, rates=replace(calibration.rates, most_chunks=chosen.most_chunks))
 
 
 def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:

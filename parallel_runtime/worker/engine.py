@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from ..choices import choice_for
+from ..choices import choice_of
 from ..models.hosted.compiled import CompiledRun
 from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
@@ -129,7 +129,7 @@ class Engine:
         """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several."""
         if not on or self.device.type != "cuda":
             return RegionTimer(self.device, on=on)
-        every = choice_for(torch.cuda.get_device_capability(self.device)).timed_every
+        every = choice_of(self.device).timed_every
         return RegionTimer(self.device, on=True, every=every)
 
     def new_recorder(self) -> GraphRecorder:

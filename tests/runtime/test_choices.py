@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from parallel_runtime.choices import TABLE, choice_for, read, with_choice
+from parallel_runtime.choices import TABLE, choice_for, choice_of, read, with_choice
 
 ROWS = json.loads(TABLE.read_text(encoding="utf-8"))
 
@@ -19,6 +20,14 @@ def test_cudnn_is_tried_first_where_figures_say_so_and_nowhere_else(capability, 
     assert choice_for(capability).sdpa_first == first
 
 
+def test_a_device_has_the_choices_of_its_capability_and_amds_which_count_otherwise_the_usual_ones(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda", 0)
+    assert choice_of(gpu) == choice_for((9, 0)) != choice_for(None) == choice_of(torch.device("cpu"))
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert choice_of(gpu) == choice_for(None)
+
+
 def test_a_measured_choice_changes_its_row_alone() -> None:
     table = with_choice(ROWS, (8, 9), sdpa_first="cudnn", most_chunks=0, source="measured")
     assert table["8.9"] == {"sdpa_first": "cudnn", "source": "measured"}  # the usual value is not written again
@@ -26,7 +35,10 @@ def test_a_measured_choice_changes_its_row_alone() -> None:
     assert {name: row for name, row in table.items() if name != "8.9"} == ROWS
 
 
-@pytest.mark.parametrize("wrong", [{"sdpa_first": "math"}, {"ring_kernel": ""}, {"timed_every": 0}, {"chunks": 2}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sdpa_first": "math"}, {"ring_kernel": ""}, {"timed_every": 0}, {"head_start_cycles": -1}, {"chunks": 2}],
+)
 def test_what_nobody_could_act_on_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match=r"choices\.json"):
         with_choice(ROWS, (8, 9), **wrong)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+from parallel_runtime.choices import choice_for
 from parallel_runtime.models.hosted import sdpa, stock_attention
 from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first, try_first
@@ -37,7 +38,7 @@ def order(module: ModuleType) -> list[str]:
 def test_cudnn_comes_first_where_the_table_has_it_and_the_others_keep_their_order(capability: Any) -> None:
     module = ops(*STOCK)
     held = getattr(module, ORDER)
-    put_first(module, capability)
+    put_first(module, choice_for(capability))
     moved = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
     assert order(module) == (moved if capability == (9, 0) else STOCK)
     assert getattr(module, ORDER) is held, "ComfyUI's function reads this very list"
@@ -46,7 +47,7 @@ def test_cudnn_comes_first_where_the_table_has_it_and_the_others_keep_their_orde
 def test_a_comfyui_without_a_list_or_without_the_kernel_stays_as_it_is() -> None:
     bare, without = ops(), ops("FLASH_ATTENTION", "MATH")
     for module in (bare, without):
-        put_first(module, (9, 0))
+        put_first(module, choice_for((9, 0)))
     assert not hasattr(bare, ORDER)
     assert order(without) == ["FLASH_ATTENTION", "MATH"]
 
@@ -101,7 +102,7 @@ class Hopper:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ops, self.error, self.calls = ops(*STOCK), None, list[str]()
         monkeypatch.setitem(sys.modules, "comfy.ops", self.ops)
-        put_first(self.ops, (9, 0))
+        put_first(self.ops, choice_for((9, 0)))
         self.raises_for = {"CUDNN_ATTENTION"}
         self.switch = AttentionSwitch(self.attention_pytorch, Container)
 
@@ -182,7 +183,7 @@ def test_a_little_attention_by_cudnn_is_tried_before_any_model_runs(monkeypatch:
         tried.clear()
         raises[:] = found
         module = ops(*STOCK)
-        put_first(module, (9, 0))
+        put_first(module, choice_for((9, 0)))
         try_first(torch.device("cpu"))
         assert order(module)[0] == first
         assert tried == [torch.bfloat16, torch.float16]

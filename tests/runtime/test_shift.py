@@ -1,10 +1,16 @@
-"""What a hop around the ring sends: both directions at once, and nothing that is empty."""
+"""What a hop around the ring sends: both directions at once, and nothing that is empty. And what lets it pass."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from parallel_runtime.choices import choice_for
+from parallel_runtime.parallel import ring
 from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.kernels import attention_with_lse
+from parallel_runtime.parallel.ring import RingPass
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.worker.mesh import Groups, Mesh
 
 
 class Done:
@@ -21,3 +27,37 @@ def test_an_empty_part_is_neither_sent_nor_received(monkeypatch: pytest.MonkeyPa
     axis.start_shift(torch.ones(sent), torch.empty(received)).wait()
     wanted = [("isend", sent, 0)] * bool(sent) + [("irecv", received, 1)] * bool(received)
     assert batches == ([wanted] if wanted else [])
+
+
+def test_each_hop_passes_before_the_attention_that_hides_it_and_the_last_attention_waits_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    class RingOfThree(Axis):
+        def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Done:  # type: ignore[override]
+            order.append("hop")
+            receive.copy_(send)
+            return Done()
+
+    def attend(named: str, *qkv: torch.Tensor, **more: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        order.append("attend")
+        return attention_with_lse(*qkv)
+
+    monkeypatch.setattr(ring, "attend_with_lse", attend)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append(f"{cycles} cycles"))
+    q, k, v = (torch.randn(1, 2, 1, 4) for _ in range(3))
+    for cycles, passes in ((7, ["7 cycles"]), (0, [])):
+        order.clear()
+        axis = RingOfThree("ring", 3, 0, head_start_cycles=cycles)
+        RingPass(axis, k, v, lengths=(2, 2, 2)).attend(q, mask=None)
+        assert order == [*(["hop", *passes, "attend"] * 2), "attend"]
+
+
+def test_the_axes_of_a_device_have_the_head_start_that_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    chosen = choice_for((9, 0)).head_start_cycles
+    for device, cycles in (("cuda:0", chosen), ("cpu", 0)):
+        mesh = Mesh(ParallelPlan(), device=torch.device(device), groups=Groups(), show_waiting=lambda _: None)
+        assert {axis.head_start_cycles for axis in mesh.axes.values()} == {cycles}
+    assert chosen > 0

@@ -12,6 +12,7 @@ import sys
 import torch
 
 from ...checkpoint import ComfyUI
+from ...choices import choice_of
 from ...packages import imported_packages
 from ...wire.replies import Imported
 from . import attention, scales, sdpa
@@ -49,8 +50,7 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
         attention.install()
         scales.install()
     if shared:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        sdpa.put_first(importlib.import_module("comfy.ops"), capability)
+        sdpa.put_first(importlib.import_module("comfy.ops"), choice_of(device))
         sdpa.try_first(device)
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)

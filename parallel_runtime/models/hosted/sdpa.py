@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...choices import choice_for
+from ...choices import CardChoice
 
 log = logging.getLogger(__name__)
 ORDER = "SDPA_BACKEND_PRIORITY"
@@ -40,13 +40,13 @@ _MOVED: list[Moved] = []  # of this process: one or none
 _FAILED: list[str] = []  # what was moved and is in its place again
 
 
-def put_first(ops: ModuleType, capability: tuple[int, int] | None) -> None:
-    """Move what the table of choices has for a compute capability to the front of ComfyUI's list, in place.
+def put_first(ops: ModuleType, chosen: CardChoice) -> None:
+    """Move what was chosen for a device to the front of ComfyUI's list, in place.
 
     Nothing changes where the table leaves ComfyUI's order (choices.py), where ComfyUI has no list, and where it has one
-    without that kernel. `capability` None: a CPU.
+    without that kernel.
     """
-    order, first = vars(ops).get(ORDER), BACKENDS.get(choice_for(capability).sdpa_first, "")
+    order, first = vars(ops).get(ORDER), BACKENDS.get(chosen.sdpa_first, "")
     if not isinstance(order, list):
         return
     stocks = list(order)

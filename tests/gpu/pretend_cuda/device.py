@@ -314,6 +314,7 @@ def install():
         cudaHostRegister=lambda pointer, num_bytes, flags: PRETENCE.pinned.add(pointer) or 0,
         cudaHostUnregister=lambda pointer: PRETENCE.pinned.discard(pointer) or 0,
     )
+    cuda._sleep = lambda cycles: None
     cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")

@@ -60,8 +60,11 @@ def errors_of(
                 mine, its = os.pipe()
                 child = os.fork()
                 if child == 0:
-                    os.close(mine)
-                    os._exit(_rank(its, rank, ranks, Path(folder) / "store", model, spec, calls, wanted))
+                    try:
+                        os.close(mine)
+                        _rank(its, rank, ranks, Path(folder) / "store", model, spec, calls, wanted)
+                    finally:  # whatever it raised: this process is a copy of the one that waits for it
+                        os._exit(0)
                 os.close(its)
                 children[rank] = child
                 waiting.register(os.fdopen(mine, "r", encoding="utf-8"), selectors.EVENT_READ, rank)
@@ -97,8 +100,8 @@ def _rank(
     spec: ShardingSpec,
     calls: Sequence[Callable[[], torch.Tensor]],
     wanted: Sequence[torch.Tensor],
-) -> int:
-    """One rank: compute, answer, end."""
+) -> None:
+    """One rank: compute and answer."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         dist.init_process_group(
@@ -120,4 +123,3 @@ def _rank(
         said = {"raised": in_one_line(error)}
     with os.fdopen(answers, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(said))
-    return 0

@@ -26,6 +26,15 @@ def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack,
     assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
 
 
+def test_the_panel_is_told_which_model_ran_last_with_what(module_of_pack) -> None:
+    begin = module_of_pack("nodes.host.proof.begin_tries")
+    of = SimpleNamespace(pooled=SimpleNamespace(spec=SimpleNamespace(path="/models/a.safetensors")), why_not="no")
+    last = begin.LastRun(of=of, work=None, sizes={"width": 64})
+    assert last.described == {"model": "a.safetensors", "why_not": "no", "width": 64}
+    known = replace(last, work=SimpleNamespace(text_tokens=7, guided=True))
+    assert known.described == last.described | {"text_tokens": 7, "guided": True}
+
+
 @pytest.fixture
 def case(module_of_pack, new_run, monkeypatch) -> SimpleNamespace:
     """A MODEL for which auto predicts ulysses 2, where ring 2 can run too; a test sets `graphs`, and what is `kept`."""

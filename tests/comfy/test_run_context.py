@@ -306,6 +306,31 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
     assert "was changed after it was chosen" in refused(spec).why
 
 
+def test_what_another_process_saw_of_another_file_serves_no_load_and_is_not_looked_at_again(
+    module_of_pack, tmp_path, monkeypatch
+) -> None:
+    module, found = (
+        module_of_pack(name) for name in ("nodes.host.model.found_plans", "parallel_runtime.models.specs.found")
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = found.FoundKey(model_class="a.New", source="1f", comfyui="0.30.0", kind="5b")
+    comfyui = module_of_pack("parallel_runtime.checkpoint").ComfyUI("/comfyui", ())
+    monkeypatch.setattr(module, "this_comfyui", lambda: comfyui)
+    report = {"class": "a.New", "source": "1f", "comfyui": "0.30.0", "kind": "5b", "refused": "mixes", "kept": True}
+    spec = SimpleNamespace(path="/a.safetensors", checkpoint=False)
+    for changes, why, unkept in (
+        ({}, "mixes", False),
+        ({"kept": False}, "mixes", True),
+        ({"class": "a.Old"}, "a process of its own takes the file for a.Old", True),
+        ({"kind": "14b"}, "a process of its own takes the file for another kind of its class; load it again", True),
+        ({"source": "2e"}, "ComfyUI's files were changed meanwhile; restart ComfyUI", True),
+    ):
+        monkeypatch.setattr(module, "find_plan", lambda *_, report=report | changes, **__: report)
+        search = module.SpecSearch()
+        assert search._looked(spec, key, print).why == f"no plan was found: {why}"
+        assert len(search.unkept) == unkept
+
+
 def test_a_plan_that_is_kept_serves_a_load_where_it_fits_the_transformer(module_of_pack, monkeypatch, caplog) -> None:
     module, transformer = module_of_pack("nodes.host.model.found_plans"), torch.nn.Identity()
     kept = module_of_pack("parallel_runtime.models.specs.found").Found(why="kept")

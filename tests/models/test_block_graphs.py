@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from parallel_runtime.models.hosted.block_graphs import BlockGraphs, GraphRun
+from parallel_runtime.models.hosted import block_graphs
+from parallel_runtime.models.hosted.block_graphs import BlockGraphs, CannotRecordError, GraphRun
 from parallel_runtime.models.hosted.compiled import blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
@@ -65,3 +68,41 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")
     assert said in ran[-1].reason and bool(said) == bool(ran[-1].reason), ran[-1].reason
     assert said or (ran[0].uncompiled_blocks, ran[-1].uncompiled_blocks) == (graphs.count, 0)
+
+
+@dataclass(frozen=True)
+class Given:
+    """As a class's own arguments are."""
+
+    name: str
+    tensor: torch.Tensor
+
+
+class Slotted:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_of_an_object_all_that_its_class_names_counts() -> None:
+    """A graph of one serves another with other numbers, and none with another name or shape."""
+    one, two = torch.ones(2), torch.zeros(2)
+
+    def form(value: object) -> tuple[object, list[torch.Tensor]]:
+        found: list[torch.Tensor] = []
+        return block_graphs._form(value, found), found
+
+    for kind in (lambda tensor: Given("a", tensor), Slotted):
+        (first, tensors), (second, _), (wider, _) = (form(kind(each)) for each in (one, two, torch.ones(3)))
+        assert first == second != wider and tensors[0] is one
+        assert block_graphs._replaced(kind(one), lambda _: two).tensor is two
+    assert form(Given("a", one))[0] != form(Given("b", one))[0]
+    with pytest.raises(CannotRecordError, match="SimpleNamespace, of which no graph can be made"):
+        form(SimpleNamespace(tensor=one))
+
+
+def test_a_block_that_finds_what_a_block_before_it_kept_has_no_graph() -> None:
+    assert block_graphs._remembers(SimpleNamespace(attention=SimpleNamespace(again=True), inside={}))
+    assert block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=True)}))
+    assert not block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=False)}))

@@ -177,4 +177,5 @@ def test_what_is_held_is_in_proportion_to_the_tokens(one: float, two: float, eve
 
 
 def test_a_numbers_tokens_are_those_of_the_first_two_points() -> None:
-    assert count._slope([10, 14, 90], [5, 7, 8]) == 0.5
+    assert count._tokens_a_number([10, 14, 90], [5, 7, 8], channels=16) == 0.5
+    assert count._tokens_a_number([10, 14], [0, 0], channels=16) == 1 / 64, "of patches of 2 x 2 where none are counted"

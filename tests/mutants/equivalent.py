@@ -4,6 +4,16 @@ from __future__ import annotations
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "constant off by one",
+        "TRIES = 8",
+        "TRIES = 9",
+    ): "a class that lacks this many inputs is refused after one more",
+    (
+        "arithmetic",
+        "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+        "outs = [(x * 0.5 + told * (0.1 + (call * 2) / 40)) * (side + 1) for side in sides]",
+    ): "any outputs that change from call to call show how ComfyUI's holder answers",
+    (
         "axis swapped",
         "if mask is not None and self._patch is None and mask.shape[2] == 1: # may be made from this rank's tokens",
         "if mask is not None and self._patch is None and mask.shape[1] == 1: # may be made from this rank's tokens",

@@ -110,7 +110,9 @@ def test_whatever_code_raises_is_told_from_faults_of_the_machine(raised, kind):
     assert type(pool_error(failure_, printed="", device="cpu:1", starting=False)) is kind
 
 
-@pytest.mark.parametrize(("pulse_lags_s", "named"), [((0.0, 0.0), 0), ((0.0, 4.0), 1), ((4.0, 0.0), 0)])
+@pytest.mark.parametrize(
+    ("pulse_lags_s", "named"), [((0.0, 0.0), 0), ((0.0, 2.5), 1), ((2.5, 0.0), 0), ((0.0, 1.5), 0)]
+)
 def test_of_ranks_that_all_wait_the_one_without_a_pulse_is_named_else_the_longest_silent(pulse_lags_s, named):
     """A rank of a further machine may be held where nobody here can see it."""
     segment, fd = Segment.create(1 << 16)

@@ -31,6 +31,7 @@ from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_sampling import HostedCalls
 from parallel_runtime.worker.latent import LatentRows
+from parallel_runtime.worker.parted_latent import PartedLatent
 from parallel_runtime.worker.steady_pipeline import SteadyCalls
 from parallel_runtime.worker.worker_loop import Calls, Gate, WorkerLoop
 
@@ -564,3 +565,11 @@ def test_attention_is_by_the_kernel_and_the_exchange_that_a_call_names() -> None
         assert hosted.sequence_of(options) is hosted.sequence
         assert (hosted.sequence.named, hosted.sequence.exchange) == found
     assert hosted.sequence_of({"whole": True}) is not hosted.sequence
+
+
+def test_a_latent_in_parts_is_that_of_this_batch_groups_images() -> None:
+    request = SimpleNamespace(recurrence=SimpleNamespace(step_ends=(0,)))
+    share = GroupWork(start=1, stop=2, conds=(0,), shares_cfg=False)
+    given = {"timer": RegionTimer(CPU, on=False), "copies": HostCopies(CPU), "cfg_axis": Axis("cfg"), "first": True}
+    latent = PartedLatent(request, share, {"out": torch.zeros(3, 1, 2)}, **given)  # type: ignore[arg-type]
+    assert latent.shape == (1, 1, 2)

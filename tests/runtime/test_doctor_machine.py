@@ -78,6 +78,7 @@ def test_64_mib_can_be_written(free: int, writable: bool, ok: bool, monkeypatch:
     monkeypatch.setattr(os, "access", lambda *_: writable)
     assert checked("temporary folder").ok == ok
     assert machine_checks.segment_room_bytes() == (free, 99 * MIB)
+    assert doctor._shared_memory_folder() == {"total_bytes": 99 * MIB, "free_bytes": free}
 
 
 def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_processes(
@@ -113,5 +114,5 @@ def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         "loopback": "no ('127.0.0.1', 0)",
     }
     monkeypatch.setattr(shutil, "disk_usage", nothing)
-    assert machine_checks.segment_room_bytes() is None
+    assert machine_checks.segment_room_bytes() is None and doctor._shared_memory_folder() == {}
     assert machine_checks.version_of("torch") == importlib.metadata.version("torch")

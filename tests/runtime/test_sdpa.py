@@ -61,6 +61,15 @@ def test_the_kernel_that_torch_takes_is_named() -> None:
     assert {*NAMES} >= set(STOCK)
 
 
+def test_torch_is_told_of_groups_where_keys_have_fewer_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, enable_gqa: told.append(enable_gqa) or 0)
+    q = torch.randn(1, 4, 8, 16)
+    for k in (q, q[:, :2]):
+        backend_of(ops(), q, k, k, None)
+    assert told == [False, True]
+
+
 def test_a_torch_that_says_nothing_of_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(1, 4, 8, 16)
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda q: 1)  # other arguments

@@ -42,15 +42,19 @@ def held(file: Path, *, size: int = 1, index: int = 0, kept: bool = False, **tol
     return HostedWeights(spec, group=Axis("shards", size, index), **told)
 
 
-def test_a_load_says_that_nothing_is_there_before_and_after_comfyui_is(
+def test_a_load_says_that_nothing_is_there_before_and_after_comfyui_is_and_once_the_file_is_known(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(hosted_weights, "import_comfyui", lambda *given: asked.append(given))
+    monkeypatch.setattr(
+        hosted_weights, "recognise", lambda *_, **__: asked.append("file") or SimpleNamespace(quantised=0)
+    )
     weights = held(file)
     loading = weights._loading()
     assert (next(loading), asked) == (0, [])
     assert (next(loading), asked) == (0, [(None, CPU)])
+    assert (next(loading), asked) == (0, [(None, CPU), "file"])
 
 
 def test_stages_have_blocks_of_about_equal_bytes_a_token() -> None:

@@ -3,8 +3,9 @@
 Owns the list of such things and their messages: the first line names the node to remove. Checks only, changes nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ....parallel_runtime.models.hosted.calls import CannotTravelError
 from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE, why_not_skipped
@@ -163,16 +164,26 @@ def is_of_transformer(name: str) -> bool:
     return name.startswith("diffusion_model.")
 
 
+def have_controlnet(conds: Mapping[str, Sequence[Mapping] | None]) -> bool:
+    """Whether any conditioning has a ControlNet."""
+    return any(True for _ in _controls(conds))
+
+
 def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
     """Raise `ValueError` when a conditioning has a ControlNet that computes with weights which are not here."""
-    for entry in (entry for side in conds.values() for entry in side or ()):
-        control = entry.get("control")
+    for first in _controls(conds):
+        control: Any = first
         while control is not None:
             for kind, weights in WITH_OUR_WEIGHTS.items():
                 if isinstance(control, kind):
                     what = f"its ControlNet ({type(control).__name__}) computes with the model's {weights}"
                     raise refuse_by(appliers_of_controlnets(), what, "use a ControlNet with layers of its own")
             control = getattr(control, "previous_controlnet", None)
+
+
+def _controls(conds: Mapping[str, Sequence[Mapping] | None]) -> Iterator[object]:
+    entries = (entry for side in conds.values() for entry in side or ())
+    return (entry["control"] for entry in entries if entry.get("control") is not None)
 
 
 def _named(nodes: Sequence[GraphNode]) -> str:

@@ -27,7 +27,7 @@ from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
 from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, comfy
-from ..contract.refusals import check_controlnets, check_skipped_layers
+from ..contract.refusals import check_controlnets, check_skipped_layers, have_controlnet
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
 from ..panel.progress import NodeText
@@ -258,7 +258,7 @@ def with_context(
     if trier is not None and trier.by_graphs:
         run.graphs_under = decision.plan
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
-    run.controlled = any(entry.get("control") is not None for side in guider.conds.values() for entry in side or ())
+    run.controlled = have_controlnet(guider.conds)
     kind = type(patcher.model.diffusion_model)
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)

@@ -14,7 +14,7 @@ import torch
 
 from ....parallel_runtime.models.hosted.build import Recognised
 from ..contract.comfyui import comfy
-from ..contract.refusals import refuse_by
+from ..contract.refusals import have_controlnet, refuse_by
 from ..contract.writers import appliers_of_controlnets
 
 PREFIX = "diffusion_model."  # of the names of weights in ComfyUI's patches
@@ -74,9 +74,8 @@ class OwnWeights:
 def readable_weights(model: Any, patches: Mapping[str, Sequence[tuple]], conds: Mapping[str, Any]) -> Iterator[None]:  # noqa: ANN401
     """Have the layers of a parallel `model` give the file's values for the block, if `conds` have a ControlNet."""
     recognised = model.prover.recognised
-    controlled = any(entry.get("control") is not None for side in conds.values() for entry in side or ())
     with ExitStack() as hooks:
-        if controlled:
+        if have_controlnet(conds):
             own = OwnWeights(recognised, patches)
             for path, module in model.diffusion_model.named_modules():
                 hooks.callback(module.register_state_dict_post_hook(partial(own.fill, path)).remove)

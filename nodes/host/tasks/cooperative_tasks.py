@@ -157,12 +157,10 @@ class _RunningTask:
         threads[-1].start()
 
     def go_on(self) -> None:
-        """Let the task run until it waits for calls, or is done. Raises the task's error."""
+        """Let the task run until it waits for calls, or is done."""
         with _in_place(self._kept):
             self._turn.release()
             self._turn_is_over.acquire()
-        if self.done.done():
-            self.done.result()
 
     def end(self) -> None:
         """Have the task done, whatever it waits for; its own error is dropped."""
@@ -208,6 +206,7 @@ TASK: ContextVar[_RunningTask | None] = ContextVar("parallel_dit_task", default=
 
 
 def _go_on(number: int, running: _RunningTask, present: dict[int, _RunningTask], results: dict[int, Any]) -> None:
+    """Raises the task's error."""
     running.go_on()
     if running.done.done():
         results[number] = running.done.result()

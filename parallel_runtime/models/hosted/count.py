@@ -300,7 +300,8 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     shared = alone if spec is None else [_calls_of_a_run(module, spec, keeps, RANKS, call) for call in calls]
     for counts, bytes_of_call in zip(alone, skipping, strict=True):
         counts[0] |= bytes_of_call
-    per_number = _slope(numbers, [each[0].get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
+    counted = [each[0].get("tokens", 0.0) for each in alone]
+    per_number = _tokens_a_number(numbers, counted, channels=shapes[0][1])
     tokens = [(number * per_number, float(point.text_tokens)) for number, point in zip(numbers, points, strict=True)]
     kept: dict[str, Polynomial] = {}
     if keeps is not None:
@@ -363,9 +364,10 @@ def _fitted(
     return whole, split
 
 
-def _slope(numbers: Sequence[float], tokens: Sequence[float]) -> float:
-    """How many tokens one more number of the latent makes, of the first two points, whose texts are equal."""
-    return (tokens[1] - tokens[0]) / (numbers[1] - numbers[0])
+def _tokens_a_number(numbers: Sequence[float], tokens: Sequence[float], *, channels: int) -> float:
+    """How many tokens one more number of the latent makes, of the first two points, whose texts are equal; as if
+    patches were of 2 x 2 where no tokens were counted."""
+    return (tokens[1] - tokens[0]) / (numbers[1] - numbers[0]) or 1 / (4 * channels)
 
 
 def _fit(tokens: Sequence[tuple[float, float]], amounts: Sequence[float], *, real: bool) -> Polynomial:

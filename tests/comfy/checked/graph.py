@@ -248,6 +248,8 @@ control = importlib.import_module("comfy.controlnet")
 plain, lora = control.ControlNet(), control.ControlLora({})
 plain.previous_controlnet = lora
 refusals.check_controlnets({"positive": None, "negative": [{"control": control.ControlNet()}, {}]})
+assert refusals.have_controlnet({"positive": None, "negative": [{"control": control.ControlNet()}, {}]})
+assert not refusals.have_controlnet({"positive": None, "negative": [{"control": None}, {}]})
 with at("10"):
     for first in (lora, plain):
         try:

@@ -365,6 +365,11 @@ other.weight = torch.nn.Parameter(torch.zeros(3, 4))
 assert not decode._alike(one, other)
 scaled = SimpleNamespace(upscale_ratio=(lambda frames: frames * 4 - 3, 8, 8), latent_dim=3, output_channels=4)
 assert decode._pixels_of(scaled, torch.zeros(2, 16, 5, 8, 4)) == (2, 4, 17, 64, 32)
+by_itself = SimpleNamespace(
+    handles_tiling=True,
+    first_stage_model=SimpleNamespace(decoder=SimpleNamespace(out_channels=3, patch_size=4, patch_size_t=2)),
+)
+assert decode._pixels_of(by_itself, torch.zeros(2, 16, 5, 8, 7)) == (2, 3, 10, 32, 28)
 hook = utils.PROGRESS_BAR_HOOK
 with decode._no_progress():
     assert utils.PROGRESS_BAR_HOOK is None

@@ -1,4 +1,6 @@
-"""What a hop around the ring sends: both directions at once, and nothing that is empty. And what lets it pass."""
+"""What exchanges of one rank send and count, without the others, and what lets them pass before attention."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,13 @@ from parallel_runtime.worker.mesh import Groups, Mesh
 class Done:
     def wait(self) -> None:
         """At once."""
+
+
+def test_of_uneven_rows_all_but_this_ranks_own_are_counted() -> None:
+    group = SimpleNamespace(alltoall_base=lambda *_: Done())
+    axis = Axis("ulysses", size=3, index=1, group=group)  # type: ignore[arg-type]
+    axis.start_all_to_all(torch.ones(7, 2), send_lengths=(4, 2, 1), receive_lengths=(1, 2, 1)).wait()
+    assert (axis.traffic.calls, axis.traffic.num_bytes) == (1, 5 * 2 * 4)
 
 
 @pytest.mark.parametrize(("sent", "received"), [(3, 2), (0, 2), (3, 0), (0, 0)])

@@ -23,7 +23,8 @@ class Done:
 def test_of_uneven_rows_all_but_this_ranks_own_are_counted() -> None:
     group = SimpleNamespace(alltoall_base=lambda *_: Done())
     axis = Axis("ulysses", size=3, index=1, group=group)  # type: ignore[arg-type]
-    axis.start_all_to_all(torch.ones(7, 2), send_lengths=(4, 2, 1), receive_lengths=(1, 2, 1)).wait()
+    sent = axis.start_all_to_all(torch.ones(7, 2), send_lengths=(4, 2, 1), receive_lengths=(1, 2, 1))
+    assert sent.wait().shape == (4, 2)
     assert (axis.traffic.calls, axis.traffic.num_bytes) == (1, 5 * 2 * 4)
 
 

@@ -156,10 +156,7 @@ class OneRank:
         """A function that runs the call as the rank of `sequence` does, blocks by `graphs`: its result (B, numbers),
         and when blocks ended."""
         batch, numbers = call.out_shape
-        whole = {**call.tensors, "out": torch.empty(batch, numbers)}
-        held = HeldState(self.device)
-        repeated = {name: number for number, name in enumerate(call.tensors)}
-        held.begin(Step(model=0, plan=ParallelPlan(), calls=(), batch_groups=(), repeated=repeated), call.tensors)
+        whole, held = {**call.tensors, "out": torch.empty(batch, numbers)}, self._held(call)
 
         def run() -> tuple[torch.Tensor, Beats]:
             beats = Beats(self.device)
@@ -182,6 +179,34 @@ class OneRank:
             return whole["out"], beats
 
         return run
+
+    def step_of_several_s(
+        self, call: ModelCall, sequence: SequenceParallelAttention, *, steps: int, graphs: BlockGraphs | None = None
+    ) -> float:
+        """Seconds of each of so many steps that are queued one behind the other and awaited together, as in the
+        sampler's loop in ranks: the host is up to `timing.BLOCKS_AHEAD` blocks ahead."""
+        timer, pace = RegionTimer(self.device, on=False), LaunchThrottle(self.device, lambda: None)
+        whole, held = {**call.tensors, "out": torch.empty(call.out_shape)}, self._held(call)
+        sequence.ulysses.traffic.reset(timer)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            for _ in range(steps):
+                forward = HostedForward(self.model, sequence, timer, pace.block_queued, held)
+                if graphs is not None:
+                    watch = Watch(timer, pace.block_queued, lambda _: None)
+                    forward.by_graphs = GraphRun(graphs, version=0, watch=watch)
+                rows = BatchSlice(0, 0, call.out_shape[0])
+                forward.call(rows, whole, call.options, sequence=sequence, over=None)
+                pace.block_queued()
+        pace.drain()
+        wait_for_all(self.device)
+        return (time.perf_counter() - began) / steps
+
+    def _held(self, call: ModelCall) -> HeldState:
+        held = HeldState(self.device)
+        repeated = {name: number for number, name in enumerate(call.tensors)}
+        held.begin(Step(model=0, plan=ParallelPlan(), calls=(), batch_groups=(), repeated=repeated), call.tensors)
+        return held
 
     def measure(
         self, call: ModelCall, small: ModelCall, *, ulysses: int = 1, ring: int = 1, steps: int = 5, index: int = 0

@@ -323,6 +323,10 @@ def test_a_saved_report_and_a_run_can_be_looked_at_in_turn(made_up: MadeUp) -> N
     expect(timeline).to_contain_text("for 7 steps")
     for field in (file, run):  # a browser tells of a choice where it is another one
         expect(field).to_have_value("")
+    file.set_input_files(saved | {"buffer": json.dumps([a_report(2, 7, run_id=7)]).encode()})
+    with made_up.comfy.page.expect_download() as kept:
+        timeline.get_by_role("button", name="JSON", exact=True).click()
+    assert kept.value.suggested_filename == "parallel-dit-denoise.json"
     run.select_option("1")
     expect(timeline).to_contain_text("for 4 steps")
 

@@ -457,7 +457,8 @@ class TimelineView {
   }
 
   get _name() {
-    return `parallel-dit-${this.report.raw?.run_id?.slice(0, 8) ?? this.report.kind ?? 'report'}`
+    const id = this.report.raw?.run_id // a file that was opened may have any value there
+    return `parallel-dit-${typeof id === 'string' ? id.slice(0, 8) : (this.report.kind ?? 'report')}`
   }
 
   async _png() {

@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from ..wire import nccl_segments
+from ..wire.kernel_calls import pidfd_open
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
 from .connection import GREETING, VERDICT, MachineChallenge, Session
@@ -301,7 +302,7 @@ class _Process:
             os.close(lifeline)
             os.close(output)
         self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd = pidfd_open(self.pid)
         os.set_blocking(self.output, False)
         with suppress(BrokenPipeError), self._process.stdin as pipe:  # type: ignore[union-attr]
             pipe.write(json.dumps(to_body(launch)).encode())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
+from ..wire.kernel_calls import P_PIDFD, pidfd_open
 from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
@@ -133,7 +134,7 @@ class RanksHere:
         message, _ = received
         if message.op is Op.HELLO:
             rank.pid = from_body(Hello, message.body, message.op.name).pid
-            rank.pidfd = os.pidfd_open(rank.pid)
+            rank.pidfd = pidfd_open(rank.pid)
             rank.work = ProcessWork(rank.pid)
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends
@@ -204,7 +205,7 @@ def exit_code(pidfd: int) -> int:
     ended.register(pidfd, select.POLLIN)
     ended.poll(1000 * END_S)
     try:
-        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        found = os.waitid(P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
         return 0
     if found is None:

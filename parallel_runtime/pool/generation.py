@@ -20,6 +20,7 @@ from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
 from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
+from ..wire.kernel_calls import MFD_CLOEXEC, memfd_create
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Memory, MemoryReply, Progress, RankError, Ready
@@ -296,7 +297,7 @@ class Generation:
             if remote.machines:
                 self.remote, settings = remote, remote.meet(settings)
             else:
-                store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
+                store = memfd_create("parallel-dit-store", MFD_CLOEXEC)
                 used.callback(os.close, store)
                 os.fchmod(store, 0o600)
             segment, segment_fd = Segment.create(segment_bytes)

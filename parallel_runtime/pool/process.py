@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
+from ..wire.kernel_calls import P_PIDFD, pidfd_open
 from ..wire.processes import Output, ProcessWork, is_stopped, killed_by
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
@@ -41,7 +42,7 @@ class OwnedProcess:
         if code is None:
             # Peek with WNOWAIT: until the zombie is reaped its PID cannot be reused, so killing its group is safe.
             try:
-                found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                found = os.waitid(P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             except ChildProcessError:
                 return "ended, and its exit was taken by other code of this process"
             if found is None:
@@ -139,7 +140,7 @@ def spawn_owned(
         )
         undo.callback(process.wait)
         undo.callback(process.kill)
-        pidfd = os.pidfd_open(process.pid)
+        pidfd = pidfd_open(process.pid)
         undo.pop_all()
     return OwnedProcess(process, Output(output_read), fds=(pidfd, lifeline_write))
 

@@ -31,6 +31,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..plan import MAX_RANKS
+from .kernel_calls import (
+    F_ADD_SEALS,
+    F_GET_SEALS,
+    F_SEAL_GROW,
+    F_SEAL_SEAL,
+    F_SEAL_SHRINK,
+    MFD_ALLOW_SEALING,
+    MFD_CLOEXEC,
+    memfd_create,
+)
 from .protocol import MAX_MESSAGE_BYTES, MAX_SEGMENT_BYTES, Message, ProtocolError, TensorSpec, decode, encode
 
 if TYPE_CHECKING:
@@ -59,11 +69,11 @@ class Segment:
 
         if not CONTROL_BYTES <= num_bytes <= MAX_SEGMENT_BYTES:
             raise ValueError(f"a segment of {num_bytes} bytes; use {CONTROL_BYTES} to {MAX_SEGMENT_BYTES}")
-        fd = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memfd_create("parallel-dit", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         try:
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, num_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
             return cls(fd, num_bytes), fd
         except BaseException:
             os.close(fd)
@@ -75,9 +85,9 @@ class Segment:
         import fcntl
 
         try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            seals = fcntl.fcntl(fd, F_GET_SEALS)
             size = os.fstat(fd).st_size
-            if not seals & fcntl.F_SEAL_SHRINK or size != num_bytes:
+            if not seals & F_SEAL_SHRINK or size != num_bytes:
                 raise ProtocolError(f"a segment of {num_bytes} sealed bytes was announced, got {size}, seals {seals}")
             return cls(fd, num_bytes)
         except OSError as error:

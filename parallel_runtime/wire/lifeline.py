@@ -16,6 +16,8 @@ import select
 import signal
 import threading
 
+from .kernel_calls import pidfd_open
+
 
 def arm(pipe_fd: int, parent_pid: int) -> None:
     """Tie this process, and what it starts, to `parent_pid` and to the pipe's read end `pipe_fd`, which stays open.
@@ -26,7 +28,7 @@ def arm(pipe_fd: int, parent_pid: int) -> None:
     fcntl.fcntl(pipe_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
     try:
-        parent_fd = os.pidfd_open(parent_pid)
+        parent_fd = pidfd_open(parent_pid)
     except ProcessLookupError:
         _die()
     watch = select.poll()

@@ -3,14 +3,18 @@
 import fcntl
 import gc
 import os
+import re
 import socket
 import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
+from parallel_runtime.wire.kernel_calls import pidfd_open
 from parallel_runtime.wire.protocol import (
     DTYPE_BYTES,
     MAX_MESSAGE_BYTES,
@@ -22,6 +26,7 @@ from parallel_runtime.wire.protocol import (
     TensorSpec,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 HELLO = Message(Op.HELLO, 1, 2, 3, {"pid": 4})
 
 
@@ -137,6 +142,34 @@ def test_a_segment_is_private_and_cannot_shrink_grow_or_be_unsealed():
     with pytest.raises(PermissionError):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     os.close(fd)
+
+
+LATER = {  # which a Python that was built for an older C library than the system's has not, as those of uv and conda
+    os: ("memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING", "pidfd_open", "P_PIDFD"),
+    fcntl: ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW"),
+}
+
+
+def test_a_python_that_was_built_for_an_older_c_library_has_memfds_and_pidfds(monkeypatch):
+    for module, names in LATER.items():
+        for name in names:
+            monkeypatch.delattr(module, name, raising=False)
+    made, fd = Segment.create(1 << 16)
+    Segment.attach(os.dup(fd), 1 << 16).words()[1] = 7
+    assert made.words()[1] == 7
+    for each in (fd, pidfd_open(os.getpid())):
+        assert not os.get_inheritable(each)
+        os.close(each)
+    child = subprocess.Popen(["/bin/true"])
+    child.wait()
+    with pytest.raises(ProcessLookupError):
+        pidfd_open(child.pid)
+
+
+def test_no_other_code_names_what_such_a_python_has_not():
+    names = re.compile("|".join(rf"{module.__name__}\.{name}\b" for module in LATER for name in LATER[module]))
+    sources = [each for folder in ("parallel_runtime", "nodes") for each in (ROOT / folder).rglob("*.py")]
+    assert [each for each in sources if names.search(each.read_text("utf-8"))] == []
 
 
 def test_a_descriptor_that_is_no_sealed_segment_of_the_announced_size_is_refused(tmp_path):

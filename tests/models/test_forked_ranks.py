@@ -11,8 +11,10 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from host.fetch import comfyui_path
+from parallel_runtime.models.specs import SPECS
 
 from .ranks import start_comfyui
 from .test_found_plans import WIDTH, Block, Odd
@@ -155,6 +158,21 @@ def found_of(case: str) -> dict[str, Any]:
         return finder.find("a file")
 
 
+def errors_where(call: Callable[[], Tensor]) -> list[float]:
+    """Of a call that two ranks make, by no plan, which is to be of ones."""
+    from parallel_runtime.worker import forked_ranks
+
+    with mock.patch.object(forked_ranks, "SharedModel", lambda *_: SimpleNamespace()):
+        errors, _ = forked_ranks.errors_of(nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [call], [torch.ones(2)], 2)
+    return errors
+
+
+def with_files() -> list[float]:
+    """Where the call adds the files that are in the temporary folder meanwhile."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
+        return errors_where(lambda: torch.ones(2) + len(os.listdir(folder)))
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     """Of each case what was found, by a process of its own."""
@@ -174,6 +192,11 @@ def test_a_plan_that_is_right_for_the_proofs_calls_alone_is_not_found(told: dict
     assert bool(cuts) or said["refused"].startswith("no plan was equal to one process"), said["refused"]
 
 
+@pytest.mark.slow
+def test_ranks_have_no_file_that_would_stay_when_they_are_killed(told: dict[str, Any]) -> None:
+    assert told["files"] == [0.0]
+
+
 if __name__ == "__main__":
     start_comfyui(sys.argv[1])
-    print(json.dumps({case: found_of(case) for case in CASES}))  # noqa: T201
+    print(json.dumps({case: found_of(case) for case in CASES} | {"files": with_files()}))  # noqa: T201

@@ -27,6 +27,7 @@ from .own_tokens import OwnTokens
 
 LONGEST_S = 300.0  # that ranks may take for all calls
 SHARES = {3: (2, 1, 4)}  # by ranks
+NO_MEMORY = "can't allocate memory"  # of torch, in a RuntimeError
 
 
 class RanksDisagreeError(ValueError):
@@ -34,7 +35,7 @@ class RanksDisagreeError(ValueError):
 
 
 class RanksLostError(ValueError):
-    """A rank ended without an answer, or is silent: nothing is known of the plan."""
+    """A rank ended without an answer, is silent, or lacks what it takes to compute: nothing is known of the plan."""
 
 
 def errors_of(
@@ -47,7 +48,8 @@ def errors_of(
     """Relative error of each call over so many ranks, the largest of any rank, and the least of the first call when
     ranks exchange nothing.
 
-    Raises RanksDisagreeError for what raises in a rank, RanksLostError for a rank that ended or is silent.
+    Raises RanksDisagreeError for what raises in a rank, RanksLostError for a rank that ended, is silent, has
+    no memory, or does not find the others.
     """
     children: dict[int, int] = {}
     said: dict[int, Any] = {}
@@ -78,6 +80,8 @@ def errors_of(
                     if not line:
                         raise RanksLostError(f"rank {key.data} of {ranks} ended, as for want of memory")
                     said[key.data] = json.loads(line)
+                    if "lost" in said[key.data]:
+                        raise RanksLostError(f"rank {key.data} of {ranks} computed nothing: {said[key.data]['lost']}")
                     if "raised" in said[key.data]:
                         raise RanksDisagreeError(str(said[key.data]["raised"]))
         finally:
@@ -104,6 +108,7 @@ def _rank(
 ) -> None:
     """One rank: compute and answer."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    joined = False
     try:
         dist.init_process_group(
             "gloo",
@@ -112,6 +117,7 @@ def _rank(
             world_size=ranks,
             timeout=timedelta(seconds=LONGEST_S),
         )
+        joined = True
         axis = Axis("ulysses", ranks, rank, dist.group.WORLD)
         with torch.inference_mode():
             sharing: dict[str, Any] = {"ulysses": axis, "chunks": lambda _: 1, "shares": ((), SHARES.get(ranks, ()))}
@@ -121,6 +127,7 @@ def _rank(
             said: dict[str, Any] = {"errors": errors, "control": finite(relative_error(calls[0](), wanted[0]))}
     except Exception as error:  # noqa: BLE001  told to the process that asked
         note_module(error, model)
-        said = {"raised": in_one_line(error)}
+        of_plan = joined and not isinstance(error, MemoryError) and NO_MEMORY not in str(error)
+        said = {"raised" if of_plan else "lost": in_one_line(error)}
     with os.fdopen(answers, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(said))

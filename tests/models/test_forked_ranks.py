@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -163,7 +164,9 @@ def errors_where(call: Callable[[], Tensor]) -> list[float]:
     from parallel_runtime.worker import forked_ranks
 
     with mock.patch.object(forked_ranks, "SharedModel", lambda *_: SimpleNamespace()):
-        errors, _ = forked_ranks.errors_of(nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [call], [torch.ones(2)], 2)
+        errors, _ = forked_ranks.errors_of(
+            nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [call], [torch.ones(2)], 2
+        )
     return errors
 
 
@@ -171,6 +174,35 @@ def with_files() -> list[float]:
     """Where the call adds the files that are in the temporary folder meanwhile."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
         return errors_where(lambda: torch.ones(2) + len(os.listdir(folder)))
+
+
+def no_memory() -> Tensor:
+    raise MemoryError("full")
+
+
+def no_link(*_: object, **__: object) -> None:
+    raise RuntimeError("unable to find an address for lo")
+
+
+def odd_shapes() -> Tensor:
+    return torch.ones(2) @ torch.ones(3)
+
+
+TROUBLES: dict[str, Callable[[], object]] = {
+    "memory of Python": lambda: errors_where(no_memory),
+    "memory of torch": lambda: errors_where(lambda: torch.ones(1 << 60)),
+    "link": lambda: mock.patch("torch.distributed.init_process_group", no_link)(errors_where)(odd_shapes),
+    "shapes": lambda: errors_where(odd_shapes),
+}
+
+
+def raised_by(trouble: Callable[[], object]) -> str:
+    """The error that the process that waits for ranks raises where they have this trouble."""
+    try:
+        trouble()
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +229,21 @@ def test_ranks_have_no_file_that_would_stay_when_they_are_killed(told: dict[str,
     assert told["files"] == [0.0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trouble", "says"),
+    [
+        ("memory of Python", "RanksLostError: rank . of 2 computed nothing: MemoryError: full"),
+        ("memory of torch", "RanksLostError: rank . of 2 computed nothing: RuntimeError: .*allocate"),
+        ("link", "RanksLostError: rank . of 2 computed nothing: RuntimeError: unable to find an address for lo"),
+        ("shapes", "RanksDisagreeError: RuntimeError: "),
+    ],
+)
+def test_what_a_rank_lacks_of_the_machine_says_nothing_of_a_plan(told: dict[str, Any], trouble: str, says: str) -> None:
+    assert re.match(says, told["troubles"][trouble]), told["troubles"][trouble]
+
+
 if __name__ == "__main__":
     start_comfyui(sys.argv[1])
-    print(json.dumps({case: found_of(case) for case in CASES} | {"files": with_files()}))  # noqa: T201
+    more = {"files": with_files(), "troubles": {name: raised_by(trouble) for name, trouble in TROUBLES.items()}}
+    print(json.dumps({case: found_of(case) for case in CASES} | more))  # noqa: T201

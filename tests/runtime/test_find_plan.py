@@ -97,6 +97,12 @@ def test_why_there_is_none_holds_for_the_finder_that_looked(tmp_path: Path, monk
     assert kept.load(KEY) is None
 
 
+def test_the_finder_is_all_that_looks_and_proves() -> None:
+    finder = Path(found.__file__).parents[2] / "worker" / "finding.py"
+    beside = re.findall(r"^from \.(\w+) import", finder.read_text(), re.MULTILINE)
+    assert {f"worker/{each}.py" for each in ("finding", *beside)} <= {*found.FINDER}
+
+
 def test_a_class_without_a_plan_takes_the_one_that_was_found_for_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 VERSION, FILE = 1, "found_plans.json"
 ATTRIBUTE = "_parallel_found_plan"  # of a model's instance
 # What looks and proves: what another one refused may be found now.
-FINDER = ("models/finder", "models/hosted/finding.py", "models/hosted/random_calls.py", "worker/finding.py")
+FINDER = (
+    *("models/finder", "models/hosted/finding.py", "models/hosted/random_calls.py"),
+    *("worker/finding.py", "worker/forked_ranks.py", "worker/put_back.py"),
+)
 KEPT = 100  # entries; the oldest go first
 SHIPPED = Path(__file__).parent / "shipped"
 

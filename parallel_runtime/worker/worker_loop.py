@@ -150,7 +150,7 @@ class WorkerLoop:
         for call in range(self._recurrence.num_calls):
             if call in starts:
                 waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
-                if self._timer.enter_step(starts[call], of=len(ends)):
+                if self._timer.enter_step(starts[call], of=len(ends)) and starts[call] < len(ends):
                     self._timed_steps.append(starts[call])
                 self._permits.append(StepPermit(at_s=time.perf_counter(), waited_s=waited_s))
             self._calls.run(call)

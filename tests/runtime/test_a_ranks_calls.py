@@ -202,6 +202,19 @@ def test_a_run_reports_the_time_of_each_step_on_the_device_and_tells_of_each_in_
     assert waits == [True, False] * 3
 
 
+def test_a_call_after_the_last_step_is_of_no_step_that_was_timed() -> None:
+    """As heun's second one of a last step that leaves noise."""
+    segments = table()
+    segments.credit = 9
+    recurrence = SamplerRecurrence(states=heun().states, step_ends=(1, 3))
+    pace = LaunchThrottle(CPU, lambda: None)
+    loop = WorkerLoop(recurrence, Slept(lambda _: None), RegionTimer(CPU), pace=pace, copies=HostCopies(CPU))
+    loop.run(Gate(segments, cancelled=lambda: False, show_waiting=lambda _: None), step_done=lambda step, _: None)
+    work = {"batch_group": 0, "pieces": (), "collectives": 0, "sent_bytes": 0}
+    report = loop.report(**work, weight_collectives=0, weight_bytes=0)
+    assert (len(report.step_s), report.timed_steps) == (2, (0, 1))
+
+
 def test_a_run_that_is_cancelled_leaves_nothing_in_flight_and_makes_no_result() -> None:
     segments, calls = table(), Slept(lambda _: None)
     segments.credit = 1

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import Residuals
 from ..parallel.kept_keys import HeldRows
 from ..plan import BatchSlice
 from ..wire.requests import Step
-from .inputs import to_device
+from .inputs import call_tensors, to_device
 
 
 class HeldState:
@@ -35,6 +36,7 @@ class HeldState:
         self._calls: Counter[int] = Counter()  # of each slot, the present one included
         self._warmup_steps = 0
         self._present: list[int | None] = []  # the slots of the request's calls
+        self._steps: list[int | None] = []  # of the run, that they are of; None: not told
 
     def begin(self, step: Step, tensors: Mapping[str, torch.Tensor]) -> None:
         """A request begins; `tensors` are its views of shared memory. Inputs that it does not repeat go.
@@ -46,6 +48,10 @@ class HeldState:
             self._epoch, self._runs = step.epoch, runs
             self.slots, self._numbers, self._calls = {}, {}, Counter()
         self._present, self._warmup_steps = [], step.plan.warmup_steps
+        staged = step.plan.pipefusion > 1
+        self._steps = [
+            _step_of(call, call_tensors(tensors, number)) for number, call in enumerate(step.calls) if staged
+        ]
         for number, place in enumerate(step.places):
             slot = None
             if place is not None:
@@ -82,9 +88,11 @@ class HeldState:
         return None if slot is None else self.slots.setdefault((slot, piece), Residuals())
 
     def warms_up(self, piece: BatchSlice) -> bool:
-        """Whether a piece goes through a pipeline whole: of the first calls of its slot, and of one that has none."""
-        slot = self._slot_of(piece)
-        return slot is None or self._calls[slot] <= self._warmup_steps
+        """Whether a piece goes through a pipeline whole: of the first steps, and of a slot's first calls, as many as
+        steps; and one of a call that has no slot."""
+        slot, step = self._slot_of(piece), self._steps[piece.call] if self._steps else None
+        first = step is not None and step < self._warmup_steps
+        return slot is None or first or self._calls[slot] <= self._warmup_steps
 
     def keys_of(self, piece: BatchSlice) -> HeldRows:
         """The keys of a piece in a pipeline, of the call before it or new."""
@@ -103,3 +111,16 @@ class HeldState:
     def drop(self) -> None:
         """Free all of it."""
         self.slots, self._runs, self._copies, self._copies_at = {}, frozenset(), {}, {}
+
+
+def _step_of(options: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """Which step of its run a call is of, by its sigma among the run's; None where it is not told them.
+
+    A sampler may make several calls a step.
+    """
+    given: Any = from_tree(options["call"], [tensors[f"t{number}"] for number in range(options["tensors"])])
+    told = given["kwargs"].get("transformer_options", {})
+    sigmas, of_run = told.get("sigmas"), told.get("sample_sigmas")
+    if not isinstance(sigmas, torch.Tensor) or not isinstance(of_run, torch.Tensor) or not sigmas.numel():
+        return None
+    return int((of_run[1:] >= sigmas.flatten()[0]).sum())

@@ -239,6 +239,18 @@ def test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left() -> None
     )
 
 
+def test_warm_up_is_of_steps_of_which_a_sampler_may_make_several_calls_each() -> None:
+    """heun's, to the end of three steps: the second call of a step is at the sigma of the next one."""
+    state, told = HeldState(CPU), {"sigmas": {"t": 0}, "sample_sigmas": {"t": 1}}
+    call = {"call": {"d": {"args": {"l": []}, "kwargs": {"d": {"transformer_options": {"d": told}}}}}, "tensors": 2}
+    found = []
+    for sigma in (1.0, 0.6, 0.6, 0.3, 0.3):
+        step = Step(model=1, plan=STAGES, calls=(call,), batch_groups=((PIECE,),), repeated={}, epoch=1, places=(ONE,))
+        state.begin(step, {"0.t0": torch.tensor([sigma] * 2), "0.t1": torch.tensor([1.0, 0.6, 0.3, 0.0])})
+        found.append(state.warms_up(PIECE))
+    assert found == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("other", ["epoch", "dropped"])
 def test_nothing_is_found_in_another_epoch_nor_once_it_was_dropped(other: str) -> None:
     state = HeldState(CPU)

@@ -66,8 +66,6 @@ class RingPass:
                 start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
                 keys, values = (_repeated(each, q.shape[2]) for each in self._arrived())
-                if self.under_way is not None:
-                    self.ring.let_pass()
                 part_out, part_lse = attend_with_lse(named, q, keys, values, mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse
@@ -90,7 +88,9 @@ class RingPass:
             return None
         coming = self.lengths[(self.ring.index - hop - 1) % self.ring.size]
         arriving = self.held.new_empty((*self.held.shape[:2], coming, *self.held.shape[3:]))
-        return self.ring.start_shift(self.held, arriving), arriving
+        started = self.ring.start_shift(self.held, arriving)
+        self.ring.let_pass()
+        return started, arriving
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:

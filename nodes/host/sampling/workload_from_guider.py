@@ -6,6 +6,7 @@ Owns reading that off a guider when its run begins, and off a sampler node's inp
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from ..contract.version import off
 Sides = Mapping[str, Sequence[dict] | None]
 
 
-def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
-    """Whether the negative side is asked each step. As ComfyUI: not with cfg 1."""
-    return not math.isclose(cfg, 1.0) or bool(model_options.get("disable_cfg1_optimization", False))
+def asks_negative(cfg: object, model_options: Mapping[str, object]) -> bool:
+    """Whether the negative side is asked each step. As ComfyUI: not with cfg 1. A pack's guider may have a list, a
+    scale for each step."""
+    alone = isinstance(cfg, Real) and math.isclose(cfg, 1.0)
+    return not alone or bool(model_options.get("disable_cfg1_optimization", False))
 
 
 def asks_both(guider: CFGGuider) -> bool:
@@ -63,7 +66,7 @@ def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decisi
     return _of_model(work, model, model.model_options)
 
 
-def _asked(conds: Sides, cfg: float, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
+def _asked(conds: Sides, cfg: object, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
     """The sides that are asked and have something to say."""
     negative = asks_negative(cfg, model_options)
     return [side for name, side in conds.items() if side and (negative or name != "negative")]

@@ -297,6 +297,8 @@ for more, guided in (
     assert work(guider(positive=[entry | more])).guided is guided
 assert work(guider(negative=None)).guided is False and workload.asks_both(guider())
 assert not workload.asks_both(guider(1.0)) and not workload.asks_both(guider(negative=[]))
+scheduled = guider([1.0, 3.0])  # a scale for each step, as a pack's guider has it
+assert work(scheduled).guided and workload.asks_both(scheduled) and new_model._is_guided(scheduled)
 two = guider()
 two.model_patcher = two.uncond_model_patcher = model  # as Dual Model CFG Guider has it: one side after the other
 assert not workload.asks_both(two) and work(guider()).guided and not work(two).guided

@@ -37,9 +37,12 @@ def decode(vae: VAE, latent: dict, devices: tuple[Device, ...] = ()) -> tuple[to
     """What VAE Decode does: (B, H, W, 3) in 0 to 1. The VAE is loaded before the clock starts.
 
     With `devices`, what VAE Decode (Tiled) does, by their workers; where they cannot, VAE Decode and a note. Raises
-    `PoolError` when one of them fails, and ComfyUI's interrupt when the user cancels.
+    `PoolError` when one of them fails, ComfyUI's interrupt when the user cancels, and its error for a VAE without
+    weights, as Load Checkpoint gives it of a file that has none.
     """
     refuse_off("clock")
+    if isinstance(vae, VAE):
+        vae.throw_exception_if_invalid()
     if not devices:
         return _decode_here(vae, latent)
     try:

@@ -250,7 +250,7 @@ def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Te
     """The latent as tiled decode takes it, on the CPU. Raises `CannotShareError`."""
     if len(devices) < 2:
         raise CannotShareError(f"one device ({devices[0]}) has no other to share with")
-    if type(vae) is not VAE or vae.first_stage_model is None:
+    if type(vae) is not VAE:
         raise CannotShareError(f"a {type(vae).__name__} is not ComfyUI's own VAE")
     kind = type(vae.first_stage_model).__name__
     if vae.latent_dim not in (2, 3) or vars(vae).get("extra_1d_channel") is not None:

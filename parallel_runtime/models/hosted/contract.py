@@ -310,6 +310,7 @@ DECODE = """
 CLOCK = """
     comfy.model_management.load_models_gpu(models, memory_required, force_full_load)
     comfy.sd.VAE
+    comfy.sd.VAE.throw_exception_if_invalid
     comfy.sd.VAE:device
     comfy.sd.VAE:disable_offload
     comfy.sd.VAE:patcher

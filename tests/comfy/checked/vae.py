@@ -1,4 +1,5 @@
-"""Which weights of a VAE go to ranks: those of the VAE itself, whatever a copy of it last had in their place.
+"""Which weights of a VAE go to ranks: those of the VAE itself, whatever a copy of it last had in their place. And what
+is said of a VAE that has none.
 
 Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
 """
@@ -15,13 +16,22 @@ load(sys.argv[1])
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 layouts, tiny = importlib.import_module("host.encoder_layouts"), importlib.import_module("host.tiny_models")
 sd, management, utils = (importlib.import_module(f"comfy.{name}") for name in ("sd", "model_management", "utils"))
-decode = importlib.import_module(f"{NAME}.nodes.host.vae.parallel_decode")
+decode, decoding = (
+    importlib.import_module(f"{NAME}.nodes.host.vae.{name}") for name in ("parallel_decode", "decoding")
+)
 
 file = tiny.write_layout(Path(tempfile.mkdtemp()) / "vae.safetensors", layouts.taesd(), seed=3)
 vae = sd.VAE(sd=utils.load_torch_file(str(file)))
 module = vae.first_stage_model
 before = {name: weight.clone() for name, weight in module.state_dict().items()}
 (weight, *_) = (name for name, value in before.items() if value.ndim == 4)
+for over in ((), ("two", "devices")):  # of a checkpoint without one it is ComfyUI's words that are told
+    try:
+        decoding.decode(sd.VAE(sd={"of a model": torch.zeros(1)}), {"samples": torch.zeros(1, 16, 8, 8)}, over)
+    except RuntimeError as error:
+        assert "your checkpoint does not contain a valid VAE" in str(error)
+    else:
+        raise AssertionError
 changed = vae.patcher.clone()
 changed.add_patches({weight: ("diff", (torch.ones_like(before[weight]),))})
 management.load_models_gpu([changed])

@@ -234,6 +234,8 @@ assert staged.plan == plans.ParallelPlan(pipefusion=2, patches=5, warmup_steps=3
 assert by_hand.looks and not asked(mode="manual", cfg=2).looks and asked(mode="manual", cfg=3).looks
 for name, words in choice.WORDS.items():  # another node may give what ComfyUI's own list has not
     refused(lambda name=name: asked(**{name: "Auto"}), f"{name}='Auto' is unknown; use one of {', '.join(words)}")
+for value in (-0.1, 1.5, float("nan")):
+    refused(lambda value=value: asked(step_cache=value), f"step_cache={value:g} is not from 0 to 1; use")
 refused(lambda: plan_of(asked(mode="manual", ulysses=3)), "ulysses=3 makes 3 rank(s)", "names 2")
 assert plan_of(by_hand) == decisions.Decision(plan=by_hand.plan)
 assert plan_of(asked(mode="manual", ulysses=1)).plan.ranks == 1

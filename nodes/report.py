@@ -74,7 +74,7 @@ def list_report(
     applied: Mapping[str, object],
 ) -> dict:
     """The report of a list of sampling runs with these settings that ended with `latents`; `applied` to the first."""
-    began_s = min((run.began_s for run in record.runs), default=0.0)
+    began_s = min((run.began_s for run in record.runs if run.began_s), default=0.0)  # of denoise 0 none begins
     spans = [Span(wall_s=request.wall_s, requests=[request.ranks]) for request in record.requests]
     ranks = _ranks(record.pooled, spans, began_s=began_s, took_s=record.denoise_s)
     runs = zip(record.runs, latents, settings, strict=True)

@@ -161,6 +161,11 @@ assert found["sizes"] == record.sizes | {"images": 2} and found["sampling"] == A
 assert found["warnings"][:4] == [*warnings, *rounded, "a remark", "of this one"] and found["loop"] == {"kind": "host"}
 assert (found["timings"]["per"], found["timings"]["denoise_s"]) == ("request", 5.0) and len(found["ranks"]) == 2
 assert found["exchange"] == "fp8" and found["step_caches"][0]["of"] == 2 and found["plan"]["name"] == "uly2"
+unsampled = replace(other, began_s=0.0, denoise_s=0.0, step_s=[])  # denoise 0: its loop never began
+beside = report.list_report(
+    replace(several, runs=[unsampled, record, other]), [*latents, *latents[:1]], [SETTINGS] * 3, {}
+)
+assert beside["ranks"] == found["ranks"] and "begin_s" in found["ranks"][0]
 
 # A decode.
 decoded = decoding.DecodeRecord(

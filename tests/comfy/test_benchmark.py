@@ -60,6 +60,12 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui_and_each_rank_is_traced(
     assert len(files) == 4
 
 
+def test_a_run_of_no_step_has_no_trace(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = benchmark(tiny_models, warmup=0, runs=1, denoise=0.0, trace=True)
+    report = client.queue(graph).report("show")
+    assert "traces" not in report
+
+
 @pytest.mark.parametrize(
     ("plans", "words"),
     [

@@ -101,9 +101,9 @@ def sampled(
 
 
 def traced(model: ModelPatcher, settings: Mapping[str, object]) -> list[bytes]:
-    """Each rank's Chrome trace, gzipped JSON, of the last request of a run of one step."""
+    """Each rank's Chrome trace, gzipped JSON, of the last request of a run of one step; none where it has no step."""
     _, record = sampled(model, {**settings, "steps": 1}, trace=True)
-    return list(record.requests[-1].traces.values())
+    return [data for request in record.requests[-1:] for data in request.traces.values()]
 
 
 @contextmanager

@@ -60,9 +60,13 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui_and_each_rank_is_traced(
     assert len(files) == 4
 
 
-def test_a_run_of_no_step_has_no_trace(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = benchmark(tiny_models, warmup=0, runs=1, denoise=0.0, trace=True)
+def test_an_empty_latent_is_decoded_as_it_is_sampled_and_a_run_of_no_step_has_no_trace(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = benchmark(tiny_models, vae=True, warmup=0, runs=1, denoise=0.0, trace=True)
+    graph["latent"]["class_type"] = "EmptyLatentImage"  # of 4 channels, where the model and the VAE have 16
     report = client.queue(graph).report("show")
+    assert len(report["vae"]["run_s"]) == 1
     assert "traces" not in report
 
 

@@ -3,6 +3,7 @@
 Owns reading that off a guider when its run begins, and off a sampler node's inputs before. Chooses and runs nothing.
 """
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +54,15 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
     return _of_model(work, guider.model_patcher, guider.model_options)
 
 
-def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decision: Decision) -> Work | None:
+def as_sampled(model: ModelPatcher, latent: Mapping[str, Any]) -> dict[str, Any]:
+    """The latent as ComfyUI samples it: one that is empty gets the channels, the size and the dims of the model's."""
+    fixed = comfy.sample.fix_empty_latent_channels
+    made_for = {name: latent[name] for name in inspect.signature(fixed).parameters if name in latent}
+    rest = {name: value for name, value in latent.items() if name not in made_for}
+    return rest | {"samples": fixed(model, latent["samples"], **made_for)}
+
+
+def work_of_settings(model: ModelPatcher, settings: Mapping[str, Any], decision: Decision) -> Work | None:
     """The same of a sampling run with KSampler's inputs, before it begins."""
     if decision.work is None or off("choice"):
         return None
@@ -61,7 +70,7 @@ def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decisi
     converted = {name: comfy.sampler_helpers.convert_cond(each) for name, each in conds.items()}
     sides = _asked(converted, settings["cfg"], model.model_options)
     keep_order = why_runs_keep_order(model, conds.values()) or why_calls_keep_order({}, _entries(sides), {})
-    latent, steps = settings["latent"]["samples"], settings["steps"]
+    latent, steps = as_sampled(model, settings["latent"])["samples"], settings["steps"]
     work = _work(decision, latent.shape, sides, steps=steps, at_once=keep_order is None)
     return _of_model(work, model, model.model_options)
 

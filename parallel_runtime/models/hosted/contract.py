@@ -256,6 +256,10 @@ CFG = """
     comfy.samplers.can_concat_cond
     comfy.samplers.get_area_and_mult
 """
+CHOICE = """
+    comfy.sample.fix_empty_latent_channels(model, latent_image)
+    comfy.sampler_helpers.convert_cond
+"""
 LISTED = """
     comfy.model_management.LoadedModel(model)
     comfy.model_management.LoadedModel:model
@@ -290,6 +294,7 @@ LIST = """
 BENCHMARK = """
     comfy.model_management.pytorch_attention_enabled
     comfy.nested_tensor.NestedTensor
+    comfy.sample.fix_empty_latent_channels(model, latent_image)
     comfy.sd.load_checkpoint_guess_config(ckpt_path, output_vae, output_clip, model_options)
     comfy.sd.load_diffusion_model(unet_path, model_options)
     comfy.utils.ProgressBar
@@ -363,7 +368,7 @@ LINES: tuple[Line, ...] = (
     *_read("parallel", OPTIONS, since="0.24.0"),
     *_read("loop", LOOP),
     *_read("cfg", CFG),
-    *_read("choice", "comfy.sampler_helpers.convert_cond"),
+    *_read("choice", CHOICE),
     *_read("listed", LISTED),
     *_read("loras", LORAS),
     *_read("parallelize", PARALLELIZE),

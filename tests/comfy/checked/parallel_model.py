@@ -319,6 +319,8 @@ assert [work(it, decision=with_graphs).graphs for it in patched] == [True, False
 settings = {"positive": [[torch.zeros(1, 77, 8), {}]], "negative": [[torch.zeros(1, 99, 8), {}]], "cfg": 3.0}
 settings |= {"latent": {"samples": torch.zeros(2, 16, 64, 64)}, "steps": 4}
 assert workload.work_of_settings(again, settings, weighed) == replace(usual, **asks)
+empty = settings | {"latent": {"samples": torch.zeros(2, 4, 64, 64)}}  # Empty Latent Image's, of 4 channels
+assert workload.work_of_settings(again, empty, weighed) == replace(usual, **asks)
 assert workload.work_of_settings(again, settings | {"cfg": 1.0}, weighed).guided is False
 assert workload.work_of_settings(again, settings, other) is None
 hooked = settings | {"positive": [[torch.zeros(1, 77, 8), {"hooks": hooks.HookGroup()}]]}

@@ -25,7 +25,7 @@ from .host.proof.benchmark_cases import (
     under_plan,
 )
 from .host.sampling.applied import applied_to
-from .host.sampling.stock import sizes_of
+from .host.sampling.stock import check_latent, sizes_of
 from .host.sampling.workload_from_guider import as_sampled
 from .host.vae.decoding import decode
 from .report import benchmark_report, loop_of, steps_of
@@ -96,6 +96,7 @@ class ParallelBenchmark(io.ComfyNode):
     ) -> io.NodeOutput:
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
+        check_latent(latent_image, "latent_image")
         latent_image = as_sampled(ours, latent_image)
         field = CaseRunner(ours, {"latent": latent_image, **settings}, worker_loop=loop == LOOPS[0])
         compared = read_plans(plans, plan_of_settings(ours, field.settings))

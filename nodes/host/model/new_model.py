@@ -34,7 +34,7 @@ from ..panel.progress import NodeText
 from ..proof.begin_tries import LastRun, Tunable, with_tries
 from ..sampling.late_previews import with_late_callback
 from ..sampling.run_context import begun
-from ..sampling.stock import sizes_of
+from ..sampling.stock import check_latent, sizes_of
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
@@ -246,6 +246,7 @@ def with_context(
     patcher = guider.model_patcher
     if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
         return executor(noise, latent, sampler, sigmas, *more, **named)
+    check_latent({"samples": noise}, "latent_image")
     check_controlnets(guider.conds)
     _refuse_other_weights(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)

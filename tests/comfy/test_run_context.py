@@ -306,6 +306,16 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
     assert "was changed after it was chosen" in refused(spec).why
 
 
+def test_a_run_says_that_blocks_are_compiled_while_they_are(module_of_pack) -> None:
+    module, said = module_of_pack("nodes.host.sampling.run_context"), []
+    for compiled, state, told in ((True, "compiling", 1), (True, "busy", 0), (False, "compiling", 0)):
+        said.clear()
+        run = SimpleNamespace(compiled=compiled, model=SimpleNamespace(pool=SimpleNamespace(state=state)))
+        run.listener = SimpleNamespace(compiling=lambda: said.append("compiling"))
+        module.RunContext._checks(run, lambda: said.append("checked"))()
+        assert said == ["checked"] + ["compiling"] * told
+
+
 def test_what_another_process_saw_of_another_file_serves_no_load_and_is_not_looked_at_again(
     module_of_pack, tmp_path, monkeypatch
 ) -> None:

@@ -103,6 +103,10 @@ def test_of_an_object_all_that_its_class_names_counts() -> None:
 
 
 def test_a_block_that_finds_what_a_block_before_it_kept_has_no_graph() -> None:
-    assert block_graphs._remembers(SimpleNamespace(attention=SimpleNamespace(again=True), inside={}))
+    finds = SimpleNamespace(attention=SimpleNamespace(again=True), inside={})
+    given = SimpleNamespace(title="A"), finds, lambda: torch.ones(1), []
+    seen, _ = GraphRun._first(SimpleNamespace(), *given)  # type: ignore[arg-type]
+    assert seen.reason == "attention in A finds keys of a block before it"
+    assert block_graphs._remembers(finds)
     assert block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=True)}))
     assert not block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=False)}))

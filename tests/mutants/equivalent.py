@@ -5,6 +5,16 @@ from __future__ import annotations
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "constant off by one",
+        "FRAMES = 9 # of a video where no number is given",
+        "FRAMES = 10 # of a video where no number is given",
+    ): "any number of frames will do",
+    (
+        "constant off by one",
+        "for degrees in product(range(1, num_ranks + 1), repeat=len(AXES)):",
+        "for degrees in product(range(1, num_ranks + 2), repeat=len(AXES)):",
+    ): "a degree above the number of ranks makes a product above it, which the next line drops",
+    (
+        "constant off by one",
         "TRIES = 8",
         "TRIES = 9",
     ): "a class that lacks this many inputs is refused after one more",

@@ -1,5 +1,7 @@
 """NCCL's configuration files set what an environment may not: the pool refuses to start, and the doctor says which."""
 
+import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,3 +117,8 @@ def test_a_rank_finds_the_file_that_its_parent_found(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     settings = RankSettings(devices=parse_devices("2", num_cuda=2).devices, threads=1, engine="a:B")
     assert rank_environment({"NCCL_CONF_FILE": "mine.conf"}, settings)["NCCL_CONF_FILE"] == str(tmp_path / "mine.conf")
+
+
+def test_the_home_folder_is_the_systems_whatever_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    assert nccl_files._home() == Path(pwd.getpwuid(os.getuid()).pw_dir)

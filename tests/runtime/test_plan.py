@@ -250,6 +250,7 @@ def test_shares_are_corrected_by_what_ranks_took_where_that_gains_a_tenth(
 ) -> None:
     took_s = [share / speed for share, speed in zip(shares, speeds, strict=True)]
     assert corrected_shares(shares, took_s) == found
+    assert corrected_shares(shares, [each / 1000 for each in took_s]) == found, "of steps of milliseconds, too"
     again_s = [share / speed for share, speed in zip(found, speeds, strict=True)]
     assert corrected_shares(found, again_s) == found
     assert corrected_shares(shares, [0.0, *took_s[1:]]) == shares

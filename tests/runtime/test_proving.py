@@ -315,8 +315,9 @@ def test_a_found_plan_is_proven_for_each_side_of_cfg_and_where_a_number_steers()
     for told in (sides, strengths):
         assert len({arguments_of(each, closely=True) for each in told}) == 4
         assert len({arguments_of(each) for each in told}) == (2 if told is sides else 1)  # an empty list has no entries
-    alike = (call_of(latent(), guides=[{"strength": each, "frames": 8 + each}]) for each in (0.3, 0.7))
-    assert len({arguments_of(each, closely=True) for each in alike}) == 1
+    for values in ((0.3, 0.7), (2.0, 3.0)):
+        alike = (call_of(latent(), guides=[{"strength": each, "frames": 8 + each}]) for each in values)
+        assert len({arguments_of(each, closely=True) for each in alike}) == 1
 
 
 def test_a_call_is_known_by_its_arguments_and_not_by_their_sizes() -> None:

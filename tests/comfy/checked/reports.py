@@ -171,6 +171,7 @@ assert beside["ranks"] == found["ranks"] and "begin_s" in found["ranks"][0]
 decoded = decoding.DecodeRecord(
     decode_s=2.0, device=torch.device("cpu"), latent_shape=(1, 16, 8, 8), image_shape=(3, 64, 32, 3), note="one tile"
 )
+assert (decoded.num_tiles, decoded.load_s) == (0, 0.0)
 found = report.decode_report(decoded)
 assert found["vae"] == {"decode_s": 2.0, "device": "cpu", "latent": [1, 16, 8, 8], "image": [3, 64, 32, 3]}
 assert found["sizes"] == {"width": 32, "height": 64, "images": 3} and found["warnings"] == ["one tile"]

@@ -70,15 +70,15 @@ def run(setting: Setting) -> Result:
             for cycles, links in found.items():
                 links.append(one_link(rank, call, link, setting, cycles))
                 lines += rows(name, cycles, links[-1])
-    counted = {cycles: [each for each in links if not each.by_host] for cycles, links in found.items()}
-    if not all(counted.values()):
+    pairs = [each for each in zip(*found.values(), strict=True) if not any(one.by_host for one in each)]
+    if not pairs:
         return Result(table=lines, decided="steps wait for the host, the more the more chunks: nothing is chosen")
-    mean_s = {cycles: sum(each.hiding_s for each in links) / len(links) for cycles, links in counted.items()}
-    gain = mean_s[0] / mean_s[max(mean_s)]
-    chosen = max(mean_s) if gain >= WORTH else 0
-    quickest = [each.quickest for each in counted[chosen]]
+    seconds = [sum(each.hiding_s for each in links) for links in zip(*pairs, strict=True)]
+    gain, most = seconds[0] / seconds[-1], max(found)
+    chosen = most if gain >= WORTH else 0
+    quickest = [each[list(found).index(chosen)].quickest for each in pairs]
     decided = (
-        f"{gain:.2f}x by a head start of {max(mean_s)} cycles, so exchanges have {chosen}; fewest chunks within 2 % "
+        f"{gain:.2f}x by a head start of {most} cycles, so exchanges have {chosen}; fewest chunks within 2 % "
         f"of the quickest, where the host does not hold up: {min(quickest)} to {max(quickest)}"
     )
     choices = {"most_chunks": max(quickest), "head_start_cycles": chosen} if setting.capability else {}

@@ -1,4 +1,4 @@
-"""Calls of Linux that a Python may lack: those of uv and of conda are built for a C library from before they came.
+"""Calls of Linux that a Python may lack: those of uv, for one, are built for a C library from before they came.
 
 Owns memfds, pidfds and the numbers that go with them, which are the same on every processor. Does not own what they are
 used for.

@@ -116,11 +116,11 @@ class HeldState:
 def _step_of(options: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> int | None:
     """Which step of its run a call is of, by its sigma among the run's; None where it is not told them.
 
-    A sampler may make several calls a step.
+    A sampler may make several calls a step; one at the run's last sigma is of the last step.
     """
     given: Any = from_tree(options["call"], [tensors[f"t{number}"] for number in range(options["tensors"])])
     told = given["kwargs"].get("transformer_options", {})
     sigmas, of_run = told.get("sigmas"), told.get("sample_sigmas")
     if not isinstance(sigmas, torch.Tensor) or not isinstance(of_run, torch.Tensor) or not sigmas.numel():
         return None
-    return int((of_run[1:] >= sigmas.flatten()[0]).sum())
+    return min(int((of_run[1:] >= sigmas.flatten()[0]).sum()), of_run.numel() - 2)

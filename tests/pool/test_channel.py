@@ -144,7 +144,7 @@ def test_a_segment_is_private_and_cannot_shrink_grow_or_be_unsealed():
     os.close(fd)
 
 
-LATER = {  # which a Python that was built for an older C library than the system's has not, as those of uv and conda
+LATER = {  # which a Python that was built for an older C library than the system's has not, such as those of uv
     os: ("memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING", "pidfd_open", "P_PIDFD"),
     fcntl: ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -249,6 +250,10 @@ def test_warm_up_is_of_steps_of_which_a_sampler_may_make_several_calls_each() ->
         state.begin(step, {"0.t0": torch.tensor([sigma] * 2), "0.t1": torch.tensor([1.0, 0.6, 0.3, 0.0])})
         found.append(state.warms_up(PIECE))
     assert found == [True, True, True, False, False]
+    whole = replace(step, plan=replace(STAGES, warmup_steps=3), epoch=2)
+    for _ in range(5):  # at the last sigma, more often than there are steps
+        state.begin(whole, {"0.t0": torch.tensor([0.3]), "0.t1": torch.tensor([1.0, 0.6, 0.5, 0.3])})
+        assert state.warms_up(PIECE), "as many steps as there are make all of it exact"
 
 
 @pytest.mark.parametrize("other", ["epoch", "dropped"])

@@ -269,7 +269,7 @@ def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
             cause, _, remedy = str(error).rpartition("; ")
             return Check(name="parity", ok=False, seen=f"not checked: {cause}", remedy=remedy, needed=False)
         with closing(trial):
-            (result,) = trial.results(PlanRunner(pool, trial.spec, plan, options={}).run)
+            (result,) = trial.results(PlanRunner(pool, trial.spec, plan, options={"exact_fp32": True}).run)
             apart = relative_error(result, trial.references(torch.float32, torch.float32)[0])
     return Check(
         name="parity",

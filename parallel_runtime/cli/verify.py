@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank, overlap=chunks) as pool:
             loaded = pool.load(trial.spec, plan, progress=progress.count)
             progress.phase(f"computing {plan.name}")
-            options = {**control, "compiled": arguments.compile}
+            options = {**control, "compiled": arguments.compile, "exact_fp32": True}
             rows = arguments.negative_control and not control
             runner = PlanRunner(pool, trial.spec, plan, options=options, first_row=rows)
             results = trial.results(runner.run)

@@ -37,6 +37,7 @@ from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
+from ..torch_flags import exact_fp32
 from ..wire.replies import CachedCalls, KeptCalls
 from .held_state import HeldState
 from .hosted_weights import DeltaReceiver, HostedWeights
@@ -376,7 +377,8 @@ class HostedForward:
         if residuals is not None:
             skipping = self._skipping(sequence, options, residuals, over=over, counts=counts)
         graphs = nullcontext() if self.by_graphs is None else self.by_graphs.calling(sequence)
-        with self.model.calling(), self._keeping(sequence), skipping, graphs:
+        exact = exact_fp32() if options.get("exact_fp32") else nullcontext()
+        with self.model.calling(), self._keeping(sequence), skipping, graphs, exact:
             yield
 
     @contextmanager

@@ -21,6 +21,10 @@ from parallel_runtime.report.schema import validate
 
 Workflow = dict[str, dict[str, Any]]
 PREVIEW, TEXT, PREVIEW_WITH_METADATA = 1, 3, 4  # ComfyUI's BinaryEventTypes
+NOTHING: Workflow = {
+    "image": {"class_type": "EmptyImage", "inputs": {"width": 16, "height": 16, "batch_size": 1, "color": 0}},
+    "preview": {"class_type": "PreviewImage", "inputs": {"images": ["image", 0]}},
+}
 ENDS = {"execution_success": "success", "execution_error": "error", "execution_interrupted": "interrupted"}
 
 
@@ -152,8 +156,12 @@ class ComfyClient:
         self.post("/interrupt", {})
 
     def free(self) -> None:
-        """Asks ComfyUI to unload models and free memory; it does so when its queue next wakes, not at once."""
+        """Has ComfyUI unload models and free memory before it runs another prompt.
+
+        It does so when its queue next wakes, and after a prompt that it finds there then: so one of nothing is queued.
+        """
         self.post("/free", {"unload_models": True, "free_memory": True})
+        self.queue(NOTHING).require_success()
 
     def history(self, prompt_id: str) -> dict[str, Any]:
         """The server's record of a finished prompt; empty while it has none."""

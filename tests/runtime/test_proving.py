@@ -129,6 +129,17 @@ def test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven
 
 
 @pytest.mark.slow
+def test_what_tf32_rounds_otherwise_refuses_no_plan(
+    pool: Pool, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is the same proof with TF32: cuDNN's convolutions have it in any process of torch."""
+    call = call_of(latent(), wrong="tf32")
+    assert proof_of(pool, spec, call)[0].verdict == PROVEN
+    monkeypatch.setitem(proving.AGAIN, "exact_fp32", False)
+    assert proof_of(pool, spec, call)[0].verdict == REFUSED
+
+
+@pytest.mark.slow
 def test_a_plan_that_was_found_is_proven_on_two_sizes(pool: Pool, spec: ModelSpec) -> None:
     """The control is a plan that is right at the run's own size and wrong at any other: one size proves it."""
     right, wrong = call_of(latent()), call_of(latent(), wrong="other size")

@@ -21,6 +21,7 @@ import torch
 
 from ...checkpoint import ComfyUI
 from ...errors import in_one_line
+from ...torch_flags import exact_fp32
 from ...wire.lifeline import arm
 from ...wire.protocol import dtype_name
 from ..specs import find_spec, may_be_found, spec_of
@@ -192,7 +193,7 @@ class Reference:
 
     def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
         """Make random calls and compute them; inputs and outputs go to `file`, their form is the answer."""
-        with torch.inference_mode():
+        with torch.inference_mode(), exact_fp32():
             self._steps = make_calls(self._opened.whole, Size(**size), texts, steps=steps, device=self.device)
         tensors: dict[str, torch.Tensor] = {}
         for step, calls in enumerate(self._steps):
@@ -208,11 +209,12 @@ class Reference:
     def outputs(self, dtype: str, file: str) -> None:
         """The same calls computed in another dtype; outputs go to `file`."""
         self._build(getattr(torch, dtype))
-        outs = {
-            f"{step}.{number}.out": self._compute(each)
-            for step, calls in enumerate(self._steps)
-            for number, each in enumerate(calls)
-        }
+        with exact_fp32():
+            outs = {
+                f"{step}.{number}.out": self._compute(each)
+                for step, calls in enumerate(self._steps)
+                for number, each in enumerate(calls)
+            }
         _save(outs, file)
         self._build(self.dtype)
 

@@ -1,0 +1,44 @@
+"""torch's switches for fp32: all digits inside, and after it what was before, by whichever name it was set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from parallel_runtime.torch_flags import exact_fp32, read_flags, set_flags
+
+FP32 = ("allow_tf32", "fp32_precision", "float32_matmul_precision")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = read_flags()
+    yield
+    set_flags(before)
+
+
+def by_old_name() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def by_precision() -> None:
+    torch.set_float32_matmul_precision("high")
+
+
+def by_none() -> None:
+    """torch's default: convolutions alone."""
+
+
+@pytest.mark.parametrize("way", [by_none, by_old_name, by_precision])
+def test_products_of_fp32_are_exact_inside_and_as_they_were_outside(way: Callable[[], None]) -> None:
+    way()
+    before = read_flags()
+    assert torch.backends.cudnn.allow_tf32, "the default has changed, and this shows nothing"
+    with pytest.raises(KeyError), exact_fp32():
+        inside = {name: value for name, value in read_flags().items() if name.endswith(FP32)}
+        assert set(inside.values()) <= {False, "highest", "ieee", "none"} and len(inside) >= 3, inside
+        assert not (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+        raise KeyError
+    assert read_flags() == before

@@ -251,11 +251,10 @@ class HostedForward:
         alike = self.model.weights.in_order or not self.gathers_beyond(mesh.plan.parts)
         for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
             busy = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
+            one_call = len({batch_groups[each][number].call for each in busy}) == 1
+            over = mesh.axes["cfg"] if alike and one_call and len(busy) == len(mesh.replica_groups) else None
             for batch_group in self.groups_to_run(mesh, busy, alike=alike):
                 piece = batch_groups[batch_group][number]
-                meanwhile = [batch_groups[each][number : number + 1] for each in mesh.replica_groups]
-                same_call = all(each and each[0].call == piece.call for each in meanwhile)
-                over = mesh.axes["cfg"] if alike and same_call else None
                 whole, mine = call_tensors(tensors, piece.call), batch_group == mesh.batch_group
                 self.run(piece, whole, calls[piece.call], write=mine, over=over)
 

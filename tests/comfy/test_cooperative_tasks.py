@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 
@@ -152,6 +153,23 @@ def test_a_task_has_the_settings_of_the_callers_thread(turns, requests) -> None:
     with torch.no_grad():
         assert [each[:4] for each in both()] == [(False, False, "the caller's", False)] * 3
     assert [each[:4] for each in both()] == [(False, True, "the caller's", False)] * 3
+
+
+def test_a_task_has_the_stream_of_the_callers_thread(turns, requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[str] = []
+
+    @contextmanager
+    def stream(of: str) -> Iterator[None]:
+        put.append(of)
+        yield
+        put.append("back")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the caller's")
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    with turns.ThreadState.here().restored():
+        assert put == ["the caller's"]
+    assert put == ["the caller's", "back"]
 
 
 def noisy(requests: Requests, seed: int, calls: int = 3) -> Callable[[], torch.Tensor]:

@@ -109,6 +109,7 @@ def attended(plan: str, case: dict[str, Any], *, exchange: bool = True) -> Simpl
 
     def kernel(qkv: list[torch.Tensor], heads: int, mask: torch.Tensor | None) -> torch.Tensor:
         q, k, v = qkv
+        assert q.shape[2], "some kernels refuse to be called for nothing"
         calls.append(heads)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.block_chain import BEAT, ORDER, chain_at, entries_of, hook_entries
 from parallel_runtime.models.hosted.hook_points import find_hook_points
+from parallel_runtime.models.hosted.sites import name_site
 from parallel_runtime.models.hosted.stock_functions import SkippedBlocks
 from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
@@ -225,3 +228,21 @@ def test_blocks_that_can_be_skipped_run_until_a_call_skips_them() -> None:
     assert torch.equal(block(x), want)
     assert skip({"x": x}, {"original_block": lambda given: block(given["x"])}) is x
     assert torch.equal(block(x), want)
+
+
+def test_a_site_is_named_once_and_around_a_function_that_an_instance_has() -> None:
+    switch: Any = SimpleNamespace(site="")
+    seen: list[str] = []
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(switch.site)
+            return x
+
+    patched = Attention()
+    patched.forward = Attention().forward  # type: ignore[method-assign]
+    for module in (Attention(), patched):
+        assert name_site(switch, module, "forward", "attn")
+        assert name_site(switch, module, "forward", "another") is False, "of another plan of the same class"
+        module(torch.ones(1))
+    assert seen == ["attn", "attn"] and switch.site == ""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_runtime.models.hosted.block_hooks import HookModules
+from parallel_runtime.models.hosted.block_hooks import HookModules, config_of
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import BETWEEN, spec_of
 
@@ -50,18 +50,18 @@ def stock_patch(name: str, module: nn.Module, **more: Any) -> Any:
     return getattr(extras, name)(SimpleNamespace(model=module), vae, image, 0.8, **more)
 
 
-def rebuilt(patch: Any, module: nn.Module, sizes: dict[str, Any], kinds: list[str]) -> dict[str, list[Any]]:
+def rebuilt(patch: Any, module: nn.Module, kinds: list[str]) -> dict[str, list[Any]]:
     """The same patch as a rank makes it of what travels."""
     beside = HookModules()
     for name, weight in module.state_dict().items():
         beside.take(f"7/{name}", weight.clone())
     state = {name: vars(patch)[name] for name in ("strength", "encoded_image", "encoded_image_size")}
     state |= {"is_inpaint": vars(patch).get("is_inpaint", False)}
-    record = {"patch": type(patch).__name__, "kinds": kinds, "module": 7, "config": sizes, "state": state}
+    record = {"patch": type(patch).__name__, "kinds": kinds, "module": 7, "config": config_of(module), "state": state}
     return beside.patches([record | {"compression": 8}])
 
 
-def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: Any, sizes: dict[str, Any]) -> None:
+def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: Any) -> None:
     """A model with a patch, whole with stock's object and shared with the rebuilt one."""
     module = patch.model_patch.model
     kinds = ["double_block"] if type(patch).__name__ == "DiffSynthCnetPatch" else ["noise_refiner", "double_block"]
@@ -74,11 +74,11 @@ def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: A
     assert difference(plain, want) > 1e-3, "the patch changes nothing"
     shared = SharedModel(model, spec_of(type(model), BETWEEN), group)
     for _ in range(2):
-        got = call(rebuilt(patch, module, sizes, kinds))
+        got = call(rebuilt(patch, module, kinds))
         assert difference(got, want) <= 1e-5, f"{type(patch).__name__}: {difference(got, want):.1e}"
     assert difference(call({}), plain) <= 1e-5
     shared.group = OwnTokensOnly()
-    assert difference(call(rebuilt(patch, module, sizes, kinds)), want) > 1e-3, "without exchange it must be wrong"
+    assert difference(call(rebuilt(patch, module, kinds)), want) > 1e-3, "without exchange it must be wrong"
     shared.remove()
 
 
@@ -86,7 +86,7 @@ def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: A
 def test_a_patch_between_the_blocks_of_qwen_image_meets_whole_tokens(group: GlooGroup) -> None:
     module = build("comfy_extras.nodes_model_patch.QwenImageBlockWiseControlNet", **QWEN_SIZES)
     for more in ({}, {"ref_latents": [noise(2, 16, 1, 6, 8)], "ref_latents_method": "index_timestep_zero"}):
-        compare(group, qwen(), picture(**more), stock_patch("DiffSynthCnetPatch", module), QWEN_SIZES)
+        compare(group, qwen(), picture(**more), stock_patch("DiffSynthCnetPatch", module))
 
 
 @in_ranks(2)
@@ -94,7 +94,7 @@ def test_a_patch_between_the_blocks_of_z_image_meets_whole_tokens_of_the_refiner
     for more in ({}, {"additional_in_dim": 17, "refiner_control": True}):
         sizes = Z_SIZES | more
         module = build("comfy.ldm.lumina.controlnet.ZImage_Control", **sizes)
-        compare(group, z_image(), described(), stock_patch("ZImageControlPatch", module), sizes)
+        compare(group, z_image(), described(), stock_patch("ZImageControlPatch", module))
 
 
 @in_ranks(2)

@@ -173,6 +173,29 @@ def test_a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) 
     assert (model.kept, model.enabled) == (None, False), "the model is as it was"
 
 
+@in_ranks(1)
+def test_a_class_that_keeps_otherwise_is_counted_as_one_that_keeps_nothing(group: GlooGroup) -> None:
+    def inputs(size: Any) -> dict[str, Any]:
+        rows = {"x": size.width * size.height // 256, "context": size.text_tokens}
+        return {name: torch.empty(1, tokens, WIDTH, device="meta") for name, tokens in rows.items()}
+
+    made = {
+        "find_widths": lambda *_: None,
+        "latent_shapes": lambda model, size: [(1, 4, size.width // 8, size.height // 8)],
+        "call_of": lambda model, size, *_: (
+            lambda **options: model.diffusion_model(**inputs(size), transformer_options=options)
+        ),
+        "residual_bytes": lambda module, spec, calls: [{} for _ in calls],
+    }
+    found = list[dict[str, Any]]()
+    with torch.inference_mode(False), mock.patch.multiple(count, find_spec=lambda _: PLAN, **made):
+        for keeps in (PLAN.keeps, None):
+            with mock.patch.object(count, "keeps_of", lambda *_, keeps=keeps: keeps):
+                model: Any = mock.Mock(diffusion_model=OtherChoice().to("meta"))
+                found.append(count.count_model(model, torch.device("meta")))
+    assert found[0] == found[1] and found[0]["kept_bytes"] == {} and found[0]["whole"]["module.matmul_flops"][1] > 0
+
+
 def proof_of(model: Keeper, group: GlooGroup, *, keeps: bool) -> Proof:
     """What a proof finds of the class, the ranks of the group being those that are asked."""
     kept, shared = state_of(model), SharedModel(model, PLAN, group)

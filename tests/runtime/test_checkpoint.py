@@ -179,6 +179,22 @@ def test_a_mapped_file_that_was_written_to_since_it_was_identified_is_refused(tm
         longer.refuse_changed()
 
 
+def test_pages_that_were_read_of_a_mapped_file_are_given_back(tmp_path: Path) -> None:
+    def resident() -> int:
+        """KiB of the file that are in this process's memory."""
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        next(line for line in lines if line.endswith(str(path)))
+        return next(int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+
+    path = tmp_path / "model.safetensors"
+    save_file({"x": torch.ones(1 << 20)}, path)
+    mapped = MappedFile(ModelSpec.of(path))
+    tensor = mapped.tensor(read_header(path).tensors["x"])
+    assert tensor.sum() == 1 << 20 and resident() >= 4096
+    mapped.give_back()
+    assert resident() == 0 and tensor.sum() == 1 << 20, "a view reads them again"
+
+
 def test_only_safetensors_files_are_read(tmp_path: Path) -> None:
     for name in ("model.ckpt", "model.pt", "model.gguf", "model"):
         path = tmp_path / name

@@ -98,6 +98,13 @@ def test_flux_is_held_to_unmodified_diffusers_and_its_negative_control_exits_1(
 
 
 @pytest.mark.slow
+def test_batch_groups_that_all_compute_the_first_row_exit_1(tiny_hosted: ModelSpec, verify: Command) -> None:
+    done = verify(tiny_hosted.path, "cfg=2", "--batch", "2", "--negative-control", "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["max_rel_err"] > 0.02
+
+
+@pytest.mark.slow
 def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
     tiny_hosted: ModelSpec, tmp_path: Path, verify: Command
 ) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_runtime.choices import choice_for
-from parallel_runtime.parallel import ring
+from parallel_runtime.parallel import collectives, ring
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.kernels import attention_with_lse
 from parallel_runtime.parallel.ring import RingPass
@@ -37,6 +37,20 @@ def test_an_empty_part_is_neither_sent_nor_received(monkeypatch: pytest.MonkeyPa
     axis.start_shift(torch.ones(sent), torch.empty(received)).wait()
     wanted = [("isend", sent, 0)] * bool(sent) + [("irecv", received, 1)] * bool(received)
     assert batches == ([wanted] if wanted else [])
+
+
+@pytest.mark.parametrize(("lengths", "ways"), [(None, ["gather"]), ((2, 2), ["gather"]), ((3, 1), ["messages"])])
+def test_parts_of_one_length_are_gathered_by_the_backends_own_operation(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int] | None, ways: list[str]
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(collectives, "_all_gather", lambda *_, **__: ran.append("gather") or Done())
+    monkeypatch.setattr(dist, "P2POp", lambda *_: None)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: ran.append("messages") or [Done()])
+    mine = torch.ones(lengths[0] if lengths else 2)
+    collectives.AllGather(Axis("shards", size=2, index=0), mine, torch.empty(4), lengths).wait()
+    assert ran == ways
 
 
 def test_each_hop_passes_before_the_attention_that_hides_it_and_the_last_attention_waits_for_none(

@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from ....parallel_runtime.models.hosted.block_hooks import EXTRAS, PICTURES, REBUILT
+from ....parallel_runtime.models.hosted.block_hooks import EXTRAS, PICTURES, REBUILT, config_of
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDelta
 
 FILE = EXTRAS.rpartition(".")[2] + ".py"
 LEFT_OUT = (*PICTURES, "temp_data", "model_patch", "vae")
-# Constructor arguments that a module keeps under their names, where its version of ComfyUI has them.
-KEPT = ("n_control_layers", "control_in_dim", "additional_in_dim", "broken", "refiner_control")
 
 
 def is_rebuilt(patch: object) -> bool:
@@ -75,7 +73,7 @@ def _record(patch: Any, kinds: list[str], transformer: torch.nn.Module, shape: S
         "patch": name,
         "kinds": kinds,
         "module": _number(patch),
-        "config": _config(patch.model_patch.model),
+        "config": config_of(patch.model_patch.model),
         "state": state,
         "compression": patch.vae.spacial_compression_encode(),
     }
@@ -111,18 +109,6 @@ def _encode_for(patch: Any, x: torch.Tensor) -> None:  # noqa: ANN401
     except _EncodedError:
         pass
     patch.encoded_image, patch.encoded_image_size = mine.encoded_image, mine.encoded_image_size
-
-
-def _config(module: Any) -> dict[str, Any]:  # noqa: ANN401
-    """What the module's class is made with. Of MLPs' widths it has its own."""
-    found = {name: vars(module)[name] for name in KEPT if name in vars(module)}
-    if "controlnet_blocks" in dict(module.named_children()):
-        first = module.img_in
-        more = {"in_dim": first.in_features - module.additional_in_dim, "dim": first.out_features}
-        return found | more | {"num_layers": len(module.controlnet_blocks)}
-    attention = module.control_layers[0].attention
-    heads = {"n_heads": attention.n_local_heads, "n_kv_heads": attention.n_local_kv_heads}
-    return found | heads | {"dim": attention.n_local_heads * attention.head_dim}
 
 
 def _taken(options: Mapping[str, Any]) -> Iterator[tuple[Any, list[str]]]:

@@ -19,6 +19,8 @@ OPTION = "block_hooks"  # of a call's transformer_options: a record for each pat
 EXTRAS = "comfy_extras.nodes_model_patch"
 # What a patch encodes anew for a latent of another size; the host has done so, and no rank has the picture or the VAE.
 PICTURES = ("image", "inpaint_image", "mask")
+# Constructor arguments that a module keeps under their names, where its version of ComfyUI has them.
+KEPT = ("n_control_layers", "control_in_dim", "additional_in_dim", "broken", "refiner_control")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,18 @@ REBUILT = {
         transformer="comfy.ldm.lumina.model.NextDiT", module="comfy.ldm.lumina.controlnet.ZImage_Control", pads=True
     ),
 }
+
+
+def config_of(module: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What the module's class is made with. Of MLPs' widths it has its own."""
+    found = {name: vars(module)[name] for name in KEPT if name in vars(module)}
+    if "controlnet_blocks" in dict(module.named_children()):
+        first = module.img_in
+        more = {"in_dim": first.in_features - module.additional_in_dim, "dim": first.out_features}
+        return found | more | {"num_layers": len(module.controlnet_blocks)}
+    attention = module.control_layers[0].attention
+    heads = {"n_heads": attention.n_local_heads, "n_kv_heads": attention.n_local_kv_heads}
+    return found | heads | {"dim": attention.n_local_heads * attention.head_dim}
 
 
 class HookModules:

@@ -622,12 +622,14 @@ it.unpatch_model()
 assert it.model.device == it.offload_device
 
 # ComfyUI's manager takes a model off its list before it loads models for a run; after a cancel, weights that stayed in
-# the workers are on it again, and Unload Models frees them.
+# the workers are on it again, whatever else is, and Unload Models frees them.
 management = importlib.import_module("comfy.model_management")
 listed = lambda: [each.model for each in management.current_loaded_models]  # noqa: E731
 it = new_model.remote_patcher(file, "default", asked())
 management.load_models_gpu([it])
 assert held and listed() == [it] and it.model_size() == 2 * SIZE
+other = importlib.import_module("comfy.model_patcher").ModelPatcher(torch.nn.Linear(2, 2), here, here)
+management.load_models_gpu([other])
 
 
 def cancels(*_, **__):
@@ -642,18 +644,18 @@ latent = torch.zeros(1, 16, 8, 8)
 try:
     management.load_models_gpu([it], force_patch_weights=True)  # as of a guider with another MODEL before it
 except management.InterruptProcessingException:
-    assert held and listed() == [it]
+    assert held and listed() == [it, other]
 for _ in range(2):  # the second finds it as the first left it
     try:
         guider.sample(latent, latent, samplers.sampler_object("euler"), torch.tensor([1.0, 0.0]))
     except management.InterruptProcessingException:
-        assert held and listed() == [it]
+        assert held and listed() == [it, other]
     else:
         raise AssertionError("sampled")
 root = it.parent
 del it, guider
 gc.collect()
-assert listed() == [root], "a root is what is left of MODELs"
+assert listed() == [root, other], "a root is what is left of MODELs"
 management.unload_all_models()
 assert not held and listed() == []
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....parallel_runtime.checkpoint import ComfyUI, ModelSpec, read_header
+from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8, ComfyUI, ModelSpec, read_header
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.build import Recognised, recognise
 from ....parallel_runtime.models.hosted.calls import takes_whole_batches
@@ -75,8 +75,11 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
 
     `checkpoint`: as Load Checkpoint reads it, which finds more in a file than Load Diffusion Model does.
 
-    Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
+    Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows, and for an unknown
+    `weight_dtype`.
     """
+    if weight_dtype not in (names := (*COMPUTE_DTYPES, *FP8)):  # of another node, at whose values ComfyUI does not look
+        raise ValueError(f"weight_dtype={weight_dtype!r} is unknown; use one of {', '.join(names)}")
     header = read_header(path)
     file = MappedFile(ModelSpec.of(path))
     tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}

@@ -110,6 +110,9 @@ one_cpu, one_cuda = (importlib.import_module(f"{runtime}.devices").Device(kind, 
 for dtype, device, factor in (("bfloat16", one_cpu, 1), ("float32", one_cuda, 1), ("bfloat16", one_cuda, 0.5)):
     read = source.read_hosted(file, dtype, (device,))
     assert round(read.sizes.total / SIZE, 2) == factor, (dtype, device)
+for dtype in ("fp16", "int8", "", None):  # as another node may give it
+    unknown = f"weight_dtype={dtype!r} is unknown; use one of default, "
+    refused(lambda dtype=dtype: source.read_hosted(file, dtype, (one_cpu,)), unknown)
 whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model
 stock_bytes = type(model.model).memory_required

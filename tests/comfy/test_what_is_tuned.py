@@ -150,7 +150,7 @@ def test_what_is_tuned_has_sizes_in_their_ranges(name: str, low: int, high: int,
     asked = module_of_pack("nodes.host.proof.tuning").Asked
     for size in (low, high):
         assert getattr(asked(**{name: size}), name) == size
-    for size in (low - 1, high + 1):
+    for size in (low - 1, high + 1, 1234567, 10**400):
         with pytest.raises(ValueError, match=f"{name}={size} is outside {low} to {high}; use a number"):
             asked(**{name: size})
 

@@ -59,7 +59,7 @@ class Asked:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ValueError(f"{name}={value:g} is outside {low} to {high}; use a number in that range")
+                raise ValueError(f"{name}={value} is outside {low} to {high}; use a number in that range")
 
 
 class Said(StepListener):

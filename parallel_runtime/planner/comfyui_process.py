@@ -103,19 +103,14 @@ class ComfyUIProcess:
                 "that can be written"
             ) from error
         self.folder = Path(self._folder.name)
-        self._errors = (self.folder / "stderr").open("w+b")
-        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (wire/lifeline.py)
-        self._process = subprocess.Popen(  # noqa: S603  our own interpreter and program, no shell
-            [sys.executable, "-u", "-m", program, str(lifeline), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=PACK_ROOT,
-            text=True,
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
-        os.close(lifeline)
+        try:
+            self._process = self._started(program)
+        except OSError as error:  # no memory, or too many processes or files
+            self._folder.cleanup()
+            raise NotStartedError(
+                f"a process for ComfyUI's own code cannot be started ({error.strerror}); end some programs, and try "
+                "again"
+            ) from error
         self._asks, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
             said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
@@ -123,6 +118,28 @@ class ComfyUIProcess:
             self.close()
             raise
         self.attention: str = said["attention"]
+
+    def _started(self, program: str) -> subprocess.Popen[str]:
+        """The process. What it was to hold of this one is closed where it cannot be started."""
+        self._errors = (self.folder / "stderr").open("w+b")
+        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (wire/lifeline.py)
+        try:
+            return subprocess.Popen(  # noqa: S603  our own interpreter and program, no shell
+                [sys.executable, "-u", "-m", program, str(lifeline), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                cwd=PACK_ROOT,
+                text=True,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._lifeline)
+            self._errors.close()
+            raise
+        finally:
+            os.close(lifeline)
 
     def __enter__(self) -> "ComfyUIProcess":
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -38,7 +39,7 @@ from parallel_runtime.models.specs.found import (
 )
 from parallel_runtime.models.specs.written import from_data, to_data
 from parallel_runtime.planner import comfyui_process
-from parallel_runtime.planner.comfyui_process import ComfyUIProcess, NoAnswerError
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess, NoAnswerError, NotStartedError
 from parallel_runtime.planner.finding import find_plan as find_plan_of
 from tools.ship_plans import ship
 
@@ -305,6 +306,24 @@ def test_no_temporary_folder_is_a_reason_with_a_remedy(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(ValueError, match=r"^no temporary folder can be made \(No such file .*\); .* set TMPDIR"):
         ComfyUIProcess(ComfyUI("/comfy"), "cpu")
+
+
+def test_no_room_for_a_process_is_a_reason_with_a_remedy_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner goes on without a count, as with any other reason."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(
+        NotStartedError, match=r"cannot be started \(Cannot allocate memory\); end some programs, and try"
+    ):
+        ComfyUIProcess(ComfyUI("/comfy"), "cpu")
+    assert (len(os.listdir("/proc/self/fd")), list(tmp_path.iterdir())) == (before, [])
 
 
 def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhile_is_heard(

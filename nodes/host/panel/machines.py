@@ -150,16 +150,24 @@ def _told(machines: Iterable[Machine]) -> str:
 
 
 def token_file() -> Path:
-    """The file with the token, made when it is first asked for; no other user may read it."""
+    """The file with the token, made when it is first asked for; no other user may read it.
+
+    Raises `ValueError` where it cannot be written.
+    """
     refuse_off("machines")
     path = Path(folder_paths.get_user_directory()) / "parallel_dit" / "join-token"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(TOKEN_BYTES))
     except FileExistsError:
-        return path
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(TOKEN_BYTES))
+        pass
+    except OSError as error:
+        raise ValueError(
+            f"the token of further machines cannot be written to {path} ({error.strerror}); let this user write there, "
+            "or start ComfyUI with --user-directory FOLDER"
+        ) from error
     return path
 
 

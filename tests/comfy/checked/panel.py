@@ -220,6 +220,22 @@ assert [name for _, name, *_ in queue.currently_running.values()] == ["next"]
 assert 0.1 <= time.monotonic() - began_s < 3.0
 queue.currently_running.clear()
 
+# A user folder that cannot be written.
+machines = importlib.import_module(f"{NAME}.nodes.host.panel.machines")
+machines.folder_paths = SimpleNamespace(get_user_directory=lambda: __file__)
+try:
+    machines.MACHINES.devices_of(machines.Offer.parse("127.0.0.1:0"), say=print)
+except ValueError as error:
+    words = (
+        "cannot be written to",
+        __file__,
+        "(Not a directory); let this user write there, or start ComfyUI with --user",
+    )
+    assert all(word in str(error) for word in words), error
+else:
+    raise AssertionError
+assert machines.MACHINES.offered() == []
+
 # A device that no rank has is told in the log too.
 noted, logged = [], []
 config.NodeText = lambda: SimpleNamespace(say=noted.append)

@@ -18,6 +18,7 @@ from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import DeviceSelection
 from ....parallel_runtime.models.hosted.calls import RUN_KEY
 from ....parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
+from ....parallel_runtime.models.hosted.random_calls import IMAGES
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
@@ -281,10 +282,10 @@ def with_context(
 
 
 def _sizes_of_run(patcher: RemotePatcher, noise: torch.Tensor) -> dict[str, int]:
-    """The report's sizes of a run, with a video's frames as they are decoded."""
-    sizes = sizes_of(patcher, {"samples": noise})
-    if "frames" in sizes:
-        sizes["frames"] = (sizes["frames"] - 1) * patcher.model.latent_format.temporal_downscale_ratio + 1
+    """The report's sizes of a run, with a video's frames as they are decoded; one where its model made an image."""
+    sizes, model = sizes_of(patcher, {"samples": noise}), patcher.model
+    if "frames" in sizes or (len(noise.shape) == 5 and type(model).__name__ not in IMAGES):
+        sizes["frames"] = (noise.shape[2] - 1) * model.latent_format.temporal_downscale_ratio + 1
     return sizes
 
 

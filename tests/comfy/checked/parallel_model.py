@@ -267,6 +267,13 @@ for cfg, options, guided in ((1.0, {}, False), (2.0, {}, True), (1.0, {"disable_
     assert new_model._is_guided(SimpleNamespace(cfg=cfg, model_options=options)) is guided
 assert new_model._is_guided(SimpleNamespace(model_options={}))
 
+# What was sampled last, as Tune makes it up again: an image of a model of videos is one frame, not a few.
+wan = importlib.import_module("comfy.latent_formats").Wan21()
+for kind, frames, told in (("WAN21", 1, 1), ("WAN21", 3, 9), ("QwenImage", 1, None)):
+    sampled = SimpleNamespace(model=type(kind, (), {"latent_format": wan})())
+    sizes = {"batch": 2, "width": 64, "height": 32} | ({} if told is None else {"frames": told})
+    assert new_model._sizes_of_run(sampled, torch.zeros(2, 16, frames, 4, 8)) == sizes, (kind, frames)
+
 # What a run is asked for.
 numbers, entry = 16 * 64 * 64, {"cross_attn": torch.zeros(1, 77, 8)}
 image = counted.model.image_tokens(numbers)

@@ -1,5 +1,6 @@
 """Parallel Benchmark: whole sampling runs under several plans, interleaved, beside one rank and stock ComfyUI."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -148,7 +149,9 @@ class CaseRunner:
             found += self._stock(plans)
             if attention_is_slow(self.model.load_device):
                 warnings.append(SLOW_ATTENTION)
-        return found + [self._ours(plan, plan.name, "plan") for plan in plans], warnings
+        names = Counter(plan.name for plan in plans)  # it says nothing of patches and warm-up
+        told = [plan.name if names[plan.name] == 1 else plan.describe() for plan in plans]
+        return found + [self._ours(plan, name, "plan") for plan, name in zip(plans, told, strict=True)], warnings
 
     def write_traces(self, plan: ParallelPlan) -> list[dict[str, str]]:
         """Write each rank's trace under a plan to the output folder; the files as clients are told of them."""

@@ -450,6 +450,10 @@ assert [row.name for row in rows] == ["uly2-sharded"] and warnings[0].startswith
 )
 assert benchmark.read_plans(" \nring=2\nulysses=2\nring=2\n", plain.plan) == [plans.ParallelPlan(ring=2), plain.plan]
 assert benchmark.read_plans("\n", plain.plan) == [plain.plan]
+staged = new_model.remote_patcher(file, "default", asked(ulysses=1, pipefusion=2))
+alike = benchmark.read_plans("pipefusion=2,patches=2\npipefusion=2,patches=8", staged.plan)
+rows, _ = benchmark.CaseRunner(staged, settings, worker_loop=True).cases(alike, stock=False)
+assert [row.name for row in rows] == ["pipefusion=2,patches=2", "pipefusion=2,patches=8"]
 
 # What is known of a plan before and in a run.
 prover = plain.model.prover

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from .drawn import bars_of, picture_of
-from .made_up import MadeUp
+from .made_up import ONE, MadeUp
 
 ENDS_OF_TEXTS = """() => {
   const write = CanvasRenderingContext2D.prototype.fillText
@@ -69,3 +69,16 @@ def test_bars_are_as_long_as_their_cases_are_quick(made_up: MadeUp, factors: dic
     assert cut == [], "a bar's figures are cut"
     slowest = f"1.00×  {1 / factors['ComfyUI, 2 threads']:.1f} s"
     assert slowest in {text for text, *_ in made_up.comfy.page.evaluate("window.textEnds")}
+
+
+def test_cases_of_plans_that_read_alike_have_a_button_each_however_often_they_are_told(made_up: MadeUp) -> None:
+    plan = {"name": "pipe2-ring1-uly1", "ranks": 2, "degrees": ONE | {"pipefusion": 2}, "weights": "replicated"}
+    names = ["pipefusion=2,patches=2", "pipefusion=2,patches=8"]
+    cases = [{"name": name, "kind": "plan", "median_s": 1.0, "speedup": 1.0, "plan": plan} for name in names]
+    cases.append({"name": "one rank", "kind": "one_rank", "median_s": 1.0})
+    timeline = made_up.comfy.open_timeline()
+    report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
+    for number in range(1, 5):
+        made_up.tell(reports=[made_up.report(number, report)])
+        buttons = timeline.locator("[data-chart=speedups] button")
+        expect(buttons).to_have_text([f"Use {name}" for name in names])

@@ -30,13 +30,17 @@ export function setAttribute(element, name, value) {
 }
 
 /**
- * Make `parent` hold one element for each item, in order. Elements are kept by the item's key, so that what is there
- * stays there: no flicker, and the keyboard's focus is not lost.
+ * Make `parent` hold one element for each item, in order. Elements are kept by the item's key, of several alike by their
+ * order too, so that what is there stays there: no flicker, and the keyboard's focus is not lost.
  */
 export function keyed(parent, items, keyOf, make, update) {
   const kept = new Map([...parent.children].map((child) => [child.dataset.key, child]))
+  const times = new Map()
   items.forEach((item, index) => {
-    const key = String(keyOf(item, index))
+    const said = String(keyOf(item, index))
+    const before = times.get(said) ?? 0
+    times.set(said, before + 1)
+    const key = before ? `${said} ${before}` : said
     let element = kept.get(key)
     if (element === undefined) {
       element = make(item)

@@ -72,6 +72,8 @@ def plan_part(plan: ParallelPlan, *, chosen_for: str = "", reasons: Sequence[str
     """A plan as the schema has it; an automatic one with what it was chosen for, and why."""
     degrees = dict(zip(AXES, plan.degrees, strict=True))
     part = {"name": plan.name, "ranks": plan.ranks, "degrees": degrees, "weights": plan.weights}
+    if plan.pipefusion > 1:
+        part |= {"patches": plan.patches, "warmup_steps": plan.warmup_steps}
     if chosen_for:
         part["chosen_for"] = chosen_for
     if reasons:

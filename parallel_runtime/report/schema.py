@@ -125,6 +125,8 @@ PLAN = {
     "ranks": _needed(_count),
     "degrees": _object({axis: _needed(_count) for axis in AXES}, required=True),
     "weights": _needed(_text),
+    "patches": Field(_count),
+    "warmup_steps": Field(_count),
     "chosen_for": Field(_text),
     "reasons": Field(_text, many=True),
 }

@@ -17,7 +17,7 @@ from .comfy_page import ComfyPage
 
 BARE = Path(__file__).parent / "bare"
 LOCALES = PACK_ROOT / "locales"
-ONES = dict.fromkeys(("ulysses", "ring", "cfg", "data", "pipefusion"), 1)
+ONES = dict.fromkeys(("ulysses", "ring", "cfg", "data", "pipefusion", "warmup_steps"), 1) | {"patches": 0}
 PLAN = {"plan": "uly2", "degrees": {"ulysses": 2}, "devices": ["cpu:0", "cpu:1"], "reasons": [], "warnings": []}
 LOAD = "(nodes) => window.load(nodes)"
 

@@ -74,7 +74,8 @@ def test_bars_are_as_long_as_their_cases_are_quick(made_up: MadeUp, factors: dic
 def test_cases_of_plans_that_read_alike_have_a_button_each_however_often_they_are_told(made_up: MadeUp) -> None:
     plan = {"name": "pipe2-ring1-uly1", "ranks": 2, "degrees": ONE | {"pipefusion": 2}, "weights": "replicated"}
     names = ["pipefusion=2,patches=2", "pipefusion=2,patches=8"]
-    cases = [{"name": name, "kind": "plan", "median_s": 1.0, "speedup": 1.0, "plan": plan} for name in names]
+    case = {"kind": "plan", "median_s": 1.0, "speedup": 1.0}
+    cases = [{**case, "name": name, "plan": plan} for name in names]
     cases.append({"name": "one rank", "kind": "one_rank", "median_s": 1.0})
     timeline = made_up.comfy.open_timeline()
     report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
@@ -82,3 +83,18 @@ def test_cases_of_plans_that_read_alike_have_a_button_each_however_often_they_ar
         made_up.tell(reports=[made_up.report(number, report)])
         buttons = timeline.locator("[data-chart=speedups] button")
         expect(buttons).to_have_text([f"Use {name}" for name in names])
+
+
+def test_the_button_of_a_plan_with_stages_sets_its_patches_and_warm_up(made_up: MadeUp) -> None:
+    plan = {"name": "pipe2-ring1-uly1", "ranks": 2, "degrees": ONE | {"pipefusion": 2}, "weights": "replicated"}
+    plan |= {"patches": 8, "warmup_steps": 3}
+    cases = [{"name": "pipe2", "kind": "plan", "median_s": 1.0, "plan": plan}]
+    cases.append({"name": "one rank", "kind": "one_rank", "median_s": 1.0})
+    made_up.comfy.load_example(mode="auto")
+    timeline = made_up.comfy.open_timeline()
+    report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
+    made_up.tell(reports=[made_up.report(1, report)])
+    timeline.get_by_role("button", name="Use pipe2").click()
+    values = made_up.comfy.values("SPConfig")
+    asked = ("mode", "pipefusion", "ulysses", "patches", "warmup_steps")
+    assert [values[name] for name in asked] == ["manual", 2, 1, 8, 3]

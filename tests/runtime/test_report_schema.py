@@ -210,6 +210,9 @@ def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
         **{"name": "ring2", "ranks": 2, "degrees": degrees, "weights": "replicated", "chosen_for": "a picture"},
         "reasons": ["it is quick"],
     }
+    staged = plan_part(ParallelPlan(pipefusion=2, patches=8, warmup_steps=3))
+    assert (staged["patches"], staged["warmup_steps"]) == (8, 3)
+    assert new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings={"denoise_s": 1.0}, plan=staged)
     parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 1.0}, "plan": plan}
     report = new_report("denoise", devices=DEVICES, diffusers="0.35", prompt_id="1f", loop=None, **parts)
     assert report.items() >= {**parts, "from_cache": False, "prompt_id": "1f", "kind": "denoise"}.items()

@@ -82,6 +82,7 @@ export function applyPlan(app, plan) {
 export function setPlan(node, plan) {
   const values = { mode: 'manual', weights: plan.weights }
   for (const axis of AXES) values[axis] = plan.degrees?.[axis] ?? 1
+  for (const name of ['patches', 'warmup_steps']) values[name] = plan[name] // undefined without stages
   for (const widget of node.widgets ?? []) {
     if (values[widget.name] === undefined) continue
     widget.value = values[widget.name]

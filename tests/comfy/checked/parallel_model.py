@@ -450,6 +450,11 @@ assert [row.name for row in rows] == ["uly2-sharded"] and warnings[0].startswith
 )
 assert benchmark.read_plans(" \nring=2\nulysses=2\nring=2\n", plain.plan) == [plans.ParallelPlan(ring=2), plain.plan]
 assert benchmark.read_plans("\n", plain.plan) == [plain.plan]
+sampler = importlib.import_module(f"{NAME}.nodes.sampler")
+empty, said = {"samples": torch.zeros(1, 16, 8, 8)}, "loop='resident' is unknown; use one of auto, host"
+refused(lambda: sampler.ParallelSampler.execute(plain, empty, "resident"), said)
+given = {"plans": "", "warmup": 0, "runs": 1, "stock": False, "loop": "resident"}
+refused(lambda: benchmark.ParallelBenchmark.execute(plain, empty, **given), said)
 staged = new_model.remote_patcher(file, "default", asked(ulysses=1, pipefusion=2))
 alike = benchmark.read_plans("pipefusion=2,patches=2\npipefusion=2,patches=8", staged.plan)
 rows, _ = benchmark.CaseRunner(staged, settings, worker_loop=True).cases(alike, stock=False)

@@ -15,8 +15,9 @@ ATTRIBUTES = (
     *(f"cuda.matmul.{name}" for name in ("allow_tf32", "allow_fp16_accumulation")),
     *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
     *(f"cudnn.{name}" for name in ("enabled", "allow_tf32", "benchmark", "deterministic")),
-    *("mkldnn.enabled", "cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision"),
+    "mkldnn.enabled",
 )
+PRECISIONS = ("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision")
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 EXACT_FP32: Mapping[str, bool | str] = {
     "torch.float32_matmul_precision": "highest",
@@ -42,10 +43,10 @@ def read_flags() -> dict[str, bool | str]:
 def set_flags(wanted: Mapping[str, bool | str]) -> None:
     """Give this process what another one has. What is so already is not touched."""
     switches = _switches()
-    for name, value in wanted.items():
-        here = _value(switches[name]) if name in switches else None
-        if here not in (None, value):
-            switches[name].set(value)
+    for name, switch in switches.items():
+        here = _value(switch) if name in wanted else None
+        if here not in (None, wanted.get(name)):
+            switch.set(wanted[name])
 
 
 @contextmanager
@@ -55,15 +56,17 @@ def exact_fp32() -> Iterator[None]:
     Outside, cuDNN's convolutions have 11 of 24 bits wherever torch's default stands (TF32), and how they round changes
     with their shapes: in two steps of a model that was enough for a relative error of 2e-5.
     """
-    switches, before = _switches(), read_flags()
-    changed = {name: before[name] for name, value in EXACT_FP32.items() if before.get(name) not in (None, value)}
+    switches = _switches()
+    before = {name: value for name, value in read_flags().items() if name in EXACT_FP32}
+    changed = [name for name, value in before.items() if value != EXACT_FP32[name]]
     for name in changed:
         switches[name].set(EXACT_FP32[name])
     try:
         yield
     finally:
-        for name, value in changed.items():
-            switches[name].set(value)
+        for name in changed:
+            switches[name].set(before[name])
+        set_flags(before)  # one that was exact before is changed by the others' older names
 
 
 def _value(switch: Switch) -> bool | str | None:
@@ -76,6 +79,7 @@ def _value(switch: Switch) -> bool | str | None:
 
 
 def _switches() -> Mapping[str, Switch]:
+    """In the order to set them: `allow_tf32` sets the matmul precision, and both of these set `fp32_precision`."""
     found = {f"torch.backends.{name}": _attribute(name) for name in ATTRIBUTES}
     for kernel in SDP_KERNELS:
         name = f"{kernel}_sdp"
@@ -84,6 +88,7 @@ def _switches() -> Mapping[str, Switch]:
     found[f"torch.backends.cuda.{name}"] = _pair(torch.backends.cuda, f"{name}_allowed", f"allow_{name}")
     precision = "float32_matmul_precision"
     found[f"torch.{precision}"] = _pair(torch, f"get_{precision}", f"set_{precision}")
+    found |= {f"torch.backends.{name}": _attribute(name) for name in PRECISIONS}
     found["torch.deterministic_algorithms"] = Switch(_deterministic, _set_deterministic)
     return found
 

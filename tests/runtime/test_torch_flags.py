@@ -27,11 +27,22 @@ def by_precision() -> None:
     torch.set_float32_matmul_precision("high")
 
 
+def by_medium() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def by_both_names() -> None:
+    """Products exact, by the newer name, after TF32 by the older."""
+    torch.set_float32_matmul_precision("high")
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
 def by_none() -> None:
     """torch's default: convolutions alone."""
 
 
-@pytest.mark.parametrize("way", [by_none, by_old_name, by_precision])
+@pytest.mark.parametrize("way", [by_none, by_old_name, by_precision, by_medium, by_both_names])
 def test_products_of_fp32_are_exact_inside_and_as_they_were_outside(way: Callable[[], None]) -> None:
     way()
     before = read_flags()
@@ -42,3 +53,13 @@ def test_products_of_fp32_are_exact_inside_and_as_they_were_outside(way: Callabl
         assert not (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
         raise KeyError
     assert read_flags() == before
+
+
+@pytest.mark.parametrize("way", [by_none, by_old_name, by_precision, by_medium, by_both_names])
+def test_another_process_has_what_was_set_by_either_name(way: Callable[[], None]) -> None:
+    others = read_flags()
+    way()
+    wanted = read_flags()
+    set_flags(others)
+    set_flags(wanted)
+    assert read_flags() == wanted

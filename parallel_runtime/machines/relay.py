@@ -148,9 +148,9 @@ class Towards:
                 return
             if frame.kind is FrameKind.PACKET:
                 packet = self._in_our_time(as_bytes(frame.data))
-                self._channels[frame.index].send_packet(packet)
-                if packet[OP_BYTE] in ANSWERED:
+                if packet[OP_BYTE] in ANSWERED:  # said before it is passed on: the pool may ask again at once
                     self._owing.discard(frame.index)
+                self._channels[frame.index].send_packet(packet)
             elif self._segments is not None:
                 first, ranks = self.machine.first_rank, len(self._channels)
                 behind_s = take(frame, self._segments, first_rank=first, num_ranks=ranks)

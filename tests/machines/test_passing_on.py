@@ -364,6 +364,17 @@ def test_an_input_goes_in_parts_each_of_which_shows_life_of_the_rank_that_waits(
     assert [towards._segments.beats(rank) for rank in (2, 3)] == [0, 2]
 
 
+def test_a_rank_that_is_asked_as_soon_as_it_has_answered_owes_the_next_answer(towards: Any) -> None:
+    """Or the words of the control page go no further in that request, and a run waits for credit."""
+    (channel, *_), asked = towards._channels, message(Op.TRIM, {"ranks": []}, request=2)
+    towards._channels[0] = SimpleNamespace(send_packet=lambda _: towards._pass_on(0, asked, ()), close=channel.close)
+    towards._owing.add(0)
+    towards.link.come(FrameKind.PACKET, encode(message(Op.DONE, {"x": 1})), index=0)
+    towards._stopped = True
+    towards.up()
+    assert towards._owing == {0}
+
+
 def test_what_the_pool_says_is_passed_on_until_it_closes_its_channels(towards: Any) -> None:
     towards._pass_words()  # without a segment there are none
     towards.ends[1].send(message(Op.TRIM, {"ranks": []}, rank=3))

@@ -13,10 +13,15 @@ import torch
 
 from parallel_runtime.models.hosted import block_graphs
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs, CannotRecordError, GraphRun
+from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.compiled import blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.hosted.word_handlers import cutter
 from parallel_runtime.models.specs import spec_of
+from parallel_runtime.models.specs.words import parse
+from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.kernels import ATTENDED
 from parallel_runtime.timing import RegionTimer
 
@@ -100,6 +105,19 @@ def test_of_an_object_all_that_its_class_names_counts() -> None:
     assert form(Given("a", one))[0] != form(Given("b", one))[0]
     with pytest.raises(CannotRecordError, match="SimpleNamespace, of which no graph can be made"):
         form(SimpleNamespace(tensor=one))
+
+
+@pytest.mark.parametrize("other", [[(0, 5, 0), (5, 12, 1)], [(0, 3, 2), (3, 12, 1)]])
+def test_calls_whose_ranges_differ_on_one_rank_differ_on_all(other: list[tuple[int, int, int]]) -> None:
+    """The second rank is given the same of both, and would record a graph in another call than the first."""
+    found = []
+    for ranges in ([(0, 3, 0), (3, 12, 1)], other, [(0, 3, 0), (3, 12, 1)]):
+        call = TokenCall(SequenceParallelAttention(ulysses=Axis("ulysses", size=2, index=1)), "Tiny")
+        call.introduce("img", 12)
+        cut = cutter(parse("ranges:img"))(call, ranges)
+        found.append((block_graphs._form(cut, []), block_graphs._tokens(call)))
+    (form, tokens), (other_form, other_tokens), again = found
+    assert form == other_form and tokens != other_tokens and again == found[0]
 
 
 def test_a_block_that_finds_what_a_block_before_it_kept_has_no_graph() -> None:

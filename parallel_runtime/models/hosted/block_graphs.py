@@ -341,8 +341,11 @@ class GraphRun:
 
 
 def _tokens(call: TokenCall | None) -> Hashable:
-    """How the tokens of a call lie on all ranks."""
-    return None if call is None else (tuple(call.streams.items()), frozenset(call.uncut), call.grid)
+    """How the tokens of a call lie on all ranks, and whole ranges of them: where one rank's part is another one, those
+    of all ranks are another call's."""
+    if call is None:
+        return None
+    return tuple(call.streams.items()), frozenset(call.uncut), call.grid, tuple(call.ranges.items())
 
 
 def _remembers(call: TokenCall) -> bool:

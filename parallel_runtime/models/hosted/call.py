@@ -7,7 +7,7 @@ every rank has. Every rank computes all of such a stream, and its keys count onc
 kept of a call before are on every rank, and none sends them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class TokenCall:
         self.streams: dict[str, tuple[int, ...]] = {}  # stream -> tokens of each rank
         self.uncut: set[str] = set()  # streams of which every rank has all tokens
         self.grid: tuple[int, ...] = ()  # frames, height, width
+        self.ranges: dict[Hashable, Hashable] = {}  # whole, by their streams; a rank may have the same of two calls
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
         self.attention: Attention | None = None  # of the block that runs; None outside of blocks
         self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (sites.py)

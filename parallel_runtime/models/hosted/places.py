@@ -72,6 +72,8 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[StreamTo
     A tensor in a range has a row for each of its tokens, and is cut with it.
     """
     found = []
+    told = tuple(tuple(each for each in one if not isinstance(each, Tensor)) for one in ranges)
+    call.ranges[tuple(runs)] = told
     for start, end, *rest in ranges:
         whole = mine = 0  # tokens before this run: of all there are in the value, of this rank
         for run in runs:

@@ -223,6 +223,21 @@ def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGro
     assert row["error"] <= ERROR, row
 
 
+@in_ranks(1)
+def test_a_lora_for_which_there_is_no_memory_is_not_said_to_misfit(group: GlooGroup) -> None:
+    """ComfyUI logs whatever it meets as it merges one, and goes on."""
+    changes = MergedDeltas(nn.Linear(4, 4), {}, None)
+    values = torch.ones(4, 1), torch.ones(1, 4), None, None
+    delta = WeightDelta(key="weight", kind="lora", strength=1.0, values=values)
+
+    def full(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "mm", full)
+        changes.merge({"weight": [delta]}, device=CPU, cancelled=lambda: False, beat=lambda: None)
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in HOOKED_LAYERS else pytest.mark.full) for name in of_each_class()],

@@ -5,6 +5,7 @@ is made anew each time from what the file says, in the dtype that ComfyUI's load
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -144,15 +145,27 @@ class MergedDeltas:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """What ComfyUI says meanwhile: it logs that a delta does not fit, and goes on without it."""
+    """What ComfyUI says meanwhile: it logs that a delta does not fit, and goes on without it.
+
+    It does so for want of memory, too: that is raised at the end.
+    """
     said: list[str] = []
+    full: list[torch.OutOfMemoryError] = []
+
+    def note(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        if isinstance(error := sys.exc_info()[1], torch.OutOfMemoryError):
+            full.append(error)
+
     listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = note  # type: ignore[method-assign]
     logging.getLogger().addHandler(listener)
     try:
         yield said
     finally:
         logging.getLogger().removeHandler(listener)
+    if full:
+        raise full[0]
 
 
 def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:

@@ -297,12 +297,27 @@ def test_a_unet_under_diffusers_names_is_read_under_comfyuis(group: GlooGroup) -
     assert {name for name, _ in found.model(META).diffusion_model.named_parameters()} == set(weights)
 
 
-def test_a_layer_of_narrow_numbers_whose_format_nothing_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def has_formats(monkeypatch: pytest.MonkeyPatch, known: dict[str, Any]) -> None:
+    """Have a ComfyUI with these formats."""
     names = ("comfy", "comfy.quant_ops")
     modules = [ModuleType(name) for name in names]
-    modules[0].quant_ops, modules[1].QUANT_ALGOS = modules[1], {}  # type: ignore[attr-defined]
+    modules[0].quant_ops, modules[1].QUANT_ALGOS = modules[1], known  # type: ignore[attr-defined]
     for name, module in zip(names, modules, strict=True):
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_a_format_whose_scales_have_other_names_than_comfyui_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ComfyUI 0.33 has it, whose loader takes `weight_s_rel` and `weight_s_channel`."""
+    has_formats(monkeypatch, {"asym_w4a8_int8": {"storage_t": torch.int8, "parameters": {"weight_scale"}}})
+    weights = {"a.weight": torch.zeros(2, 4, dtype=torch.int8), "a.weight_s_rel": torch.zeros(2, 1)}
+    weights |= {"a.comfy_quant": mark({"format": "asym_w4a8_int8"})}
+    check_formats("file", weights | {"a.weight_s_channel": torch.zeros(2)})
+    with pytest.raises(ValueError, match="lacks its weight_s_channel, without"):
+        check_formats("file", weights)
+
+
+def test_a_layer_of_narrow_numbers_whose_format_nothing_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_formats(monkeypatch, {})
     fp8, int8, scale = torch.zeros(2, 4).to(torch.float8_e4m3fn), torch.zeros(2, 4, dtype=torch.int8), torch.ones(())
     for weights, said in (
         ({"a.weight": fp8, "a.weight_scale": scale}, "'?a'? holds float8_e4m3fn with a scale, and nothing says its"),

@@ -18,6 +18,8 @@ MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
 HEADER, OLD_MARK = "_quantization_metadata", "scaled_fp8"  # the same for all layers: in the header, and of old files
 SCALE = ".weight_scale"
 FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
+# What a layer of a format has in a file, where ComfyUI's `parameters` of the format do not say it.
+NEEDED = {"asym_w4a8_int8": {"weight_s_rel", "weight_s_channel"}}
 # Relative errors of a call, at most. A number that a last digit sends to the other side of a step moves what follows,
 # in a deep model by as much as the rounding itself: stock ComfyUI is so far from itself with its other exact attention
 # functions (docs/formats.md).
@@ -64,7 +66,8 @@ def _check_layer(
     if weight is None:  # which the class may lack as well
         return
     stored = known[name]["storage_t"]
-    missing = [each for each in sorted(known[name]["parameters"] - FROM_INPUT) if f"{layer}.{each}" not in weights]
+    needed = NEEDED.get(name) or known[name]["parameters"] - FROM_INPUT
+    missing = [each for each in sorted(needed) if f"{layer}.{each}" not in weights]
     if missing:
         raise ValueError(
             f"{where} is in the format {name} and lacks its {missing[0]}, without which its numbers mean nothing; "

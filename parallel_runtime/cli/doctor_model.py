@@ -112,11 +112,6 @@ def _asked(
     def refuse(plan: ParallelPlan) -> None:
         if plan.parts > 1 and said["unshared"]:
             raise ValueError(said["unshared"])
-        if plan.batch_groups > 1 and plan.weights != "sharded" and said["whole_batches"]:
-            raise ValueError(
-                "an image depends on the others of its batch and on its negative, so one device computes all of them; "
-                "with weights=sharded others hold parts"
-            )
 
     report = {
         "model": said["model"],

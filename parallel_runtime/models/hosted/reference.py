@@ -115,8 +115,7 @@ class Reference:
     def describe(self, path: str) -> dict[str, Any]:
         """What a file is, without its weights being used: names, bytes, and what ComfyUI reckons a call to take.
 
-        `unshared` says why no ranks can share its tokens, `whole_batches` that one rank takes all rows. Raises
-        `ValueError` for a file that is none of ComfyUI's.
+        `unshared` says why no ranks can share its tokens. Raises `ValueError` for a file that is none of ComfyUI's.
         """
         self.path = path
         recognised = self._recognise()
@@ -138,7 +137,6 @@ class Reference:
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "dtype": dtype_name(dtype),
             "unshared": unshared,
-            "whole_batches": takes_whole_batches(kind),
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
             "block_bytes": _block_bytes(built.module, recognised.weights),
             "latent": latent,

@@ -9,10 +9,9 @@ from .choice import ParallelChoice, choice_of
 from .config import typed
 from .host.model.files import diffusion_model_path, file_identity, is_missing
 from .host.model.found_plans import LOOKING
-from .host.model.measures import refuse_beyond_room
-from .host.model.new_model import COUNTS, decide_for, memory_for
+from .host.model.new_model import COUNTS, decide_for, memory_for, refuse_unfit
 from .host.model.pooled_model import DeviceMemory
-from .host.model.source import read_hosted, refuse_unplanned
+from .host.model.source import read_hosted
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
@@ -59,8 +58,7 @@ def _known(
     source = read_hosted(path, weight_dtype, devices)
     source = LOOKING.with_found(source, look=False) if choice.looks else source
     decision = decide_for(source, choice)
-    refuse_unplanned(source.model.diffusion_model, decision.plan)
-    refuse_beyond_room(decision.plan, devices, choice.shares, source.sizes.total)
+    refuse_unfit(source, decision.plan, choice)
     return decision, memory_for(source, decision, devices, choice.shares)
 
 

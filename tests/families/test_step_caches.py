@@ -126,10 +126,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_where_it_cannot_work_it_is_refused_in_one_line(name: str, hosted_client: ComfyClient) -> None:
+    """By the route that SP Config's text on the page asks, too."""
     family, plan, parts = REFUSED[name]
-    result = hosted_client.queue(ours(BY_NAME[family].graph(), plan, step_cache=THRESHOLD))
+    graph = ours(BY_NAME[family].graph(), plan, step_cache=THRESHOLD)
+    result = hosted_client.queue(graph)
     said = result.error_line(LOADER)
     assert [part for part in parts if part not in said] == [], said
+    values = graph["config"]["inputs"] | {"unet_name": graph["model"]["inputs"]["unet_name"]}
+    assert hosted_client.get("/parallel_dit/plan", **values).get("error") == said
 
 
 def test_with_stages_it_is_refused_before_anything_is_queued(hosted_client: ComfyClient) -> None:

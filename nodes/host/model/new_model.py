@@ -119,11 +119,7 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     source = read(path, weight_dtype, devices)
     source = LOOKING.with_found(source) if asked.looks else source
     decision = decide_for(source, asked, _while_counted(source))
-    transformer = source.model.diffusion_model
-    refuse_unplanned(transformer, decision.plan)
-    refuse_step_cache(transformer, asked.step_cache)
-    refuse_stages_with_cache(decision.plan.pipefusion, asked.step_cache)
-    refuse_beyond_room(decision.plan, devices, shares, source.sizes.total)
+    refuse_unfit(source, decision.plan, asked)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,
@@ -189,6 +185,15 @@ def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None)
         weight_bytes=source.sizes.total,
         count=partial(_count, source.spec, source.sizes.total, tick),
     )
+
+
+def refuse_unfit(source: HostedSource, plan: ParallelPlan, asked: Chooser) -> None:
+    """Raise `ValueError` for a plan, a step cache or shares that do not fit a file."""
+    transformer = source.model.diffusion_model
+    refuse_unplanned(transformer, plan)
+    refuse_step_cache(transformer, asked.step_cache)
+    refuse_stages_with_cache(plan.pipefusion, asked.step_cache)
+    refuse_beyond_room(plan, asked.selection.devices, asked.shares, source.sizes.total)
 
 
 def _while_counted(source: HostedSource) -> Tick:

@@ -3,6 +3,7 @@
 Owns the record and its form on the wire. What a change does to a weight is `models/hosted/deltas.py`'s.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,11 @@ class WeightDelta:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+        for name, number in (("strength", self.strength), ("strength_model", self.strength_model)):
+            if not math.isfinite(number):
+                raise ValueError(f"{self.key}: a patch has {name}={number}; use a finite number, for example 1")
+        if broken := [each for each in self.values if isinstance(each, float) and not math.isfinite(each)]:
+            raise ValueError(f"{self.key}: a patch has an alpha of {broken[0]}; its file is damaged, use another one")
 
     @property
     def num_bytes(self) -> int:

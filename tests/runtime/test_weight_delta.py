@@ -1,6 +1,8 @@
 """Weight patches as they travel: in messages of a size, none lost, and told from other strengths of the same ones."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,19 @@ def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) ->
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="kind 'lorra' is unknown"):
         WeightDelta(key="w", kind="lorra", strength=1, values=())
+
+
+NOT_FINITE = [
+    ({"strength": math.nan}, "w: a patch has strength=nan; use a finite number"),
+    ({"strength_model": -math.inf}, "w: a patch has strength_model=-inf; use a finite number"),
+    ({"values": (noise(3, 4), noise(4, 2), math.inf, None)}, "w: a patch has an alpha of inf; its file is damaged"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), NOT_FINITE)
+def test_a_number_that_no_message_carries_is_refused_where_it_comes_in(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        lora("w", 3, 2, **given)
 
 
 def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,7 @@ plain = torch.ones(768, 256)
 up, down = torch.ones(768, 4), torch.ones(4, 256)
 adapter = lora.LoRAAdapter({"x"}, (up, down, 4.0, None, None, None))
 assert copy.add_patches({weight: adapter}, 0.5, 0.9) == [weight]
+refused(lambda: copy.clone().add_patches({weight: adapter}, math.nan), "double_blocks.0.img_attn", "strength=nan")
 added = copy.delta_set()
 (delta,) = added.deltas
 assert (delta.key, delta.kind, delta.strength) == (weight.removeprefix("diffusion_model."), "lora", 0.5)

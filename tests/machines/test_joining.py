@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from descriptors import open_descriptors
 
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
@@ -498,14 +499,14 @@ def test_a_token_file_that_is_no_secret_is_refused_before_anything_connects(tmp_
 
 def test_a_server_holds_no_descriptor_after_it_is_closed(token_file, tmp_path):
     gc.collect()  # of tests before this one
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     server = MachineServer("127.0.0.1:0", token_file.read_bytes(), versions=OURS)
     with Member(server.address, token_file, tmp_path / "log"):
         server.wait_for(1, 30)
         server.close()
     del server
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_descriptors() - before
 
 
 @pytest.mark.parametrize(

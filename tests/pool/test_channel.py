@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from descriptors import open_descriptors
 
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
@@ -43,11 +44,6 @@ def segment():
     made, fd = Segment.create(1 << 16)
     os.close(fd)
     return made
-
-
-def open_fds() -> set[str]:
-    gc.collect()  # what earlier tests left goes now, not between two counts
-    return set(os.listdir("/proc/self/fd"))
 
 
 def test_a_message_and_its_descriptors_arrive(pair):
@@ -111,11 +107,11 @@ def test_what_an_end_said_last_is_heard_though_it_left_messages_unread(pair):
 def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(packet):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(theirs)
-    before = open_fds()
+    before = open_descriptors()
     socket.send_fds(ours, [packet], [0, 1, 2])
     with pytest.raises(ProtocolError):
         channel.recv()
-    assert open_fds() == before
+    assert not open_descriptors() - before
     ours.close()
     channel.close()
 
@@ -123,11 +119,11 @@ def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(
 def test_more_descriptors_than_a_message_may_carry_are_refused_without_leaking():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(theirs)
-    before = open_fds()
+    before = open_descriptors()
     socket.send_fds(ours, [b"x"], [0] * 64)
     with pytest.raises(ProtocolError, match="descriptors"):
         channel.recv()
-    assert open_fds() == before
+    assert not open_descriptors() - before
     ours.close()
     channel.close()
 
@@ -243,7 +239,7 @@ def test_cancel_word_and_heartbeats_do_not_touch_each_other_or_the_tensors(segme
 
 
 def test_a_view_outlives_its_segment_and_the_memory_goes_with_the_last_view():
-    before = open_fds()
+    before = open_descriptors()
     made, fd = Segment.create(1 << 16)
     os.close(fd)
     table = SegmentTable(made)
@@ -257,7 +253,7 @@ def test_a_view_outlives_its_segment_and_the_memory_goes_with_the_last_view():
     gc.collect()
     assert view.tolist() == [7, 7, 7, 7]
     del view
-    assert open_fds() == before
+    assert not open_descriptors() - before
 
 
 def test_a_table_knows_only_what_was_attached(segment):

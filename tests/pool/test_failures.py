@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from descriptors import open_descriptors
 
 from parallel_runtime import VERSION
 from parallel_runtime.devices import parse_devices
@@ -204,14 +205,14 @@ def test_a_system_that_lets_us_have_no_thread_is_one_clear_error_and_no_rank_sta
         raise RuntimeError("can't start new thread")
 
     gc.collect()  # of tests before this one
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     pool = pool_of(2)
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(PoolError, match=r"^a rank cannot be started: can't start new thread; raise .* \(ulimit -u\)"):
         pool.start()
     assert [rank._process.returncode for rank in spawned] == [-signal.SIGKILL] * 2
     gc.collect()  # the segment, which the error's traceback has held
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not open_descriptors() - before
 
 
 def test_a_rank_that_dies_before_it_is_told_anything_is_one_failure(pool_of, monkeypatch):

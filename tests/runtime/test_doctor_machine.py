@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from descriptors import open_descriptors
 
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import doctor, machine_checks
@@ -32,10 +33,10 @@ def checked(name: str) -> Check:
 
 
 def test_this_machine_has_all_that_ranks_need_and_looking_leaves_nothing_open() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     found = machine_checks.machine_checks()
     assert [(check.name, check.ok, check.needed) for check in found] == [(name, True, True) for name in NAMES]
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert not open_descriptors() - before
     assert checked("packages").seen == "all there"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from descriptors import open_descriptors
 
 from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
@@ -318,12 +319,13 @@ def test_no_room_for_a_process_is_a_reason_with_a_remedy_and_leaves_nothing_behi
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(subprocess, "Popen", refused)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(
         NotStartedError, match=r"cannot be started \(Cannot allocate memory\); end some programs, and try"
     ):
         ComfyUIProcess(ComfyUI("/comfy"), "cpu")
-    assert (len(os.listdir("/proc/self/fd")), list(tmp_path.iterdir())) == (before, [])
+    assert not open_descriptors() - before
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhile_is_heard(

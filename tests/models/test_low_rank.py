@@ -8,15 +8,16 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallel_runtime.models.block_chain import BEAT, GATHER, SHARE, chain_at
-from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, runs_as_branch
+from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, call_layers, runs_as_branch
 from parallel_runtime.weight_delta import WeightDelta
 
 CPU = torch.device("cpu")
@@ -128,6 +129,34 @@ def test_a_layer_whose_forward_was_another_keeps_it() -> None:
     side.have(module, {"0": given})
     side.have(module, {})
     assert vars(layer)["forward"] is mine
+
+
+def int8_alone(linear: Any, x: Tensor, act: str) -> Tensor:
+    """`linear_input_act` by the rules of ComfyUI 0.30, which knows a quantised weight by its class."""
+    return F.linear(x.relu(), linear.weight) if isinstance(linear.weight, Tensor) else linear(x.relu())
+
+
+def halves_too(linear: Any, x: Tensor, act: str, residual: Tensor) -> Tensor:
+    """The same by later rules: any weight, unless the layer's file asks for products in full precision."""
+    by_itself = not getattr(linear, "_full_precision_mm", False)
+    return residual + (F.linear(x.relu(), linear.weight) if by_itself else linear(x.relu()))
+
+
+@pytest.mark.parametrize("rules", [int8_alone, halves_too])
+def test_a_lora_counts_where_comfyui_multiplies_by_a_weight_past_its_layer(rules: Any) -> None:
+    ops, layer, x, side = ModuleType("comfy.ops"), nn.Linear(5, 6, bias=False), torch.randn(4, 5), SideBranches()
+    more = {"residual": torch.ones(4, 6)} if rules is halves_too else {}
+    call_layers(ops)
+    assert not hasattr(ops, "linear_input_act"), "an older ComfyUI has none"
+    ops.linear_input_act = rules  # type: ignore[attr-defined]
+    for _ in range(2):
+        call_layers(ops)
+    plain = rules(layer, x, "relu", **more)
+    for loras in (branches(layer, [lora(layer.weight, 2)]), []):
+        side.have(nn.Sequential(layer), {"0": loras} if loras else {})
+        out = ops.linear_input_act(layer, x, "relu", **more)
+        want = more.get("residual", 0) + layer(x.relu())
+        assert torch.equal(out, want) and torch.equal(out, plain) is not bool(loras)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -1,8 +1,9 @@
 """ComfyUI's own packages in a worker: found where the host says, told the host's options, imported once.
 
 Owns the import and its order: the device and the options are chosen before it; the attention function, the order of
-torch's kernels and what makes scales are replaced after it and before any model's file. Imports no custom nodes, and
-nothing of ComfyUI outside `comfy`, as block_hooks.py does for a MODEL that has such patches.
+torch's kernels, what makes scales and what multiplies past a layer are replaced after it and before any model's file.
+Imports no custom nodes, and nothing of ComfyUI outside `comfy`, as block_hooks.py does for a MODEL that has such
+patches.
 """
 
 import importlib
@@ -15,7 +16,7 @@ from ...checkpoint import ComfyUI
 from ...choices import choice_of
 from ...packages import imported_packages
 from ...wire.replies import Imported
-from . import attention, scales, sdpa
+from . import attention, scales, sdpa, side_branches
 from .options import apply_options
 
 # At most one, and the options that it did not take: modules are the process's.
@@ -50,8 +51,10 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
         attention.install()
         scales.install()
     if shared:
-        sdpa.put_first(importlib.import_module("comfy.ops"), choice_of(device))
+        ops = importlib.import_module("comfy.ops")
+        sdpa.put_first(ops, choice_of(device))
         sdpa.try_first(device)
+        side_branches.call_layers(ops)
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
     _IMPORTED.append((comfyui, left_out))

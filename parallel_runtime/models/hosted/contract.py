@@ -402,6 +402,7 @@ WHERE_THERE = (
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfy.model_patcher.ModelPatcher.set_model_optimized_attention",
+    "comfy.ops.linear_input_act",
     "comfy.supported_models_base.BASE.process_unet_state_dict",
     "comfyui_version.__version__",
 )

@@ -13,6 +13,7 @@ Owns the arithmetic and where it is put. Does not own which LoRAs a model has, n
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,8 @@ from ..block_chain import LORA, Forward, chain_at
 from .deltas import misfit
 
 WEIGHT = ".weight"
+ACTS = "linear_input_act"  # of comfy.ops: a layer of an activation
+BESIDE = "has_loras_beside"  # an attribute of a layer that has some
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
     nn.Conv2d: F.conv2d,
@@ -87,6 +90,7 @@ class LayerBranches:
     def __init__(self, layer: nn.Module) -> None:
         self.runs: list[OutputRows] = []
         self.layer: Any = layer
+        vars(layer)[BESIDE] = True
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
         self._around = partial(_adding, self)
         chain_at(layer).put(LORA, self._around)
@@ -94,6 +98,7 @@ class LayerBranches:
     def take_off(self) -> None:
         """Have the layer as it was before, and no LoRA: only the collector frees an object that its link refers to."""
         self.runs = []
+        del vars(self.layer)[BESIDE]
         chain_at(self.layer).take_off(self._around)
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
@@ -121,6 +126,32 @@ def _adding(branches: LayerBranches, inner: Forward) -> Forward:
         return branches.add_to(inner(x, *args, **kwargs), x)
 
     return forward
+
+
+class CalledLayer:
+    """Stands for a layer in `linear_input_act`, which calls a layer that has no weight that it multiplies by itself."""
+
+    weight, _full_precision_mm = None, True
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+
+    def __call__(self, x: Tensor) -> Any:  # noqa: ANN401
+        return self._layer(x)
+
+
+def call_layers(ops: ModuleType) -> None:
+    """Have ComfyUI's `linear_input_act` call layers that LoRAs run beside; nothing where `comfy.ops` has none.
+
+    By itself it multiplies by weights of some formats and devices, and never calls their layer.
+    """
+    stock = vars(ops).get(ACTS)
+    if stock is not None and not isinstance(stock, partial):
+        setattr(ops, ACTS, partial(_called, stock))
+
+
+def _called(stock: Callable[..., Tensor], layer: nn.Module, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
+    return stock(CalledLayer(layer) if getattr(layer, BESIDE, False) else layer, *given, **named)
 
 
 class SideBranches:

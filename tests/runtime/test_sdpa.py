@@ -1,7 +1,7 @@
 """Which of torch's kernels a rank tries first, by the compute capability that its device pretends to have."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from parallel_runtime.choices import choice_for
 from parallel_runtime.models.hosted import sdpa, stock_attention
 from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first, try_first
+from parallel_runtime.models.hosted.stock_functions import OVERRIDE
 
 STOCK = ["FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
 
@@ -91,6 +92,24 @@ def test_a_kernel_is_named_of_as_many_heads_as_queries_and_keys_have(monkeypatch
     assert rank._name([each.unflatten(2, (-1, 16)) for each in (q, k, k)], 4, None, False) == "pytorch"
     assert rank._name([torch.zeros(shape) for shape in by_head], 4, None, True) == "pytorch"
     assert seen == [by_head] * 3
+
+
+def test_a_function_that_a_layers_file_names_is_named_where_it_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two layers alike but for that each by its own, and a node's function before both."""
+
+    def attention_comfy_kitchen_int8() -> None: ...
+
+    def override() -> None: ...
+
+    rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+    asked = {"preferred_attention": SimpleNamespace(function=attention_comfy_kitchen_int8)}
+    for options in ({}, {"preferred_attention": SimpleNamespace(function=None)}):
+        rank.switch(q, q, q, 4, None, None, True, True, **options)
+    plain = set(stock_attention.ATTENDED)
+    rank.switch(q, q, q, 4, None, None, True, True, **asked)
+    assert stock_attention.ATTENDED - plain == {"comfy_kitchen_int8"} and len(plain) == 1
+    rank.switch(q, q, q, 4, None, None, True, True, **asked, transformer_options={OVERRIDE: override})
+    assert stock_attention.ATTENDED - plain == {"comfy_kitchen_int8", "override"}
 
 
 class Container:

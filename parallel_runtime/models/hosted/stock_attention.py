@@ -49,7 +49,8 @@ class StockAttention:
         as stock frees it, so such a call that raises is not repeated.
         """
         tensors = [self.peek(each) for each in (q, k, v)]
-        by = overriding(options)
+        own = _of_file(options)
+        by = overriding(options) or ("" if own is None else _title(own))
         kind = (
             *(by, *((each.dtype, each.device.type, each.ndim, each.shape[-1]) for each in tensors)),
             *(heads, skip_reshape and tensors[1].shape[1], mask is None),
@@ -112,8 +113,7 @@ class StockAttention:
 
     def each_head_alone(self, options: dict[str, Any]) -> bool:
         """Whether the function that will attend computes a head alike whatever other heads it is given."""
-        preferred = options.get("preferred_attention")  # of a layer whose file names a function of its own
-        function = getattr(preferred, "function", None) or self.stock
+        function = _of_file(options) or self.stock
         return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overriding(options)
 
     def peek(self, given: Any, title: str = "attention") -> Tensor:  # noqa: ANN401  a tensor, or a container of one
@@ -138,7 +138,7 @@ class StockAttention:
 
     def _name(self, tensors: list[Tensor], heads: int, mask: Tensor | None, by_heads: bool) -> str:
         """For the report of this process: ComfyUI's function, with the kernel that torch takes."""
-        name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
+        name = _title(self.stock)
         if name != TORCHS:
             return name
         if not by_heads:
@@ -147,6 +147,15 @@ class StockAttention:
         q, k, v = tensors
         backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask)
         return f"{name}: {backend}{failed()}" if backend else f"{name}{failed()}"
+
+
+def _of_file(options: dict[str, Any]) -> Callable[..., Tensor] | None:
+    """The function that a layer's file names for it, which attends in the place of ComfyUI's; None for none."""
+    return getattr(options.get("preferred_attention"), "function", None)
+
+
+def _title(function: Callable[..., Tensor]) -> str:
+    return getattr(function, "__name__", "attention").removeprefix("attention_")
 
 
 def is_exact(options: dict[str, Any]) -> bool:

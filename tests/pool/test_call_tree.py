@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -38,9 +39,10 @@ def test_plain_values_come_out_as_they_went_in(value: object) -> None:
 
 
 def test_a_float_that_is_no_number_comes_out() -> None:
-    nan, up, down = sent([math.nan, math.inf, -math.inf])
-    assert math.isnan(nan)
-    assert (up, down) == (math.inf, -math.inf)
+    for kind in (float, np.float64):
+        nan, up, down = sent([kind(each) for each in ("nan", "inf", "-inf")])
+        assert math.isnan(nan)
+        assert (up, down) == (math.inf, -math.inf)
 
 
 def test_a_tensor_in_two_places_is_sent_once() -> None:

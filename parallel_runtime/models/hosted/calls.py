@@ -166,7 +166,7 @@ class _Writer:
         if value is None or isinstance(value, bool | int | str):
             return value
         if isinstance(value, float):
-            return value if math.isfinite(value) else {"f": repr(value)}
+            return value if math.isfinite(value) else {"f": repr(float(value))}  # numpy's has a name in it
         if isinstance(value, torch.Tensor):
             return {"t": self._number(value, path)}
         if type(value) in (list, tuple, torch.Size):

@@ -35,6 +35,13 @@ HEAR_ALL = """() => {
   delete window.onlyOurs
   app.api.dispatchCustomEvent('reconnected')  // the page then asks for the state
 }"""
+# Keeps what takes the server's states.
+KEEP_STORES = """async () => {
+  const { Store } = await import('/extensions/parallel-dit/panel/store.mjs')
+  if (window.stores) return
+  window.stores = new Set()
+  const { take } = Store.prototype
+  Store.prototype.take = function (state) { window.stores.add(this); take.call(this, state) } }"""
 TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
 # Keeps what is written on canvases.
 DRAWN_TEXTS = """() => {
@@ -106,6 +113,7 @@ class MadeUp:
         page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=self._state))
         page.route(re.compile(r"/parallel_dit/reports/\d+$"), self._answer_report)
         page.evaluate(ONLY_OURS)
+        page.evaluate(KEEP_STORES)
         self.tell()
 
     def end(self) -> None:

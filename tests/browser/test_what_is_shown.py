@@ -178,21 +178,13 @@ REPORTS = [
 ]
 
 
-STORE = "import('/extensions/parallel-dit/panel/store.mjs').then(({ Store }) => Store.prototype)"
-SIZES = """function () {
-  return this.map((store) => ({ reports: store._reports.size, listeners: store._listeners.size,
-    elements: document.querySelectorAll('.pdit, .pdit *').length }))
-}"""
+SIZES = """() => [...window.stores].map((store) => ({ reports: store._reports.size, listeners: store._listeners.size,
+  elements: document.querySelectorAll('.pdit, .pdit *').length }))"""
 
 
 def kept_by(page: Page) -> dict[str, int]:
     """Of the page's one store: reports and listeners; and how many elements of ours there are."""
-    session = page.context.new_cdp_session(page)
-    prototype = session.send("Runtime.evaluate", {"expression": STORE, "awaitPromise": True})["result"]
-    stores = session.send("Runtime.queryObjects", {"prototypeObjectId": prototype["objectId"]})["objects"]
-    call = {"functionDeclaration": SIZES, "objectId": stores["objectId"], "returnByValue": True}
-    (sizes,) = session.send("Runtime.callFunctionOn", call)["result"]["value"]
-    session.detach()
+    (sizes,) = page.evaluate(SIZES)
     return sizes
 
 

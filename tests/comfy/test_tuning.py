@@ -76,7 +76,6 @@ def test_the_command_keeps_what_a_run_in_comfyui_finds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    comfyui = comfyui_path()  # before the cache is another one, where it would be downloaded again
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     devices, table = parse_devices("cpu:2").devices, known_calibration("cpu")
     slow = replace(table.rates, matmul_flops=1e10, attention_flops=1e10)
@@ -84,7 +83,7 @@ def test_the_command_keeps_what_a_run_in_comfyui_finds(
     CalibrationStore(calibration_path()).save(device_set(devices), near)
     file = str(tiny_models.models / "diffusion_models" / tiny_models.dev)
     given = ["--devices", "cpu:2", "--width", "64", "--height", "80", "--text-tokens", "256"]
-    given += ["--comfyui", str(comfyui), f"--comfyui-options={' '.join(FLAGS)}"]
+    given += ["--comfyui", str(comfyui_path()), f"--comfyui-options={' '.join(FLAGS)}"]
     done = command("tune", file, *given)
     lines = done.stdout.splitlines()
     found = LINE.fullmatch(lines[0])

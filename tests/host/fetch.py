@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import compileall
 import fcntl
+import functools
 import os
 import subprocess
 import sys
@@ -38,6 +39,7 @@ class HostNotFoundError(RuntimeError):
     """No usable ComfyUI; the text says which path or download failed and what to do."""
 
 
+@functools.cache  # a test that has another one later fetches nothing again
 def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/parallel-dit` (default `~/.cache/parallel-dit`); created when missing."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -163,7 +163,7 @@ class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
         given = (read_in, write_out, write_error)
         fds = [number if fd == -1 else fd for number, fd in enumerate(given)] + sorted(self._asked.get("pass_fds", ()))
         order = {
-            "command": args,
+            "command": list(args),
             "env": dict(os.environ if self._asked.get("env") is None else self._asked["env"]),
             "cwd": str(self._asked.get("cwd") or os.getcwd()),
             "numbers": [0, 1, 2, *fds[3:]],
@@ -177,16 +177,16 @@ class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
 
 def _program(command: Sequence[str]) -> int | None:
     """Where a command line of Python names its module or script; None for one with options of Python's."""
-    first = 2 if command[1:2] == ["-u"] else 1
-    first += command[first : first + 1] == ["-m"]
+    first = 1 + ("-u" in command[1:2])
+    first += "-m" in command[first : first + 1]
     return first if first < len(command) and not command[first].startswith("-") else None
 
 
 def _can_be_forked(command: object, asked: Mapping[str, Any]) -> bool:
     """Whether it is a program of PROGRAMS, of this interpreter and of this copy of the pack, and nothing is odd."""
-    if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
+    if not isinstance(command, list | tuple) or not all(isinstance(part, str) for part in command):
         return False
-    if command[:1] != [sys.executable] or (place := _program(command)) is None:
+    if not command or command[0] != sys.executable or (place := _program(command)) is None:
         return False
     if command[place] in OURS:  # a copy of the pack has its own modules
         return Path(asked.get("cwd") or "").resolve() == ROOT
@@ -219,6 +219,9 @@ def is_forked(pid: int) -> bool:
 
 def serve(fd: int) -> None:
     """Import what most import, then fork one for each order until nobody can send one."""
+    from . import forked_ranks  # as those know it that are forked; this is __main__
+
+    subprocess.Popen = forked_ranks.Popen  # type: ignore[misc]  torch's agent, which starts a launcher's ranks, keeps it
     import torch.distributed
 
     import parallel_runtime.worker.engine  # noqa: F401

@@ -142,6 +142,8 @@ def _pass_on(launch: Launch, ours: Start) -> None:
     here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
     thread(here.down)
     here.up()
+    if here.dismissed:  # torchrun's agent would wait for the first machine's, which there is none of
+        os._exit(0)
 
 
 def main() -> NoReturn:

@@ -44,7 +44,9 @@ class RankHere:
 
 
 class RanksHere:
-    """All ranks of this machine. `down` and `up` run in a thread each."""
+    """All ranks of this machine. `down` and `up` run in a thread each. `dismissed`: ranks were asked to end."""
+
+    dismissed = False
 
     def __init__(self, ranks: Sequence[RankHere], link: RelayLink, *, generation: int, comfyui: str) -> None:
         self._ranks, self._link, self._generation, self._comfyui = list(ranks), link, generation, comfyui
@@ -76,7 +78,7 @@ class RanksHere:
             self._attach(rank, index, message)
             return
         if message.op is Op.STOP:
-            rank.stopped = True
+            rank.stopped = self.dismissed = True
         elif message.request != self._request and self._segments is not None:
             with self._results_lock:
                 self._request = message.request

@@ -58,6 +58,11 @@ class LoopbackMachine:
         commands = {child.pid: command(child) for each in launchers for child in each.children()}
         return [pid for pid, words in commands.items() if words and FORKS not in words]
 
+    @property
+    def ends(self) -> list[GenerationEnded]:
+        """Of its generations, in order."""
+        return list(self._ended.values())
+
     def kill_ranks(self) -> None:
         """Returns once their launchers have ended."""
         for pid in self.pids():

@@ -176,6 +176,17 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
     assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
 
 
+def test_launchers_end_with_ranks_that_are_asked_to_end(
+    two: tuple[Pool, list[LoopbackMachine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By themselves: what has not ended after STOP_S is killed."""
+    pool, (machine,) = two
+    monkeypatch.setattr("parallel_runtime.pool.generation.STOP_S", 300.0)
+    pool.start()
+    pool.close()
+    assert machine.ends[-1].code == 0
+
+
 def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(
     three: tuple[Pool, list[LoopbackMachine]], model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -385,6 +385,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: merging reads weights."""
         raise self._refuse("it reads the model's weights")
 
+    def patch_weight_to_device(self, key: str, *others: object, **more: object) -> torch.Tensor:
+        """Refused: it gives Extract and Save Lora a weight. Workers patch their own."""
+        raise self._refuse("it reads the model's weights")
+
     def state_dict_for_saving(self, *others: object, **more: object) -> dict:
         """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
         return self.model_state_dict_for_saving()

@@ -176,6 +176,7 @@ WHAT = (
         "compute dtype to float16 where the workers compute in float",
     ),
     (lambda it: it.get_key_patches(), "it reads the model's weights"),
+    (lambda it: it.patch_weight_to_device("a", "cpu", return_weight=True), "it reads the model's weights"),
     (lambda it: it.state_dict_for_saving(), "it saves the model's weights"),
     (lambda it: it.model_state_dict_for_saving(), "it saves the model's weights"),
     (lambda it: it.deepclone_multigpu(), "it copies the model to other devices"),

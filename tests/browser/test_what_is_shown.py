@@ -285,32 +285,6 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ each"))
 
 
-# Another node that gives an input of ours.
-LINK = """([kind, name]) => {
-  const ours = app.graph.nodes.find((each) => each.comfyClass === kind)
-  const at = ours.inputs.findIndex((input) => input.name === name)
-  const giver = LiteGraph.createNode('PrimitiveInt')
-  app.graph.add(giver)
-  giver.outputs[0].type = ours.inputs[at].type
-  giver.connect(0, ours, at)
-  return ours.inputs[at].link !== null }"""
-
-
-def test_sp_config_tells_nothing_by_values_that_another_node_replaces(comfy: ComfyPage) -> None:
-    comfy.load_example(mode="manual", devices="cpu:2", ulysses=2)
-    plan = comfy.page.get_by_test_id("pdit-plan")
-    expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ each"))
-    assert comfy.page.evaluate(LINK, ["ParallelModelLoader", "unet_name"])
-    comfy.widget("ParallelModelLoader", "weight_dtype", "bfloat16")  # asks again
-    expect(plan).not_to_contain_text("about")
-    expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
-    comfy.widget("SPConfig", "ulysses", 5)
-    expect(plan).to_have_attribute("data-verdict", "bad")
-    assert comfy.page.evaluate(LINK, ["SPConfig", "ulysses"])
-    expect(plan).to_be_empty()
-    assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
-
-
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:
     made_up.comfy.setting("ParallelDiT.FirstRun.Over", True)
     lacking = {"summary": {"comparable": True, "ranks": 2}}  # has the button that measures one device

@@ -200,7 +200,7 @@ function addPlan(node, { store, t }) {
     if (!node.graph) return // a copy that is made to be saved
     const mine = ++asked
     try {
-      const answer = linked(node) ? {} : await store.plan(values(node))
+      const answer = await store.plan(values(node))
       if (mine === asked) tell(node, box, answer, t)
     } catch {
       if (mine === asked) tell(node, box, {}, t) // an old server, or none: the node itself will say
@@ -261,12 +261,10 @@ function values(node) {
   return { ...ofLoader(node), ...Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)])) }
 }
 
-const linked = (node) => node?.inputs?.some((input) => input.widget && input.link != null)
-
 /* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. */
 function ofLoader(node) {
-  const loader = node.getOutputNodes(0)?.find((each) => LOADERS.has(each.comfyClass))
-  if (linked(loader)) return {}
+  const targets = node.graph ? node.getOutputNodes(0) : null
+  const loader = targets?.find((each) => LOADERS.has(each.comfyClass))
   const widgets = (loader?.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
   return Object.fromEntries(widgets.map((widget) => [widget.name, String(widget.value)]))
 }

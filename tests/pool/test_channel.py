@@ -107,6 +107,7 @@ def test_what_an_end_said_last_is_heard_though_it_left_messages_unread(pair):
 def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(packet):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(theirs)
+    gc.collect()  # of tests before this one
     before = open_descriptors()
     socket.send_fds(ours, [packet], [0, 1, 2])
     with pytest.raises(ProtocolError):
@@ -119,6 +120,7 @@ def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(
 def test_more_descriptors_than_a_message_may_carry_are_refused_without_leaking():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(theirs)
+    gc.collect()  # of tests before this one
     before = open_descriptors()
     socket.send_fds(ours, [b"x"], [0] * 64)
     with pytest.raises(ProtocolError, match="descriptors"):
@@ -239,6 +241,7 @@ def test_cancel_word_and_heartbeats_do_not_touch_each_other_or_the_tensors(segme
 
 
 def test_a_view_outlives_its_segment_and_the_memory_goes_with_the_last_view():
+    gc.collect()  # of tests before this one
     before = open_descriptors()
     made, fd = Segment.create(1 << 16)
     os.close(fd)

@@ -98,7 +98,7 @@ class LayerBranches:
     def take_off(self) -> None:
         """Have the layer as it was before, and no LoRA: only the collector frees an object that its link refers to."""
         self.runs = []
-        del vars(self.layer)[BESIDE]
+        vars(self.layer).pop(BESIDE, None)
         chain_at(self.layer).take_off(self._around)
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:

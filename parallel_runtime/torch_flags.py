@@ -42,10 +42,16 @@ def read_flags() -> dict[str, bool | str]:
 
 def set_flags(wanted: Mapping[str, bool | str]) -> None:
     """Give this process what another one has. What is so already is not touched."""
-    switches = _switches()
-    for name, switch in switches.items():
-        here = _value(switch) if name in wanted else None
-        if here not in (None, wanted.get(name)):
+    for name, switch in _switches().items():
+        if name not in wanted:
+            continue
+        try:
+            here = switch.read()
+        except AttributeError:  # this torch has none
+            continue
+        except RuntimeError:  # torch refuses to tell: it was set by its other name
+            here = None
+        if here != wanted[name]:
             switch.set(wanted[name])
 
 

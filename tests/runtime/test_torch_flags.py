@@ -57,9 +57,13 @@ def test_products_of_fp32_are_exact_inside_and_as_they_were_outside(way: Callabl
 
 @pytest.mark.parametrize("way", [by_none, by_old_name, by_precision, by_medium, by_both_names])
 def test_another_process_has_what_was_set_by_either_name(way: Callable[[], None]) -> None:
+    torch.set_float32_matmul_precision("highest")
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9
+        torch.backends.cuda.matmul.fp32_precision = "none"  # as it is before anybody sets one
     others = read_flags()
     way()
     wanted = read_flags()
     set_flags(others)
+    assert read_flags() == others
     set_flags(wanted)
     assert read_flags() == wanted

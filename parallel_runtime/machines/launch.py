@@ -142,7 +142,7 @@ def _pass_on(launch: Launch, ours: Start) -> None:
     here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
     thread(here.down)
     here.up()
-    if here.dismissed:  # torchrun's agent would wait for the first machine's, which there is none of
+    if here.dismissed:  # torchrun's agent would wait for an agent on ComfyUI's side, which has none
         os._exit(0)
 
 

@@ -75,12 +75,12 @@ def merged_after(tiny: TinyModels) -> Workflow:
     return graph
 
 
-def saved(class_type: str, **more: Any) -> Build:
+def saved(class_type: str, *, takes: str = "model", **more: Any) -> Build:
     """Our MODEL written to a file."""
 
     def build(tiny: TinyModels) -> Workflow:
         graph = ours(tiny)
-        inputs = {"model": ["model", 0], "filename_prefix": "no", **more}
+        inputs = {takes: ["model", 0], "filename_prefix": "no", **more}
         graph["between"] = node(class_type, **inputs)
         return {name: graph[name] for name in ("config", "model", "clip", "vae", "between")}
 
@@ -228,6 +228,7 @@ LLLITE = patched_by("AnimaLLLiteApply", **INPUTS, image=["pictures", 0], **STREN
 USO = patched_by("USOStyleReference", **INPUTS, clip_vision_output=["inputs", 1])
 TALKING = patched_by("WanInfiniteTalkToVideo", **INPUTS, **TALK)
 SAVED = saved("CheckpointSave", clip=["clip", 0], vae=["vae", 0])
+EXTRACTED = saved("LoraSave", takes="model_diff", rank=1, lora_type="standard", bias_diff=False)
 LORA = with_hook("CreateHookLora", lora_name=TinyModels.lora_fused)  # the defaults of fields are the files' names
 HOOK = with_hook("CreateHookModelAsLora", ckpt_name=TinyModels.checkpoint)
 COMPILE, DTYPE, MERGE, ADOPT = "TorchCompileModel", "ModelComputeDtype", "ModelMergeSimple", "ParallelizeModel"
@@ -236,6 +237,7 @@ CASES = (
     told_by(MERGE, "Model merging", merged_after, "ModelMergeSimple (node between)", stock=True),
     told_by("ModelSave", "Save Model", saved("ModelSave"), "ModelSave (node between)", stock=True),
     told_by("CheckpointSave", "Save Checkpoint", SAVED, "Save Checkpoint (node between)"),
+    told_by("LoraSave", "Extract and Save Lora", EXTRACTED, "reads the model's weights"),
     told_by("FluxKVCache", "Flux KV Cache", between("FluxKVCache"), "Flux KV Cache (node between)", stock=True),
     told_by("AnimaLLLiteApply", "Anima LLLite", LLLITE, BETWEEN, "post_input", needs="AnimaLLLiteApply"),
     told_by("USOStyleReference", "USO Style Reference", USO, BETWEEN, "post_input"),

@@ -386,7 +386,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         raise self._refuse("it reads the model's weights")
 
     def patch_weight_to_device(self, key: str, *others: object, **more: object) -> torch.Tensor:
-        """Refused: it gives Extract and Save Lora a weight. Workers patch their own."""
+        """Refused: Extract and Save Lora reads weights by it. Workers patch their own weights."""
         raise self._refuse("it reads the model's weights")
 
     def state_dict_for_saving(self, *others: object, **more: object) -> dict:

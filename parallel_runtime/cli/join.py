@@ -5,6 +5,7 @@ Owns what the command line says and when to connect again. The connection and th
 
 import argparse
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,7 +24,6 @@ from . import gpu_facts
 from .terminal import write
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 15.0
-TERMINATED = 128 + signal.SIGTERM
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:
@@ -33,14 +33,14 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     joining = _joining(arguments)
     from ..machines import files  # noqa: F401  imports torch, which later would keep `join` from answering for seconds
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what runs is ended in order
+    told = told_to_end()
     adopt_orphans()
     said, wait_s = "", FIRST_WAIT_S
     _say(f"{joining.introduction.name} offers {', '.join(joining.introduction.device_names)} to {arguments.address}")
     while True:
         began_s = time.monotonic()
         try:
-            serve(joining, _say)
+            serve(joining, _say, told)
         except (RefusedError, TokenRefusedError) as error:
             raise ValueError(f"ComfyUI at {arguments.address} refuses this machine: {error}") from error
         except (ConnectionLostError, ProtocolError) as error:
@@ -50,8 +50,29 @@ def run(arguments: argparse.Namespace) -> NoReturn:
             if line != said:
                 _say(line)
             said = line
-        time.sleep(wait_s)
+        if select.select([told], [], [], wait_s)[0]:
+            end_as_told(told)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def told_to_end() -> int:
+    """A descriptor to read the number of the signal from that tells this process to end.
+
+    A handler that raises would end the end of a generation half-way, and Python drops what is raised in a `__del__`.
+    """
+    told, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
+            signal.signal(number, lambda number, _: os.write(write_fd, bytes([number])))
+    return told
+
+
+def end_as_told(told: int) -> NoReturn:
+    """End as the signal that `told` holds would by itself. Raises KeyboardInterrupt or SystemExit."""
+    number = os.read(told, 1)[0]
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
 
 
 def _joining(arguments: argparse.Namespace) -> Joining:

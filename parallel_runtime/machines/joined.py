@@ -82,10 +82,11 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "this process cannot adopt orphans (PR_SET_CHILD_SUBREAPER)")
 
 
-def serve(joining: Joining, say: Callable[[str], None]) -> None:
-    """Join once, and do what is asked until the connection ends; by then no process of a generation is left.
+def serve(joining: Joining, say: Callable[[str], None], told: int) -> None:
+    """Join once, and do what is asked until the connection ends or the descriptor `told` can be read.
 
-    Raises RefusedError, TokenRefusedError or ProtocolError where trying again cannot help, else ConnectionLostError.
+    By then no process of a generation is left. Raises RefusedError, TokenRefusedError or ProtocolError where trying
+    again cannot help, else ConnectionLostError.
     """
     try:
         sock = socket.create_connection((joining.host, joining.port), timeout=CONNECT_S)
@@ -102,7 +103,7 @@ def serve(joining: Joining, say: Callable[[str], None]) -> None:
         say("joined; waiting for work")
         member = _Member(joining, connection, silence_s, say)
         try:
-            member.run()
+            member.run(told)
         finally:
             member.close()
 
@@ -184,12 +185,15 @@ class _Member:
     def __del__(self) -> None:
         os.close(self._answered)  # not in `close`: a search may still write to it
 
-    def run(self) -> None:
-        """Until the connection ends, which raises ConnectionLostError or ProtocolError."""
+    def run(self, told: int) -> None:
+        """Until `told` can be read, or the connection ends, which raises ConnectionLostError or ProtocolError."""
+        self._selector.register(told, selectors.EVENT_READ)
         if self._connection.early:
             self._hear()
         while True:
             for key, _ in self._selector.select(self._silence_s / 16):
+                if key.fileobj == told:
+                    return
                 # Else one before it in this round has ended it; another may have its descriptor's number by now.
                 if self._selector.get_map().get(key.fileobj) is key:
                     key.data()

@@ -6,6 +6,7 @@ of its log. Its launcher is this file too: `StartGeneration.engine` says what it
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from parallel_runtime import VERSION
+from parallel_runtime.cli import join
 from parallel_runtime.machines import joined
 from parallel_runtime.machines.connection import read_token, split_address
 from parallel_runtime.machines.messages import Introduction, Launch, StartGeneration, Versions
@@ -137,12 +139,13 @@ def _main(said: dict) -> None:
         introduction=Introduction(said["name"], ("cpu:0", "cpu:1"), ("CPU", "CPU"), versions, os.getpid()),
         models=tuple(said.get("models", ())),
     )
-    while True:
+    told = join.told_to_end()
+    while not select.select([told], [], [], 0.1)[0]:
         try:
-            joined.serve(joining, print)
+            joined.serve(joining, print, told)
         except OSError as error:
             print(f"lost: {error}")  # noqa: T201
-        time.sleep(0.1)
+    join.end_as_told(told)
 
 
 if __name__ == "__main__":

@@ -317,7 +317,7 @@ def test_who_says_nothing_may_be_another_program(monkeypatch):
         host, port = web.getsockname()
         joining = joined.Joining(host=host, port=port, token=b"x" * 32, introduction=None, models=())
         with pytest.raises(joined.ConnectionLostError, match="timed out.; is this the right address and port"):
-            joined.serve(joining, print)
+            joined.serve(joining, print, web.fileno())
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
@@ -382,7 +382,7 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             assert select.select([sock], [], [], 30)[0]
         os.eventfd_write(member._running[1].pidfd, 1)  # it ends by itself meanwhile
         with pytest.raises(joined.ConnectionLostError, match="it has said all"):
-            member.run()
+            member.run(listener.fileno())
         assert list(member._running) == [2]
         member.close()
 
@@ -466,6 +466,40 @@ def test_the_command_joins_and_ends_when_it_is_told(tmp_path, token_file):
             server.close()
     assert re.fullmatch(rf"join [\d:]+: real offers CPU, CPU to {re.escape(server.address)}", lines[0])
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_ends_the_command_wherever_it_comes():
+    """In `__del__` an exception of a handler's would be dropped, and the command would go on."""
+
+    class Gone:
+        def __init__(self, number):
+            self.number = number
+
+        def __del__(self):
+            signal.raise_signal(self.number)
+
+    def told_by(*numbers):
+        told = join.told_to_end()
+        for number in numbers:
+            Gone(number)
+        assert select.select([told], [], [], 0)[0]
+        join.end_as_told(told)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with pytest.raises(SystemExit) as ended:
+                told_by(number, signal.SIGINT)
+            assert ended.value.code == 128 + number, "of the first"
+        with pytest.raises(KeyboardInterrupt):
+            told_by(signal.SIGINT)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+        with pytest.raises(SystemExit):
+            told_by(signal.SIGHUP, signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_the_command_joins_where_standard_output_is_closed(monkeypatch):

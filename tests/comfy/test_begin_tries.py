@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields, make_dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +117,18 @@ def test_a_run_begins_by_graphs_that_are_kept_where_it_ends_sooner_for_them(case
         assert (trier.by_graphs, decision.plan) == (by_graphs, uly2), steps
         assert decision.reasons[-1] == (with_them if by_graphs else without)
     assert case.keyed == [True, True, False]
+
+
+def test_plans_that_do_not_fit_or_that_the_model_cannot_have_are_not_in_the_table(case, monkeypatch) -> None:
+    begin, (uly2, ring2) = case.begin, (case.uly2, case.ring2)
+    monkeypatch.undo()  # of the table
+    monkeypatch.setattr(begin.Tunable, "has_room", lambda _, row: row.room)
+    monkeypatch.setattr(begin.Tunable, "_takes", lambda _, plan: plan.ring == 1)
+    row = make_dataclass("Row", ("plan", "fits", "room"))
+    every = [row(plan, fits, room) for plan in (uly2, ring2) for fits in (True, False) for room in (True, False)]
+    for shares, rows in (((), every[:2]), ((3, 1), every[:1])):
+        found = replace(case.of, shares=shares).table(SimpleNamespace(table=every))
+        assert found == [replace(each, plan=uly2.with_shares(shares)) for each in rows]
 
 
 def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:

@@ -58,6 +58,13 @@ class Model(nn.Module):
         return x
 
 
+class Own(Block):
+    """A block whose own `forward` hands nothing on to the one that it stands for."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.layer(y)
+
+
 class Alone:
     """A group of one rank."""
 
@@ -216,6 +223,14 @@ def test_a_method_or_an_argument_that_the_class_lacks_is_named(changed: dict, sa
         hooked(plan(**changed))
     assert said in str(error.value)
     assert "use a ComfyUI that the plan was made for" in str(error.value)
+
+
+def test_an_argument_of_a_method_that_another_one_stands_for_is_not_taken() -> None:
+    model = Model()
+    model.blocks[1] = Own()
+    find_hook_points(model, plan(cut={**CUT, "blocks.0": {"x": "x"}, "blocks.1": {"y": "x"}}))
+    with pytest.raises(ValueError, match=r"Model: blocks.1 of this ComfyUI takes no argument 'x'"):
+        find_hook_points(model, plan(cut={**CUT, "blocks.1": {"x": "x"}}))
 
 
 def test_blocks_that_can_be_skipped_run_until_a_call_skips_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import os
 import resource
 import shutil
@@ -19,6 +20,7 @@ from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import doctor, machine_checks
 from parallel_runtime.cli.check import Check
 from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.cli.terminal import PhaseLine
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from parallel_runtime.wire.channel import Segment
 
@@ -90,7 +92,9 @@ def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_pr
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("memfd_create", "pipe2", "getuid"):
         monkeypatch.delattr(os, name)
-    report = doctor.run(make_parser().parse_args(["doctor", "--devices", "cpu:2"]))
+    asked = make_parser().parse_args(["doctor", "--devices", "cpu:2", "--calibrate"])
+    report = doctor.run(asked, PhaseLine(told := io.StringIO()))
+    assert "measuring the devices" not in told.getvalue() and "calibration" not in report
     assert [(check["name"], check["ok"]) for check in report["checks"]] == [("system", False)]
     assert not report["can_run"] and "docs/recipes.md says what to try" in report["checks"][0]["remedy"]
     with pytest.raises(ValueError, match=r"^workers need Linux, this is win32; use ComfyUI's own nodes"):

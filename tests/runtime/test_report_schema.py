@@ -299,6 +299,7 @@ def broken(path: str, value: object) -> dict:
         ("plan.degrees.ring", ..., "plan.degrees.ring is missing"),
         ("prompt", "a lighthouse", "prompt is not a field"),
         ("sampling.sampler", "", "a text that is not empty"),
+        *(("prompt_id", name, "a name without slashes") for name in ("", 3, "a/b", "a\\b")),
         ("run_id", "1f", "32 hexadecimal digits"),
         ("work", "1f", "12 hexadecimal digits"),
         ("work", 3, "12 hexadecimal digits"),

@@ -28,6 +28,7 @@ from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
 from parallel_runtime.cli.parser import DTYPES, make_parser
 from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
 from parallel_runtime.cli.sample import write_sample
+from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.machines.server import Offer
@@ -76,6 +77,15 @@ def test_a_command_has_these_options_with_these_defaults(command: str) -> None:
 
 def test_the_dtypes_of_commands_are_the_loaders() -> None:
     assert DTYPES == (*COMPUTE_DTYPES, *FP8)
+
+
+def test_a_trial_of_latents_with_more_than_one_frame_says_how_many() -> None:
+    trial = object.__new__(Trial)
+    trial.title, trial._workload = "Wan", Workload(width=64, height=32, text_tokens=3, batch=2)
+    same = {"model": "Wan", "width": 64, "height": 32, "batch": 2, "text_tokens": 3}
+    for shape, more in (([2, 16, 4, 8], {}), ([2, 16, 1, 4, 8], {}), ([2, 16, 2, 4, 8], {"frames": 2})):
+        trial.shapes = [shape]
+        assert trial.sizes == same | more
 
 
 def test_join_has_these_options() -> None:

@@ -5,6 +5,7 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 
 import importlib
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,6 +167,15 @@ for number, step, of in ((0, 0, 4), (1, 1, 3), (0, 3, 4), (1, 2, 3)):
     progress.of(number)(step, x, x, of)
     done.append(list(progress._done))
 assert done == [[1, 0], [1, 4], [4, 4], [4, 6]] and (bar[0], bar[-1]) == ((1, 10), (10, 10))
+
+# The clock of a list is around its runs.
+same = {name: getattr(lists, name) for name in ("refuse_off", "check_latent", "_under_plan_of_list", "timed_run")}
+taken = {"refuse_off": print, "check_latent": print, "_under_plan_of_list": lambda model, runs: model}
+vars(lists).update(taken, timed_run=lambda *given: given[1])
+began_s = time.perf_counter()
+latents, record = lists.sample_list(model, runs := [{"latent": None, "steps": steps} for steps in (4, 6)])
+assert latents == runs and len(record.runs) == 2 and 0 < record.denoise_s < time.perf_counter() - began_s
+vars(lists).update(same)
 
 # A device is waited for before the clock is read.
 waited, get_device_module = [], torch.get_device_module

@@ -3,9 +3,9 @@
 Owns the connection's client end and that no process of a generation outlives it. Does not own what the launcher does
 (launch.py), nor the command line (cli/join.py).
 
-A generation is a launcher and what it starts. Each launcher adopts what its own processes leave behind, and this
-process what a dead launcher leaves: a child of this process that is no launcher is an orphan, and ended. Nothing else
-is started here.
+A generation is a launcher and what it starts, which have MARK in their environment. Each launcher adopts what its own
+processes leave behind, and this process what a dead launcher leaves: a child with that mark that is no launcher is an
+orphan, and ended. Other children are not ours: a shell may have started them before it became this process by `exec`.
 """
 
 import ctypes
@@ -51,6 +51,7 @@ from .messages import (
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ("-m", "parallel_runtime.machines.launch")
+MARK = "PARALLEL_DIT_JOIN"  # the number of the process that `join` runs in
 CONNECT_S = 5.0
 END_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -296,6 +297,7 @@ class _Process:
                 stderr=output,
                 pass_fds=(lifeline,),
                 cwd=PACK_ROOT,
+                env={**os.environ, MARK: str(os.getpid())},
                 start_new_session=True,
             )
         except OSError:
@@ -358,6 +360,16 @@ class _Process:
 
 
 def _orphans(launchers: set[int]) -> list[psutil.Process]:
-    """Our children that no launcher has any more, with all theirs."""
-    found = [child for child in psutil.Process().children() if child.pid not in launchers]
+    """What launchers have started and none has any more, with all that it has started."""
+    found = [child for child in psutil.Process().children() if child.pid not in launchers and _is_ours(child)]
     return [*found, *(below for child in found for below in child.children(recursive=True))]
+
+
+def _is_ours(child: psutil.Process) -> bool:
+    """Whether a launcher has started it; also of one that has ended, which says no more, and is only waited for."""
+    try:
+        return child.status() == psutil.STATUS_ZOMBIE or child.environ().get(MARK) == str(os.getpid())
+    except psutil.ZombieProcess:
+        return True
+    except psutil.Error:  # gone, or another user's
+        return False

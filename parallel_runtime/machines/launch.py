@@ -25,7 +25,7 @@ from ..wire.processes import Output
 from ..wire.records import from_body
 from .connection import join_address
 from .fatal import run_process, thread
-from .joined import adopt_orphans
+from .joined import MARK, adopt_orphans
 from .link import PATIENCE, RUN, RelayLink, join_relays
 from .messages import BUNDLE_BYTES, Launch, StartGeneration
 from .ranks_here import RankHere, RanksHere
@@ -127,7 +127,7 @@ def serve() -> None:
     settings = settings_of(launch)
     environment = rank_environment(os.environ, settings)
     os.environ.clear()  # torchrun's agent hands its own on to ranks, and gloo reads it here
-    os.environ.update(environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=KILL_AFTER_S)
+    os.environ.update({**environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": KILL_AFTER_S, MARK: str(os.getppid())})
     ours = Start(launch.start, settings)
     ours.hand_out()
     thread(lambda: _pass_on(launch, ours))

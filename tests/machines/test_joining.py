@@ -171,6 +171,27 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(shelf, machine):
         assert (len(marked(beside)), len(marked(number))) == (2, 0), what
 
 
+def test_what_a_shell_started_before_it_became_join_by_exec_is_left_alone(server, token_file, tmp_path):
+    """As the first script of a container does, or what a login to it leaves behind."""
+    later = "(until [ -e joined ]; do sleep 0.1; done; sleep 600 & echo $! > later) &"
+    shell = ["sh", "-c", f'cd "$0"; sleep 600 & echo $! > before; {later} exec "$@"', str(tmp_path)]
+    pids = []
+    try:
+        with Member(server.address, token_file, tmp_path / "log", inside=shell) as member:
+            (machine,) = server.wait_for(1, 30)
+            (tmp_path / "joined").touch()
+            until(lambda: (tmp_path / "later").exists() and (tmp_path / "later").read_text(), "a daemon")
+            pids = [int((tmp_path / name).read_text()) for name in ("before", "later")]
+            until(lambda: all(psutil.Process(pid).ppid() == member.process.pid for pid in pids), "its children")
+            machine.start(started(1, "exit"))
+            assert ended(machine, 1).code == 3
+            assert [psutil.Process(pid).status() for pid in pids] == [psutil.STATUS_SLEEPING] * 2
+            assert marked(1) == []
+    finally:
+        for pid in filter(psutil.pid_exists, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_what_was_printed_and_not_yet_read_is_said_of_a_launcher_that_is_killed(monkeypatch):
     monkeypatch.setattr(joined, "LAUNCHER", ("-c", "print('its last words'); import signal; signal.pause()"))
     ours = {child.pid for child in psutil.Process().children()}  # servers of other tests, which are no orphans of its

@@ -16,19 +16,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
 from ..wire.channel import Channel
 from ..wire.processes import Output
+from ..wire.protocol import Op
 from ..wire.records import from_body
+from ..wire.replies import RankError
 from .connection import join_address
 from .fatal import run_process, thread
 from .joined import MARK, adopt_orphans
 from .link import PATIENCE, RUN, RelayLink, join_relays
 from .messages import BUNDLE_BYTES, Launch, StartGeneration
-from .ranks_here import RankHere, RanksHere
+from .ranks_here import RankHere, RanksHere, end_text
 
 ENGINES = "parallel_runtime.worker."  # nothing else is imported because ComfyUI's side names it
 MONITOR_S = 0.5  # how often torchrun's agent looks after its processes; what ends a generation does not wait for it
@@ -67,7 +70,12 @@ def settings_of(launch: Launch) -> RankSettings:
 
 
 class Start:
-    """The ranks of this machine before their processes are there: a channel, a lifeline and an output for each."""
+    """The ranks of this machine before their processes are there: a channel, a lifeline and an output for each.
+
+    `linked`: what they say is passed on to ComfyUI's side.
+    """
+
+    linked = False
 
     def __init__(self, start: StartGeneration, settings: RankSettings) -> None:
         self.ranks: list[RankHere] = []
@@ -102,6 +110,19 @@ class Start:
         for fd in self._theirs:
             os.close(fd)
 
+    def why_failed(self, failed: ChildFailedError) -> str:
+        """Of the rank that failed first: why it says that it ends, else how it ended, or what it printed last."""
+        number, failure = failed.get_first_failure()
+        rank, words = self.ranks[failure.local_rank], end_text(failure.exitcode)
+        rank.output.drain()
+        if failure.exitcode > 0 and (printed := rank.output.text()):
+            words = printed.splitlines()[-1]
+        while not self.linked and rank.channel.has_message() and (received := rank.channel.recv()) is not None:
+            if received[0].op is Op.ERROR:
+                error = from_body(RankError, received[0].body, "ERROR")
+                words = f"{error.kind}: {error.text}".splitlines()[0]
+        return f"rank {number}: {words}"
+
 
 def run_ranks(start: StartGeneration) -> None:
     """Start the processes by torchrun's agent, and watch them until all have ended. Raises what it raises."""
@@ -131,7 +152,11 @@ def serve() -> None:
     ours = Start(launch.start, settings)
     ours.hand_out()
     thread(lambda: _pass_on(launch, ours))
-    run_ranks(launch.start)
+    try:
+        run_ranks(launch.start)
+    except ChildFailedError as failed:  # its text ends in a line of "="; the last line is what people are shown
+        sys.stderr.write(f"{ours.why_failed(failed)}\n")
+        os._exit(1)
 
 
 def _pass_on(launch: Launch, ours: Start) -> None:
@@ -139,6 +164,7 @@ def _pass_on(launch: Launch, ours: Start) -> None:
     start = launch.start
     store = dist.TCPStore(start.master_addr, start.master_port, is_master=False, timeout=PATIENCE)
     link = RelayLink(join_relays(store, place=start.machine, machines=start.machines), 0)
+    ours.linked = True
     here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
     thread(here.down)
     here.up()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import select
 from dataclasses import replace
 from typing import cast
 
+import psutil
 import pytest
+import torch.distributed as dist
 from descriptors import open_descriptors
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.machines import joined, relay
 from parallel_runtime.machines.launch import Start, settings_of
 from parallel_runtime.machines.machine import Lost, Machine
 from parallel_runtime.machines.messages import Launch, StartGeneration
@@ -83,3 +88,29 @@ def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
     assert (settings.threads, [f"--threads={given}" in each for each in start._arguments]) == (given, [True] * 2)
     for fd in (*start._lifelines, *start._theirs):
         os.close(fd)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_before_comfyuis_side_hears_it_is_the_launchers_last_line() -> None:
+    """Where another machine's launcher is late: those of all machines meet before anything is passed on."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    relay.assign_ranks(store, 1, 1, world_size=2)
+    start = StartGeneration(
+        generation=1,
+        master_addr="127.0.0.1",
+        master_port=store.port,
+        world_size=2,
+        first_rank=1,
+        devices=("cuda:99",),
+        threads=1,
+        deadline_s=60.0,
+        engine=SETTINGS.engine,
+    )
+    others = {child.pid for child in psutil.Process().children()}
+    launcher = joined._Process(Launch(start, "shelf", "127.0.0.1"))
+    try:
+        assert select.select([launcher.pidfd], [], [], 120)[0]
+        assert (launcher.end(others=others), launcher.code) == ([], 1)
+        assert re.fullmatch(r"rank 1: \w*Error: .+", launcher.last_lines().splitlines()[-1])
+    finally:
+        launcher.close()

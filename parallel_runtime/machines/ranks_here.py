@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +84,9 @@ class RanksHere:
             with self._results_lock:
                 self._request = message.request
                 self._results = WrittenResults(message.tensors, self._segments)
-        rank.channel.send(replace(message, body=self._here(message.op, message.body)))
+        here = replace(message, body=self._here(message.op, message.body))
+        with suppress(ConnectionError):  # it is gone: `up` says how it ended, once it has
+            rank.channel.send(here)
 
     def _here(self, op: Op, body: dict[str, Any]) -> dict[str, Any]:
         """What is asked, of a model or a VAE with the ComfyUI of this machine."""
@@ -105,7 +108,8 @@ class RanksHere:
                 for each in said.drop:
                     self._segments.drop(each)
                 self._segments.add(said.segment, segment)
-        rank.channel.send(message, (self._fds[said.segment],))
+        with suppress(ConnectionError):  # it is gone
+            rank.channel.send(message, (self._fds[said.segment],))
         if index == len(self._ranks) - 1:
             os.close(self._fds.pop(said.segment))
 

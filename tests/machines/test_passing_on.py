@@ -283,6 +283,19 @@ def test_a_rank_that_ends_is_told_of_unless_it_was_asked_to_or_has_said_why(here
     os.close(here._ranks[0].pidfd)
 
 
+def test_what_comes_for_a_rank_that_is_gone_keeps_nobody_from_saying_how_it_ended(
+    here: Any,
+) -> None:
+    here.ends[0].close()
+    give(here, attach(0), to_rank_3(attach(0)), message(Op.TRIM, {"ranks": []}), to_rank_3(message(Op.TRIM)))
+    assert [here.ends[1].recv()[0].op for _ in range(2)] == [Op.ATTACH, Op.TRIM]
+    assert here._fds == {}
+    assert not here._hear(0)
+    here._end(0)
+    ((_, data, _, _),) = (each for each in here._link.taken() if each[0] is FrameKind.PACKET)
+    assert decode(data).op is Op.ERROR
+
+
 def test_of_ranks_that_end_one_after_the_other_the_first_is_told_of_and_none_behind_one_that_has_said_why(
     here: Any,
 ) -> None:

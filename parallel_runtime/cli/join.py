@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -121,4 +122,6 @@ def _comfyui(told: str | None) -> str:
 
 
 def _say(line: str) -> None:
-    write(sys.stdout, f"join {time.strftime('%H:%M:%S')}: {line}\n")
+    """A line where it can be written: what runs here does not depend on it."""
+    with suppress(OSError):  # a full disk
+        write(sys.stdout, f"join {time.strftime('%H:%M:%S')}: {line}\n")

@@ -53,11 +53,17 @@ SILENT = PhaseLine()
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Nothing where the stream is closed: by its owner, by who read it, or with its terminal."""
+    """Nothing where the stream is closed: by its owner, by who read it, or with its terminal.
+
+    Letters that its encoding does not have are written as `\\u5de5`.
+    """
     if stream is None:
         return
     try:
-        stream.write(text)
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
         stream.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):

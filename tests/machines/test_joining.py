@@ -528,6 +528,18 @@ def test_the_command_joins_where_standard_output_is_closed(monkeypatch):
     join._say("joined; waiting for work")
 
 
+def test_the_command_joins_where_its_lines_cannot_be_written(tmp_path, monkeypatch):
+    full = open("/dev/full", "w", buffering=1)
+    monkeypatch.setattr(sys, "stdout", full)
+    join._say("joined; waiting for work")
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+    with (tmp_path / "out").open("w", encoding="latin-1") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        join._say("b\u00fcro \u5de5 offers CPU")
+    assert (tmp_path / "out").read_text(encoding="latin-1").endswith(": b\u00fcro \\u5de5 offers CPU\n")
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [

@@ -6,7 +6,6 @@ Owns what the command line says and when to connect again. The connection and th
 import argparse
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import NoReturn
 from .. import VERSION
 from ..devices import missing_system, parse_devices
 from ..machines.connection import TokenRefusedError, read_token, split_address
-from ..machines.joined import ConnectionLostError, Joining, RefusedError, adopt_orphans, serve
+from ..machines.joined import ConnectionLostError, Joining, RefusedError, Told, adopt_orphans, serve
 from ..machines.messages import MAX_NAME_CHARS, Introduction, Versions
 from ..planner.comfyui_process import find_comfyui, version_of
 from ..wire.protocol import ProtocolError
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     joining = _joining(arguments)
     from ..machines import files  # noqa: F401  imports torch, which later would keep `join` from answering for seconds
 
-    told = told_to_end()
+    told = Told()
     adopt_orphans()
     said, wait_s = "", FIRST_WAIT_S
     _say(f"{joining.introduction.name} offers {', '.join(joining.introduction.device_names)} to {arguments.address}")
@@ -52,28 +51,8 @@ def run(arguments: argparse.Namespace) -> NoReturn:
                 _say(line)
             said = line
         if select.select([told], [], [], wait_s)[0]:
-            end_as_told(told)
+            told.end()
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
-def told_to_end() -> int:
-    """A descriptor to read the number of the signal from that tells this process to end.
-
-    A handler that raises would end the end of a generation half-way, and Python drops what is raised in a `__del__`.
-    """
-    told, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
-            signal.signal(number, lambda number, _: os.write(write_fd, bytes([number])))
-    return told
-
-
-def end_as_told(told: int) -> NoReturn:
-    """End as the signal that `told` holds would by itself. Raises KeyboardInterrupt or SystemExit."""
-    number = os.read(told, 1)[0]
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    sys.exit(128 + number)
 
 
 def _joining(arguments: argparse.Namespace) -> Joining:

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -83,8 +84,48 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "this process cannot adopt orphans (PR_SET_CHILD_SUBREAPER)")
 
 
-def serve(joining: Joining, say: Callable[[str], None], told: int) -> None:
-    """Join once, and do what is asked until the connection ends or the descriptor `told` can be read.
+class Told:
+    """The signals that tell this process to end: they raise KeyboardInterrupt or SystemExit, but not within `held`.
+
+    There `fileno` alone tells of them, which can be read from the first on: a handler that raises would end the end of
+    a generation half-way. It tells, too, of one that raised in a `__del__`, where Python drops exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._first, self._held = 0, False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as of nohup
+                signal.signal(number, self._hear)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._fd
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is raised within."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def end(self) -> NoReturn:
+        """End as the first signal would by itself. Raises KeyboardInterrupt or SystemExit."""
+        if self._first == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + self._first)
+
+    def _hear(self, number: int, _: object) -> None:
+        self._first = self._first or number
+        os.eventfd_write(self._fd, 1)
+        if not self._held:
+            self.end()
+
+
+def serve(joining: Joining, say: Callable[[str], None], told: Told) -> None:
+    """Join once, and do what is asked until the connection ends or a signal tells this process to end.
 
     By then no process of a generation is left. Raises RefusedError, TokenRefusedError or ProtocolError where trying
     again cannot help, else ConnectionLostError.
@@ -98,15 +139,18 @@ def serve(joining: Joining, say: Callable[[str], None], told: int) -> None:
             connection = _Connection(sock, _prove(sock, joining.token))
             connection.send(joining.introduction)
             silence_s = connection.welcome()
-        except (TimeoutError, ConnectionError) as error:
+        except ConnectionLostError:
+            raise
+        except OSError as error:
             reason = f"it did not let us in ({error.strerror or error}); is this the right address and port?"
             raise ConnectionLostError(reason) from error
         say("joined; waiting for work")
         member = _Member(joining, connection, silence_s, say)
-        try:
-            member.run(told)
-        finally:
-            member.close()
+        with told.held():
+            try:
+                member.run(told)
+            finally:
+                member.close()
 
 
 def _prove(sock: socket.socket, token: bytes) -> Session:
@@ -186,14 +230,14 @@ class _Member:
     def __del__(self) -> None:
         os.close(self._answered)  # not in `close`: a search may still write to it
 
-    def run(self, told: int) -> None:
-        """Until `told` can be read, or the connection ends, which raises ConnectionLostError or ProtocolError."""
+    def run(self, told: Told) -> None:
+        """Until told to end, or the connection ends, which raises ConnectionLostError or ProtocolError."""
         self._selector.register(told, selectors.EVENT_READ)
         if self._connection.early:
             self._hear()
         while True:
             for key, _ in self._selector.select(self._silence_s / 16):
-                if key.fileobj == told:
+                if key.fileobj is told:
                     return
                 # Else one before it in this round has ended it; another may have its descriptor's number by now.
                 if self._selector.get_map().get(key.fileobj) is key:

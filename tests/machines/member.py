@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from parallel_runtime import VERSION
-from parallel_runtime.cli import join
 from parallel_runtime.machines import joined
 from parallel_runtime.machines.connection import read_token, split_address
 from parallel_runtime.machines.messages import Introduction, Launch, StartGeneration, Versions
@@ -139,13 +138,13 @@ def _main(said: dict) -> None:
         introduction=Introduction(said["name"], ("cpu:0", "cpu:1"), ("CPU", "CPU"), versions, os.getpid()),
         models=tuple(said.get("models", ())),
     )
-    told = join.told_to_end()
+    told = joined.Told()
     while not select.select([told], [], [], 0.1)[0]:
         try:
             joined.serve(joining, print, told)
         except OSError as error:
             print(f"lost: {error}")  # noqa: T201
-    join.end_as_told(told)
+    told.end()
 
 
 if __name__ == "__main__":

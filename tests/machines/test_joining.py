@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -96,6 +97,11 @@ def machine(shelf):
     yield machine
     for number in range(before, next(numbers)):
         machine.kill(number)
+
+
+def not_told(sock):
+    """No signal comes, as long as nobody connects to this socket."""
+    return SimpleNamespace(fileno=sock.fileno, held=nullcontext)
 
 
 def ended(machine, generation):
@@ -338,7 +344,7 @@ def test_who_says_nothing_may_be_another_program(monkeypatch):
         host, port = web.getsockname()
         joining = joined.Joining(host=host, port=port, token=b"x" * 32, introduction=None, models=())
         with pytest.raises(joined.ConnectionLostError, match="timed out.; is this the right address and port"):
-            joined.serve(joining, print, web.fileno())
+            joined.serve(joining, print, not_told(web))
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
@@ -403,7 +409,7 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             assert select.select([sock], [], [], 30)[0]
         os.eventfd_write(member._running[1].pidfd, 1)  # it ends by itself meanwhile
         with pytest.raises(joined.ConnectionLostError, match="it has said all"):
-            member.run(listener.fileno())
+            member.run(not_told(listener))
         assert list(member._running) == [2]
         member.close()
 
@@ -489,6 +495,7 @@ def test_the_command_joins_and_ends_when_it_is_told(tmp_path, token_file):
     assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_ends_the_command_wherever_it_comes():
     """In `__del__` an exception of a handler's would be dropped, and the command would go on."""
 
@@ -500,11 +507,11 @@ def test_a_signal_ends_the_command_wherever_it_comes():
             signal.raise_signal(self.number)
 
     def told_by(*numbers):
-        told = join.told_to_end()
+        told = joined.Told()
         for number in numbers:
             Gone(number)
         assert select.select([told], [], [], 0)[0]
-        join.end_as_told(told)
+        told.end()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -514,6 +521,11 @@ def test_a_signal_ends_the_command_wherever_it_comes():
             assert ended.value.code == 128 + number, "of the first"
         with pytest.raises(KeyboardInterrupt):
             told_by(signal.SIGINT)
+        told = joined.Told()
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)  # while nothing is there to end
+        with told.held():
+            signal.raise_signal(signal.SIGTERM)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
         with pytest.raises(SystemExit):
             told_by(signal.SIGHUP, signal.SIGTERM)

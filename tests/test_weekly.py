@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.weekly import ROOT, TESTS, Step, run, state_of, steps
+from tools.weekly import FURTHER, ROOT, TESTS, Step, run, state_of, steps
 
 SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); print(sys.argv[2]); sys.exit({code})"
 
@@ -36,10 +36,13 @@ def test_what_failed_is_in_the_table_and_alone_is_run_again(
 
 
 def test_every_step_is_a_target_of_make() -> None:
-    chosen = steps(("oldest", "/a/comfyui"), Path("/whole"), Path("/marked"))
+    chosen = steps(("oldest", "/a/comfyui"), Path("/whole"), Path("/marked"), Path("/graphs"))
     assert {step.name for step in chosen if step.folder == Path("/whole")} == {
         *("test-host oldest", "test-host /a/comfyui", "test-full", "coverage", "mutants")
     }
+    assert [step.name for step in chosen if step.folder == Path("/graphs")] == [
+        *("parity-models", "formats", "parity", "templates")
+    ]
     hosts = [step.environment["COMFYUI_PATH"] for step in chosen if "COMFYUI_PATH" in step.environment]
     assert hosts == ["oldest", "/a/comfyui"]
     named = {step.command[-1] for step in chosen}
@@ -49,9 +52,9 @@ def test_every_step_is_a_target_of_make() -> None:
 
 def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
-    told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"))}
-    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --keep /marked/templates"}
-    assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /marked/parity-models-cells.jsonl"
+    told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"), Path("/graphs"))}
+    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --keep /graphs/templates"}
+    assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /graphs/parity-models-cells.jsonl"
 
 
 def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -> None:
@@ -78,3 +81,22 @@ def test_a_test_that_changes_leaves_what_matrices_found(tmp_path: Path) -> None:
         (tmp_path / "tests" / name).write_text("1")
         assert state_of(tmp_path) != before[0]
         assert (state_of(tmp_path, TESTS) != before[1]) == changes, name
+
+
+def test_graphs_on_one_machine_do_not_read_what_commands_and_joined_machines_run() -> None:
+    """Nothing imports these files but each other and tests."""
+    there = {str(path.relative_to(ROOT)) for path in (ROOT / "parallel_runtime").rglob("*.py")}
+    further = {name.removeprefix(":(exclude)") for name in FURTHER} - {"tests/machines"}
+    apart = {name for name in there if any(name == each or name.startswith(f"{each}/") for each in further)}
+    assert all(any(name.startswith(each) for name in apart) for each in further)
+    script = (
+        "import importlib, sys; "
+        f"[importlib.import_module(name) for name in {sorted(_module(name) for name in there - apart)!r}]; "
+        "print(*(each for each in sys.modules if each.startswith('parallel_runtime.')))"
+    )
+    ran = subprocess.run((sys.executable, "-c", script), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {_module(name) for name in apart} & set(ran.stdout.split())
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

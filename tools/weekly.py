@@ -29,9 +29,14 @@ TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
     *(":(exclude)benchmarks", ":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
 )
+# What a graph on one machine never runs: commands, and what a joined machine does.
+FURTHER = (
+    *(":(exclude)parallel_runtime/__main__.py", ":(exclude)parallel_runtime/cli", ":(exclude)tests/machines"),
+    *(f":(exclude)parallel_runtime/machines/{name}.py" for name in ("joined", "launch", "ranks_here")),
+)
 RUN_TESTS = frozenset(("test-host", "test-full", "coverage", "mutants"))
 BEFORE_HOSTS, AFTER_HOSTS = (
-    ("parity-models", "formats", "parity", "templates"),
+    ("parity-models", "formats", "parity", "templates"),  # graphs on one machine
     # `coverage` records which tests run which line, which `mutants` reads.
     ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
 )
@@ -54,15 +59,14 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def steps(hosts: Sequence[str], tests: Path, matrices: Path) -> list[Step]:
-    """All of them, in order. The folders are of one state of the code: of all, and of what matrices read of it."""
-    keep = {
-        name: {flags: f"{os.environ.get(flags, '')} {said.format(matrices)}"} for name, (flags, said) in KEEP.items()
-    }
+def steps(hosts: Sequence[str], tests: Path, matrices: Path, graphs: Path) -> list[Step]:
+    """All of them, in order. The folders are of one state of the code: of all, and of what matrices read of it, those
+    of graphs on one machine apart."""
+    keep = {name: {flags: f"{os.environ.get(flags, '')} {said.format(graphs)}"} for name, (flags, said) in KEEP.items()}
 
     def step(name: str, more: dict[str, str]) -> Step:
         target = name.split()[0]
-        folder = tests if target in RUN_TESTS else matrices
+        folder = tests if target in RUN_TESTS else graphs if target in BEFORE_HOSTS else matrices
         return Step(name, ("make", "--no-print-directory", target), folder, more)
 
     found = [step(name, keep.get(name, {})) for name in BEFORE_HOSTS]
@@ -122,8 +126,8 @@ def say(text: str) -> None:
 
 def main() -> int:
     """Run all, or what the command line names."""
-    tests, matrices = (ROOT / "build" / "weekly" / state_of(ROOT, without) for without in ((), TESTS))
-    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), tests, matrices)
+    folders = (ROOT / "build" / "weekly" / state_of(ROOT, without) for without in ((), TESTS, (*TESTS, *FURTHER)))
+    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), *folders)
     parser = argparse.ArgumentParser(prog="tools.weekly", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[step.name.split()[0] for step in everything], metavar="NAME")
     options = parser.parse_args()

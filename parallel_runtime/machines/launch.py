@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import DefaultLogsSpecs, LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import ChildFailedError, DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment

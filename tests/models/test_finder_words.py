@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parallel_runtime.models.finder import compose
 from parallel_runtime.models.finder.arguments import find_words
 from parallel_runtime.models.finder.blocks import BlockList, NotFoundError
 from parallel_runtime.models.finder.lists import ListWords, merge_calls
@@ -331,6 +333,29 @@ def test_a_dim_of_more_indices_than_attention_has_rows_holds_no_tokens() -> None
     module, given, *_ = FOUND["keys of a text that all have"]
     assert probed(module, **given).most == 2 * (10 + 10 + 10 + 7)
     assert probed(nn.Linear(6, 6), noise(2, 10, 6)).most == sys.maxsize
+
+
+def test_a_module_that_does_not_run_alone_says_why_and_one_that_does_nothing() -> None:
+    class Once(nn.Module):
+        ran = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.ran:
+                raise ValueError("it ran before")
+            self.ran = True
+            return x
+
+    assert probed(nn.Identity(), noise(2, 3)).failed == ""
+    assert probed(Once(), noise(2, 3)).failed == "ValueError: it ran before"
+
+
+def test_a_dim_of_one_row_is_no_stream_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between lists: as of one image a call, whose rows other rows would explain."""
+    monkeypatch.setattr(compose, "_rows_of", lambda streams, between, place, name, at, dim, rows: f"rows {rows}")
+    call: Any = SimpleNamespace(path="final", number=0)
+    names: Any = SimpleNamespace(streams=[])
+    for shape, word in (((1, 5, 3), "rows 5"), ((1, 1, 3), "rows 3@2"), ((2, 5), "rows 2@0"), ((1, 1), None)):
+        assert compose._word_of(call, "x", (), shape, names, SimpleNamespace()) == word  # type: ignore[arg-type]
 
 
 def test_calls_are_noted_in_their_order_until_the_watch_ends() -> None:

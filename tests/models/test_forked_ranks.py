@@ -247,3 +247,23 @@ if __name__ == "__main__":
     start_comfyui(sys.argv[1])
     more = {"files": with_files(), "troubles": {name: raised_by(trouble) for name, trouble in TROUBLES.items()}}
     print(json.dumps({case: found_of(case) for case in CASES} | more))  # noqa: T201
+
+
+def test_a_forked_rank_ends_there_whatever_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a copy of the process that waits: here it is this very one."""
+    from parallel_runtime.worker import forked_ranks
+
+    class GoneError(BaseException):
+        pass
+
+    def gone(code: int) -> None:
+        raise GoneError(code)
+
+    def raises(*_: object) -> None:
+        raise ValueError("of the rank")
+
+    for name, function in (("fork", lambda: 0), ("_exit", gone)):
+        monkeypatch.setattr(forked_ranks.os, name, function)
+    monkeypatch.setattr(forked_ranks, "_rank", raises)
+    with pytest.raises(GoneError):
+        forked_ranks.errors_of(nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [], [], 2)

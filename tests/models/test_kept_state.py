@@ -16,7 +16,14 @@ import torch
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted import count, count_kept
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.hosted.kept_state import FreeMemory, KeptState, alike_over, kept_state, log
+from parallel_runtime.models.hosted.kept_state import (
+    FreeMemory,
+    KeptState,
+    alike_over,
+    host_memory_for,
+    kept_state,
+    log,
+)
 from parallel_runtime.parallel.shard import split_lengths
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.proving import prove
@@ -233,6 +240,27 @@ def test_memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
         memory.ranks = 4
         assert memory.get_free_memory(CPU) == 250
         assert memory.get_free_memory(torch.device("meta")) == 1000
+
+
+@in_ranks(1)
+def test_a_class_asks_for_pinned_memory_for_all_ranks_of_a_host(group: GlooGroup) -> None:
+    import comfy.model_management as management
+
+    asked: list[tuple[int, ...]] = []
+
+    def ensure(*given: int, more: int = 0) -> None:
+        asked.append((*given, more))
+
+    with mock.patch.object(management, "ensure_pin_budget", ensure, create=True):
+        for ranks in (1, 3):
+            with host_memory_for(ranks):
+                management.ensure_pin_budget(10, more=2)
+        management.ensure_pin_budget(10)
+        assert asked == [(10, 2), (30, 2), (10, 0)]
+        del management.ensure_pin_budget
+        with host_memory_for(3):
+            assert not hasattr(management, "ensure_pin_budget"), "of a ComfyUI that has none"
+        management.ensure_pin_budget = ensure
 
 
 def test_what_is_kept_is_counted_in_the_formats_that_a_comfyui_can_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from families.unet import KOALA, SDXL
 from host.quantised import FORMATS, Tensors, mark, quantised
-from parallel_runtime.models.hosted import scales
+from parallel_runtime.models.hosted import formats, scales
 from parallel_runtime.models.hosted.build import META, build, recognise
 from parallel_runtime.models.hosted.formats import check_formats
 from parallel_runtime.models.hosted.scales import shared as shared_scales
@@ -327,3 +327,25 @@ def test_a_layer_of_narrow_numbers_whose_format_nothing_says_is_refused(monkeypa
         with pytest.raises(ValueError, match=f"file: {said}"):
             check_formats("file", weights)
     check_formats("file", {"a.weight": fp8, "a.bias": int8, "b.weight": int8[0], "c.weight": fp8.float()})
+
+
+@pytest.mark.parametrize(
+    ("said", "without", "coarse"),
+    [
+        ([], set(), 0.0),
+        ([{"format": "int8_tensorwise"}], set(), 2e-2),
+        ([{"format": "int8_tensorwise"}, {"format": "float8_e4m3fn"}], set(), 0.1),
+        ([{"format": "int8_tensorwise"}, {"format": "float8_e4m3fn"}], {"float8_e4m3fn"}, 2e-2),
+        ([{"format": "float8_e4m3fn", "full_precision_matrix_mult": True}], set(), 0.0),
+        ([{"format": "float8_e4m3fn", "full_precision_matrix_mult": True}, {"format": "int8_tensorwise"}], set(), 2e-2),
+    ],
+)
+def test_inputs_of_layers_are_coarse_where_products_are_in_the_files_format(
+    monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]], without: set[str], coarse: float
+) -> None:
+    monkeypatch.setattr(formats, "_without_product", lambda config: without)
+    marks = {
+        f"{number}{formats.MARK}": torch.tensor(list(json.dumps(each).encode()), dtype=torch.uint8)
+        for number, each in enumerate(said)
+    }
+    assert formats.coarse_inputs(None, {**marks, "a.weight": torch.zeros(1)}) == coarse

@@ -5,6 +5,16 @@ from __future__ import annotations
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "constant off by one",
+        "PREVIEW_SLOTS = 2 # a step's preview is read before the step after the next may start",
+        "PREVIEW_SLOTS = 3 # a step's preview is read before the step after the next may start",
+    ): "a third place is written in its turn, and costs memory alone",
+    (
+        "constant off by one",
+        'sharing: dict[str, Any] = {"ulysses": axis, "chunks": lambda _: 1, "shares": ((), SHARES.get(ranks, ()))}',
+        'sharing: dict[str, Any] = {"ulysses": axis, "chunks": lambda _: 2, "shares": ((), SHARES.get(ranks, ()))}',
+    ): "heads that travel in chunks are computed to the same bits",
+    (
+        "constant off by one",
         "FRAMES = 9 # of a video where no number is given",
         "FRAMES = 10 # of a video where no number is given",
     ): "any number of frames will do",

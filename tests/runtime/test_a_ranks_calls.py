@@ -24,7 +24,7 @@ from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import TimeSpent
 from parallel_runtime.wire.requests import CheckCopies, GroupWork, Step, Trim
-from parallel_runtime.worker import live_times, worker_loop
+from parallel_runtime.worker import live_times, steady_pipeline, worker_loop
 from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
@@ -156,6 +156,26 @@ def test_a_stage_that_stops_early_takes_the_latent_of_the_call_that_it_does_not_
         stage.run(call)
     stage.close()
     assert came == [(1, 1, 4)] * taken
+
+
+def test_the_parts_of_the_latent_are_found_by_the_first_call_which_every_run_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    stage: Any = SteadyCalls.__new__(SteadyCalls)
+    stage._mesh = SimpleNamespace(plan=ParallelPlan(pipefusion=2, patches=3))
+    stage._forward = SimpleNamespace(model=SimpleNamespace(staged="blocks"))
+    stage._model = SimpleNamespace(outputs=lambda *given, **how: asked.append((*given, *how.values())))
+    stage._x = torch.zeros(1, 1, 4)
+
+    def find_owners(outputs: Callable[..., Any], *given: Any, **numbers: int) -> Any:
+        outputs("latent", "alone", "new call")
+        return (*given, numbers)
+
+    monkeypatch.setattr(steady_pipeline, "find_owners", find_owners)
+    staged, latent, numbers = stage._owners_of(5)
+    assert asked == [(5, 0, "latent", "alone", "new call")]
+    assert (staged, latent.tolist(), numbers) == ("blocks", [[[1.0] * 4]], {"patches": 3, "parts": 1})
 
 
 class Slept(Calls):

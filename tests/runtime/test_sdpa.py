@@ -175,6 +175,9 @@ def test_what_raises_in_any_order_or_is_short_memory_leaves_cudnn_first(
     rank.error = None
     rank.attend(torch.randn(1, 4, 8, 16), owned=True)
     assert rank.calls[-1] == "CUDNN_ATTENTION"
+    rank.error, rank.raises_for = RuntimeError("No execution plans support the graph."), {"CUDNN_ATTENTION"}
+    rank.attend(torch.randn(1, 4, 8, 16), owned=False)
+    assert rank.calls[-1] == "FLASH_ATTENTION", "it gives way where it fails by itself"
 
 
 def test_a_call_like_one_that_ran_is_repeated_where_its_tensors_are_there_still(

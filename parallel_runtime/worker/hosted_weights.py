@@ -218,15 +218,14 @@ class HostedWeights:
                 shares=self._shares,
             )
             yield from self.shards.load()
-        elif self.own_copy:
-            wide = {name: dtype for name, dtype in built.rounded.items() if built.widens(name)}
-            rounded = built.rounded.keys() - wide.keys()
-            views = {name: weight for name, weight in self.module.named_parameters() if name not in rounded}
-            self._views = FileViews(self.module, views, self.device, wide)
-        built.round_here(widen=not self.own_copy)
+        if self.own_copy:
+            self._views = FileViews(self.module, self.device, built.rounded)
+            self._views.change({name: None for name in built.rounded if not built.widens(name)})
+        else:
+            built.round_here()
         if self.device.type != "cpu":
             self.module.to(self.device)
-        if self.own_copy:
+        if self.own_copy:  # what the device widens
             built.round_here()
         keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device

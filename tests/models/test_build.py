@@ -12,6 +12,7 @@ from torch import nn
 from parallel_runtime.models.hosted import build
 from parallel_runtime.models.hosted.build import META, Built, Recognised
 from parallel_runtime.models.hosted.calls import forward_call
+from parallel_runtime.models.hosted.deltas import FileViews
 
 from .cases import CASES
 from .gloo_group import GlooGroup
@@ -81,16 +82,27 @@ def test_matrices_that_layers_cast_stay_the_files_in_these_blocks_alone(monkeypa
     assert rounded.keys() - left.keys() == {"block.cast.weight"} and left.items() <= rounded.items()
 
 
-def test_weights_that_get_larger_are_rounded_last_and_others_are_left_alone() -> None:
+def test_weights_that_get_no_larger_are_rounded_one_by_one_on_their_way_to_the_device() -> None:
+    """And others there. Made of what the file says, again and again; those that have their dtype are left alone."""
     module = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("narrows", "widens", "alike", "unnamed")})
     module["widens"].to(torch.bfloat16)
     before = {name: layer.weight for name, layer in module.items()}
     dtypes = {"narrows": torch.half, "widens": torch.float32, "alike": torch.float32}
     rounded = {f"{name}.weight": dtype for name, dtype in dtypes.items()}
     built = Built(whole=SimpleNamespace(diffusion_model=module), declared={}, rounded=rounded)
-    built.round_here(widen=False)
-    assert (module["narrows"].weight.dtype, module["widens"].weight) == (torch.half, before["widens"])
     assert built.widens("widens.weight") and not built.widens("narrows.weight")
+    views = FileViews(module, torch.device("meta"), rounded)
+    views.change({"narrows.weight": None})
+    assert (module["narrows"].weight.dtype, module["narrows"].weight.device.type) == (torch.half, "meta")
+    assert all(module[name].weight is before[name] for name in ("widens", "alike", "unnamed"))
+    module["narrows"].weight = before["narrows"]
     built.round_here()
-    assert module["widens"].weight.dtype == torch.float32
+    assert (module["narrows"].weight.dtype, module["widens"].weight.dtype) == (torch.half, torch.float32)
     assert all(module[name].weight is before[name] for name in ("alike", "unnamed"))
+    for name, dtype in dtypes.items():
+        assert torch.equal(views.pristine(f"{name}.weight"), before[name]), "as the file has it"
+        views.change({f"{name}.weight": None})
+        assert (module[name].weight.dtype, module[name].weight.device.type) == (dtype, "meta")
+    changed = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    views.change({"narrows.weight": changed})
+    assert module["narrows"].weight.dtype == torch.float32, "what a LoRA made has its own dtype"

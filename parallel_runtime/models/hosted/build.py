@@ -204,15 +204,12 @@ class Built:
         """Whether the weight is the file's still, and only gets larger when it is rounded."""
         return name in self.rounded and _widens(self.module.get_parameter(name).dtype, self.rounded[name])
 
-    def round_here(self, *, widen: bool = True) -> None:
-        """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does.
-
-        Without `widen` those that get larger are left for later: for when the module is where it computes.
-        """
+    def round_here(self) -> None:
+        """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does."""
         for path, owner in self.module.named_modules():
             for name, weight in owner.named_parameters(recurse=False):
                 dtype = self.rounded.get(f"{path}.{name}" if path else name, weight.dtype)
-                if weight.dtype != dtype and (widen or not _widens(weight.dtype, dtype)):
+                if weight.dtype != dtype:
                     setattr(owner, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
 
 

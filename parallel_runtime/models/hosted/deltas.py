@@ -111,7 +111,7 @@ class MergedDeltas:
 
         dtype = self._declared.get(name, pristine.dtype)
         weight = pristine
-        if type(weight.data) is torch.Tensor and weight.dtype != dtype:  # the file's narrower one, widened where used
+        if type(weight.data) is torch.Tensor and weight.dtype != dtype:  # the file's
             weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
         self._put(name, weight)
         holder = torch.nn.Module()
@@ -181,24 +181,18 @@ def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueE
 class FileViews:
     """The file's weights as views of its pages, for a module on a device: of a changed one nothing is kept there.
 
-    Made before the module goes there: `views` are its own parameters.
-    `widened`: the dtypes that some of them have there, by name, where that is not the file's.
+    Made before the module goes there. `dtypes`: those that some weights have there, by name, where that is not the
+    file's.
     """
 
     collective = False
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        views: Mapping[str, torch.nn.Parameter],
-        device: torch.device,
-        widened: Mapping[str, torch.dtype],
-    ) -> None:
-        self._module, self._device, self._widened = module, device, widened
-        self._views = {name: _apart(weight) for name, weight in views.items()}
+    def __init__(self, module: torch.nn.Module, device: torch.device, dtypes: Mapping[str, torch.dtype]) -> None:
+        self._module, self._device, self._dtypes = module, device, dtypes
+        self._views = {name: _apart(weight) for name, weight in module.named_parameters(remove_duplicate=False)}
 
     def pristine(self, path: str) -> torch.nn.Parameter | None:
-        """A weight as the file says it; None for one that was rounded."""
+        """A weight as it is in the file, before it has its dtype; None for one that the file has not."""
         return self._views.get(path)
 
     def by_block(self, paths: Iterable[str]) -> list[list[str]]:
@@ -206,14 +200,18 @@ class FileViews:
         return [[path] for path in paths]
 
     def change(self, weights: Mapping[str, torch.nn.Parameter | None]) -> None:
-        """Have these weights in the module; None: the file's."""
+        """Have these weights in the module; None: the file's. It is rounded where it gets no larger by that, so that
+        the device never has more than it keeps, and the host one weight."""
         for path, weight in weights.items():
             owner, _, last = path.rpartition(".")
-            here = self._views[path] if weight is None else weight
-            moved = torch.nn.Parameter(here.to(self._device), requires_grad=False)
-            if weight is None and path in self._widened:
-                moved = torch.nn.Parameter(moved.to(self._widened[path]), requires_grad=False)
-            self._module.get_submodule(owner)._parameters[last] = moved
+            moved: torch.Tensor = self._views[path] if weight is None else weight
+            dtype = self._dtypes.get(path) if weight is None else None
+            if dtype is not None and dtype.itemsize <= moved.dtype.itemsize:
+                moved = moved.to(dtype)
+            moved = moved.to(self._device)
+            if dtype is not None:
+                moved = moved.to(dtype)
+            self._module.get_submodule(owner)._parameters[last] = torch.nn.Parameter(moved, requires_grad=False)
 
 
 def _apart(weight: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -323,6 +323,54 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
         assert graphs[-1] is False
 
 
+@pytest.mark.parametrize(
+    ("kind", "plan", "used", "freed"),
+    [
+        ("cuda", "ulysses=2", [0, 1, 3], {1: TOTAL}),
+        ("cuda", "ulysses=2,weights=sharded", [1], {1: 12_000_000_001 + 2 * BIGGEST}),
+        ("cuda", "weights=offloaded", [0, 1], {}),
+        ("cuda", "ulysses=4", [2, 3], {2: TOTAL, 3: TOTAL}),
+        ("cpu", "ulysses=2", [0, 1], {}),
+    ],
+)
+def test_before_a_load_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks(
+    monkeypatch, pooled_model, made, kind: str, plan: str, used: list[int], freed: dict[int, int]
+) -> None:
+    """It holds models on the GPUs `used`, as where a node chose one for a text encoder; on its own it has made room."""
+    asked: dict[int, float] = {}
+    emptied: list[bool] = []
+    management = SimpleNamespace(
+        current_loaded_models=[SimpleNamespace(device=torch.device("cuda", index)) for index in used],
+        free_memory=lambda needed, device: asked.update({device.index: needed}),
+        minimum_inference_memory=lambda: 900.0,
+        soft_empty_cache=lambda: emptied.append(True),
+    )
+    monkeypatch.setattr(pooled_model, "comfy", SimpleNamespace(model_management=management))
+    monkeypatch.setattr(pooled_model, "off", lambda feature: "")
+    model = made(kind, plan)
+    model.make_room(model.plan, CUDA_0)
+    assert asked == {index: pytest.approx(1.1 * needed + 900) for index, needed in freed.items()}
+    assert emptied == ([True] if kind == "cuda" else []), "what torch keeps for ComfyUI alone is no rank's"
+    monkeypatch.setattr(pooled_model, "off", lambda feature: "" if feature != "room" else "ComfyUI lacks it")
+    asked.clear()
+    model.make_room(model.plan, CUDA_0)
+    assert asked == {} and len(emptied) <= 1
+
+
+def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module_of_pack, monkeypatch, made) -> None:
+    patcher = module_of_pack("nodes.host.model.patcher")
+    pooled, it = made("cuda", "ulysses=4"), patcher.RemotePatcher.__new__(patcher.RemotePatcher)
+    said = {"memory": [{"reserved_bytes": 3000, "allocated_bytes": 2000}, {"reserved_bytes": 2**40}, {}, {}]}
+    monkeypatch.setattr(type(pooled), "started", True)
+    monkeypatch.setattr(type(pooled), "pool", SimpleNamespace(status=lambda: said))
+    stock = patcher.RemotePatcher.__mro__[1]
+    monkeypatch.setattr(stock, "get_free_memory", lambda self, device: 500, raising=False)
+    it.model = SimpleNamespace(pooled=pooled)
+    assert (it.get_free_memory(CUDA_0), it.get_free_memory(CPU)) == (1500, 500)
+    monkeypatch.setattr(type(pooled), "started", False)
+    assert it.get_free_memory(CUDA_0) == 500
+
+
 @pytest.fixture
 def patched(module_of_pack, made, monkeypatch) -> Any:
     """A MODEL's patcher on two GPUs with rooms as told, by its plan and what SP Config says of shares."""
@@ -353,6 +401,7 @@ def test_weights_are_cut_by_the_shares_that_a_user_wrote_else_by_what_devices_ha
 
 def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(module_of_pack, monkeypatch) -> None:
     module, told = module_of_pack("nodes.host.model.patcher"), list[str]()
+    made_room: list[tuple[int, torch.device, bool]] = []
     noted = SimpleNamespace(say=told.append, loading=print)
     for name, value in {"NodeText": lambda: noted, "unequal": lambda devices, found: [f"{found}"]}.items():
         monkeypatch.setattr(module, name, value)
@@ -361,13 +410,16 @@ def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(mod
         spec, devices, measured, started = SimpleNamespace(path="/m/a.safetensors"), ("cuda:0", "cuda:1"), [], False
         weights = None
 
+        def make_room(self, plan: object, device: torch.device) -> None:
+            made_room.append((plan.ranks, device, self.started))
+
         def ensure(self, *_: object, **__: object) -> dict[int, float]:
             self.measured, self.started = self.measured or [3, 2, 1], True
             return {}
 
     class Patcher(module.RemotePatcher):
         recorder = shares = None
-        plan = SimpleNamespace(ranks=2)
+        plan, load_device = SimpleNamespace(ranks=2), CUDA_0
         model = SimpleNamespace(pooled=Pooled())
 
         def _loads(self) -> bool:
@@ -382,6 +434,7 @@ def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(mod
         it._ensure_pooled()
     there = "a.safetensors is in the workers on cuda:0, cuda:1"
     assert told == ["Starting workers on cuda:0, cuda:1", f"{there}\n[3, 2]", "Loading a.safetensors", there]
+    assert made_room == [(2, CUDA_0, False), (2, CUDA_0, True)], "before a load alone, and before workers start"
 
 
 def test_comfyui_counts_the_shares_that_weights_are_loaded_by(patched) -> None:

@@ -247,6 +247,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.unpatch_model(device_to)
         return freed
 
+    def get_free_memory(self, device: torch.device, *more: object, **named: object) -> int:
+        """As ComfyUI's, which asks in each step whether prompt and negative fit in one call: what ranks on its GPU only
+        keep for later is free for their next call, as what ComfyUI keeps is for its own."""
+        free: int = super().get_free_memory(device, *more, **named)
+        return free + self.model.pooled.cached_on(device)
+
     def _bytes_here(self, layout: Layout) -> int:
         """Bytes that ranks of this layout keep on the device ComfyUI loads models to."""
         pooled, options = self.model.pooled, self.model_options["transformer_options"]
@@ -436,6 +442,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         if loads:
             log.info("loading %s into the workers on %s", name, devices)
             text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
+            pooled.make_room(self.plan, self.load_device)
         rank_load_s = pooled.ensure(
             self._plan_of_load() if loads else self.plan,
             self.delta_set(),

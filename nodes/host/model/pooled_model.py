@@ -32,8 +32,10 @@ from ....parallel_runtime.weight_delta import WeightDeltas
 from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.comfyui import comfy
 from ..contract.like_host import unlike_host
+from ..contract.version import off
 from .pools import POOLS, Devices, Weights
 
+WEIGHTS_TAKE = 1.1  # times their bytes, as ComfyUI's manager counts
 UNCOUNTED = "; what a step computes is not in this figure"
 
 
@@ -245,20 +247,45 @@ class PooledModel:
         if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            graphs = graphs and bool(shared) and self._has_room_for_graphs(device, shared)
+            graphs = graphs and bool(shared) and self._has_room_for_graphs(device)
             self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 
-    def _has_room_for_graphs(self, device: torch.device, shared: Devices) -> bool:
+    def cached_on(self, device: torch.device) -> int:
+        """Bytes that the ranks on a GPU only keep there for later, as they last said."""
+        if device.type == "cpu" or not self.started:
+            return 0
+        of_ranks = zip(self.devices, self.pool.status()["memory"], strict=False)
+        return sum(
+            said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0)
+            for rank, said in of_ranks
+            if _is_on(rank, device)
+        )
+
+    def make_room(self, plan: ParallelPlan, device: torch.device) -> None:
+        """Before weights are loaded for `plan`: have ComfyUI give up what its process holds on the ranks' GPUs.
+
+        Its manager has made room on the GPU that it loads a MODEL to, `device`, alone, and takes what torch keeps there
+        for ComfyUI itself for free. On others it may hold a text encoder or a VAE, as where a node chose the GPU.
+        """
+        gpus = sorted({rank.index for rank in self.devices[: plan.ranks] if rank.kind == "cuda" and not rank.machine})
+        if not gpus or off("room"):
+            return
+        management = comfy.model_management
+        for gpu in (torch.device("cuda", index) for index in gpus if index != (device.index or 0)):
+            if any(each.device == gpu for each in management.current_loaded_models):
+                blocks = self.visiting_bytes(plan) * self.ranks_on(gpu, plan)
+                weights = self.bytes_on(gpu, plan.layout) + blocks
+                management.free_memory(WEIGHTS_TAKE * weights + management.minimum_inference_memory(), gpu)
+        management.soft_empty_cache()
+
+    def _has_room_for_graphs(self, device: torch.device) -> bool:
         """Whether so much of ComfyUI's GPU is free, or will be without what the ranks there only cache, that what
         follows a run, a VAE above all, does without the memory of graphs."""
-        of_ranks = zip(self.devices, self.pool.status()["memory"], strict=False)
-        cached = sum(
-            said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0) for on, said in of_ranks if on in shared
-        )
         try:
-            return bool(comfy.model_management.get_free_memory(device) + cached >= GRAPHS_LEAVE)
+            free = comfy.model_management.get_free_memory(device) + self.cached_on(device)
+            return bool(free >= GRAPHS_LEAVE)
         except RuntimeError:  # of a driver that a failed run has left so: its error is the one to be seen
             return False
 

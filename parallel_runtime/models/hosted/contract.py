@@ -40,6 +40,7 @@ FEATURES = {
     "cfg": Feature(title="prompt and negative at once", instead="they run one after the other"),
     "choice": Feature(title="auto's choice for each run", instead="all runs have the plan of their MODEL"),
     "listed": Feature(title="Unload Models after a cancelled run", instead="Release in the panel frees them"),
+    "room": Feature(title="room on further GPUs that ComfyUI uses", instead="choose one GPU for its own models"),
     "loras": Feature(title="the merging of LoRAs in the workers", instead="take them out, or use Load Diffusion Model"),
     "parallelize": Feature(title="Parallelize Model", instead="use Parallel Model Loader"),
     "list": Feature(title="Parallel Flux List Sampler", instead="use Parallel Sampler"),
@@ -269,6 +270,13 @@ LISTED = """
     comfy.model_management.current_loaded_models
     comfy.model_patcher.ModelPatcher.is_clone(other)
 """
+ROOM = """
+    comfy.model_management.LoadedModel:device
+    comfy.model_management.current_loaded_models
+    comfy.model_management.free_memory(memory_required, device)
+    comfy.model_management.minimum_inference_memory
+    comfy.model_management.soft_empty_cache
+"""
 LORAS = """
     comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
     comfy.utils.swap_scale_shift
@@ -370,6 +378,7 @@ LINES: tuple[Line, ...] = (
     *_read("cfg", CFG),
     *_read("choice", CHOICE),
     *_read("listed", LISTED),
+    *_read("room", ROOM),
     *_read("loras", LORAS),
     *_read("parallelize", PARALLELIZE),
     *_read("list", LIST),
@@ -400,6 +409,7 @@ WHERE_THERE = (
     "comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel.select_prefix_cache",
     "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
+    "comfy.model_patcher.ModelPatcher.get_free_memory",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfy.model_patcher.ModelPatcher.set_model_optimized_attention",
     "comfy.ops.linear_input_act",

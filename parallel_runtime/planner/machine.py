@@ -44,11 +44,16 @@ def device_set(devices: Sequence[Device]) -> str:
 
 
 def _kind(devices: Sequence[Device]) -> str:
-    here = [device for device in devices if not device.machine]
-    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here]
     further = sorted({device.machine for device in devices if device.machine})
     there = f" with {' and '.join(further)}" if further else ""
-    return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
+    return f"{' + '.join(kinds_here(devices))}{there}, torch {torch.__version__}"
+
+
+def kinds_here(devices: Sequence[Device]) -> list[str]:
+    """What the devices of this machine are, each kind once, in order of their names. Makes no CUDA context."""
+    here = [device for device in devices if not device.machine]
+    names = {torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here}
+    return sorted(names)
 
 
 def identity(device: Device) -> str:
@@ -130,7 +135,7 @@ def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | Non
     if torch.version.hip is not None:
         if any(device.machine for device in devices):  # whose kinds are not known here
             return None
-        if len({torch.cuda.get_device_name(device.index) for device in devices}) > 1:
+        if len(kinds_here(devices)) > 1:
             return None
     try:
         found = constants(devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,9 +56,17 @@ def test_devices_of_two_kinds_compute_by_their_measured_speed(module_of_pack, mo
         (("cpu", "cpu"), (slow, quick), ()),
         (("cuda", "cpu"), (slow, quick), ()),
     ):
-        monkeypatch.setattr(module, "POOLS", SimpleNamespace(measured=lambda *_, found=found: list(found)))
+        asked: list[bool] = []
+        pools = SimpleNamespace(measured=lambda *_, found=found, asked=asked: asked.append(True) or list(found))
+        monkeypatch.setattr(module, "POOLS", pools)
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda index, found=found: found[index].name)
         devices = tuple(Device(kind, index) for index, kind in enumerate(kinds))
         assert module.measured_shares(devices, lambda: None) == shares
+        one_kind = len({each.name for each in found}) == 1
+        assert not (one_kind and asked), "workers would start before ComfyUI has made room for them"
+        elsewhere = tuple(replace(device, machine="b") for device in devices[1:])
+        if set(kinds) == {"cuda"} and elsewhere:
+            assert module.measured_shares((devices[0], *elsewhere), lambda: None) == shares
 
 
 def test_shares_by_which_a_device_would_hold_too_much_are_refused_with_the_fullest(module_of_pack, monkeypatch) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.choose import HEADROOM
-from ....parallel_runtime.planner.machine import whole_bytes
+from ....parallel_runtime.planner.machine import kinds_here, whole_bytes
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.shares import shares_by_speed
 from ....parallel_runtime.wire.replies import MeasureReply
@@ -53,9 +53,12 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
 def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], None]) -> tuple[int, ...]:
     """How much each device computes by its measured speed; () where they are of one kind, as ranks on the CPU are.
 
-    The first run measures, which starts the workers; what it found is kept for them. Raises `PoolError`.
+    The first run measures, which starts the workers; what it found is kept for them. GPUs of one kind are not asked
+    for: ComfyUI has not made room for workers yet. Raises `PoolError`.
     """
     if len(devices) < 2 or any(device.kind == "cpu" for device in devices):
+        return ()
+    if not any(device.machine for device in devices) and len(kinds_here(devices)) == 1:
         return ()
     found = POOLS.measured(devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
     return shares_by_speed([each.name for each in found], [each.gflops for each in found])

@@ -96,27 +96,42 @@ class RankVae:
     ) -> DecodeReply:
         if self._held is None or self._held[0] != request.vae or request.method not in METHODS:
             raise ValueError(f"rank {self._rank} was asked for {request.method} of VAE {request.vae}, which it lacks")
-        began, (_, module, flags), refused = time.perf_counter(), self._held, ""
+        began, (_, module, flags) = time.perf_counter(), self._held
         set_flags(flags)  # ComfyUI's import sets some, and models have theirs
-        mine, random = request.tiles[self._rank], self._random_state()
+        try:
+            refused = self._decode_tiles(request, module, tensors, progress)
+        except torch.OutOfMemoryError:  # ComfyUI's own decode makes room, and takes smaller tiles
+            refused = f"{self._device} has no memory left for a tile"
+        decode_s = time.perf_counter() - began
+        if request.last or refused:
+            self.leave_device()
+        return DecodeReply(
+            memory=self._memory(), num_tiles=len(request.tiles[self._rank]), decode_s=decode_s, refused=refused
+        )
+
+    def _decode_tiles(
+        self,
+        request: DecodeTiles,
+        module: torch.nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        progress: Callable[[Progress], None],
+    ) -> str:
+        """Decode this rank's tiles into their room. Returns why they cannot be, "" where they were."""
+        mine = request.tiles[self._rank]
+        random = self._random_state()
         if mine:
             self.on_device = self._device.type != "cpu"
             module.to(self._device)
         for done, number in enumerate(mine, start=1):
             self._sign_of_life()
-            room = tensors[f"out{number}"]
+            given, room = tensors[f"in{number}"], tensors[f"out{number}"]
             # a copy, since a module may write to its input and ranks share the memory
-            pixels = getattr(module, request.method)(tensors[f"in{number}"].to(self._device, copy=True))
+            pixels = getattr(module, request.method)(given.to(self._device, copy=True))
             if self._random_state() != random:
-                refused = "it draws random numbers as it decodes, others for each tile"
-                break
+                return "it draws random numbers as it decodes, others for each tile"
             if pixels.shape != room.shape:
-                refused = f"of {tuple(tensors[f'in{number}'].shape)} it makes {tuple(pixels.shape)}, "
-                refused += f"where ComfyUI's tiles have {tuple(room.shape)}"
-                break
+                made, meant = tuple(pixels.shape), tuple(room.shape)
+                return f"of {tuple(given.shape)} it makes {made}, where ComfyUI's tiles have {meant}"
             room.copy_(pixels)  # which waits for the device: it is no pinned memory
             progress(Progress(done=done, total=len(mine)))
-        decode_s = time.perf_counter() - began
-        if request.last or refused:
-            self.leave_device()
-        return DecodeReply(memory=self._memory(), num_tiles=len(mine), decode_s=decode_s, refused=refused)
+        return ""

@@ -23,6 +23,8 @@ class Network(torch.nn.Module):
     def decode(self, x: torch.Tensor) -> torch.Tensor:
         if float(x[0]) == -1.0:
             torch.rand(1)
+        if float(x[0]) == -3.0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return x[:1] if float(x[0]) == -2.0 else x * 10
 
 
@@ -52,6 +54,8 @@ def test_a_rank_decodes_its_own_tiles_and_refuses_what_no_tile_can_be() -> None:
     )
     shape, rooms = decode(5.0, -2.0, 3.0)
     assert shape.refused == "of (2,) it makes (1,), where ComfyUI's tiles have (2,)" and not any(map(any, rooms))
+    full, rooms = decode(5.0, 2.0, -3.0)
+    assert (full.refused, rooms) == ("cpu has no memory left for a tile", [[0.0, 0.0], [20.0, 10.0], [0.0, 0.0]])
     for wrong in ({"handle": 8}, {"method": "encode"}):
         with pytest.raises(ValueError, match=r"rank 1 was asked for \w+ of VAE \d, which it lacks"):
             decode(5.0, 2.0, **wrong)

@@ -270,6 +270,11 @@ def choice_of(
     for (name, words), value in zip(WORDS.items(), said, strict=True):
         if value not in words:  # ComfyUI looks at values that are typed in, and not at those of other nodes
             raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(words)}")
+    for name, text in (("devices", devices), ("machines", machines), ("shares", shares)):
+        if not isinstance(text, str):
+            raise ValueError(f"{name}={text!r} is not a text; connect one that gives a text")
+    if not isinstance(step_cache, int | float):
+        raise ValueError(f"step_cache={step_cache!r} is not a number; use for example 0.1")
     if not 0.0 <= step_cache <= 1.0:
         raise ValueError(f"step_cache={step_cache:g} is not from 0 to 1; use for example 0.1, or 0 for none")
     if attention != AUTO and (lacking := missing(attention)):

@@ -240,6 +240,9 @@ assert staged.plan == plans.ParallelPlan(pipefusion=2, patches=5, warmup_steps=3
 assert by_hand.looks and not asked(mode="manual", cfg=2).looks and asked(mode="manual", cfg=3).looks
 for name, words in choice.WORDS.items():  # another node may give what ComfyUI's own list has not
     refused(lambda name=name: asked(**{name: "Auto"}), f"{name}='Auto' is unknown; use one of {', '.join(words)}")
+for name in ("devices", "machines", "shares"):
+    refused(lambda name=name: asked(**{name: 2}), f"{name}=2 is not a text; connect one")
+refused(lambda: asked(step_cache="0.1"), "step_cache='0.1' is not a number; use for example 0.1")
 for value in (-0.1, 1.5, float("nan")):
     refused(lambda value=value: asked(step_cache=value), f"step_cache={value:g} is not from 0 to 1; use")
 refused(lambda: plan_of(asked(mode="manual", ulysses=3)), "ulysses=3 makes 3 rank(s)", "names 2")

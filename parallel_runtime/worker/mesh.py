@@ -32,6 +32,7 @@ from ..plan import TOKEN_AXES, ParallelPlan
 from ..timing import wait_for_all
 from ..wire.replies import ProbeReply
 from .probe import probe
+from .start import BACKEND_TIMEOUT
 
 
 class Groups:
@@ -53,7 +54,7 @@ class Groups:
             key = ExchangeGroup(purpose=purpose, ranks=ranks)
             if key not in self._made:
                 whole = purpose == ACTIVATIONS and len(ranks) == dist.get_world_size()
-                self._made[key] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+                self._made[key] = dist.group.WORLD if whole else dist.new_group(list(ranks), timeout=BACKEND_TIMEOUT)
             if dist.get_rank() in ranks:
                 mine = self._made[key]
         return mine

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# The parent watches and ends the ranks, so the backend's own patience must never end first.
+# The parent watches and ends the ranks, so the backend's own patience must never end first. torch gives a group that is
+# made without a timeout minutes, not what the default group has.
 BACKEND_TIMEOUT = timedelta(days=7)
 # What torch's NCCL backend does unless it is told otherwise, by the torch that it was renamed or changed in. It notes
 # the Python stack of each exchange, to be written by a monitor that ranks do not have.

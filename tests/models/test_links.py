@@ -12,6 +12,7 @@ import torch.distributed as dist
 from parallel_runtime.parallel.pattern import RUN_BYTES
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.worker.mesh import Groups, Mesh
+from parallel_runtime.worker.start import BACKEND_TIMEOUT
 
 from .gloo_group import GlooGroup
 from .ranks import in_ranks
@@ -47,3 +48,14 @@ def test_each_direction_has_a_group_of_its_own_and_a_circle_whose_first_sends_wa
                 assert each.peer == (group.index + step) % stages
                 assert sorted(dist.get_process_group_ranks(each.group)) == sorted((group.index, each.peer))
             assert links["from"].group.group_name != links["to"].group.group_name
+
+
+@in_ranks(2)
+def test_each_group_waits_as_long_as_the_default_one_whatever_torch_gives_a_group_by_itself(group: GlooGroup) -> None:
+    """Which is half an hour, and ten minutes over NCCL: a run that is paused for longer would end."""
+    groups = Groups()
+    for plan in ("pipefusion=2", "ulysses=2,weights=sharded"):
+        Mesh(ParallelPlan.parse(plan), device=CPU, groups=groups, show_waiting=lambda _: None)
+    made = [each for each in groups._made.values() if each is not dist.group.WORLD]
+    assert len(made) == 3, "a link each way, and one of the weights"
+    assert {each._get_backend(CPU).options._timeout for each in made} == {BACKEND_TIMEOUT}

@@ -22,7 +22,7 @@ PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
     *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
-    *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
     *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
     *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX", "THP_MEM_ALLOC_ENABLE"),
@@ -32,9 +32,10 @@ PASSED_ON = (
     *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_BLAS_PREFER_HIPBLASLT", "FLASH_ATTENTION_TRITON_AMD_ENABLE"),
 )
 # And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
-# names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
-PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
-# Of those, what makes NCCL listen, or meet others, where another user says.
+# names without TORCH_ before, which it still reads; some NCCL_ ones are among them. The others are ROCm's: which GPUs
+# a process sees, and how it computes on those that ROCm does not list.
+PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_", "HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_")
+# Of the families, what makes NCCL listen, or meet others, where another user says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
 # Both backends listen where these say: no process outside this machine can connect. No file of NCCL's changes what is
 # set here (pool/nccl_files.py). The address of its RAS subsystem is the default one.

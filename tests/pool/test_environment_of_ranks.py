@@ -87,6 +87,25 @@ def test_what_a_user_sets_for_nccl_reaches_the_ranks_but_for_where_they_listen()
     assert not {"NCCL_COMM_ID", "LESS"} & found.keys()
 
 
+def test_what_a_user_sets_for_rocm_reaches_the_ranks_and_with_it_which_gpus_they_see():
+    ours = {
+        "GPU_DEVICE_ORDINAL": "1,0",
+        "HIP_VISIBLE_DEVICES": "1,0",
+        "ROCR_VISIBLE_DEVICES": "1,0",
+        "HSA_OVERRIDE_GFX_VERSION": "10.3.0",
+        "HSA_OVERRIDE_GFX_VERSION_1": "11.0.0",
+        "HSA_ENABLE_SDMA": "0",
+        "HSA_FORCE_FINE_GRAIN_PCIE": "1",
+        "HIP_FORCE_DEV_KERNARG": "1",
+        "MIOPEN_FIND_MODE": "FAST",
+        "RCCL_MSCCL_ENABLE": "0",
+        "ROCBLAS_USE_HIPBLASLT": "0",
+        "HIPBLASLT_TENSILE_LIBPATH": "/libraries",
+    }
+    settings = RankSettings(devices=(Device("cuda", 0),), threads=1, engine="a:B")
+    assert rank_environment(ours, settings).items() >= ours.items()
+
+
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():
     on_gpus = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B")
     found = rank_environment({}, on_gpus)

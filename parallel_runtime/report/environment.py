@@ -39,15 +39,13 @@ def utilisation(devices: Sequence[Device], *, over_s: float) -> dict[int, float]
     """
     if over_s < SAMPLE_S:
         return {}
-    try:
-        from pynvml import NVMLError
-    except ImportError:  # nvidia-ml-py is not installed
-        return {}
     busy = {}
     for rank, device in enumerate(devices):
         if device.kind != "cuda" or device.machine:
             continue
-        with suppress(RuntimeError, NVMLError):  # no driver, or a device, such as a slice of one, that does not tell
+        # No run may end by this. Where a library or driver is missing, or a slice of a device does not tell, NVIDIA's
+        # library and AMD's raise errors of their own; AMD's may also say "N/A".
+        with suppress(Exception):
             busy[rank] = torch.cuda.utilization(device.index) / 100
     return busy
 

@@ -1,9 +1,9 @@
 """Cases run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
 
 import platform
-import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -101,7 +101,6 @@ def test_what_the_driver_says_is_told_of_ranks_on_gpus_here(monkeypatch: pytest.
             raise RuntimeError("a slice does not tell")
         return 57 + index
 
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=OSError))
     monkeypatch.setattr(torch.cuda, "utilization", says)
     devices = [Device("cpu", 0), *(Device("cuda", index) for index in range(3)), Device("cuda", 0, "shelf")]
     assert utilisation(devices, over_s=SAMPLE_S) == {1: 0.57, 2: 0.58}
@@ -133,6 +132,22 @@ def test_a_driver_that_does_not_tell_leaves_utilisation_out() -> None:
     assert all(0 <= share <= 1 for share in found.values())
 
 
-def test_without_nvidia_ml_py_utilisation_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+class AmdSmiError(Exception):
+    """As AMD's library has one of its own, which is no RuntimeError."""
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        mock.Mock(side_effect=ModuleNotFoundError("amdsmi does not seem to be installed or it can't be imported.")),
+        mock.Mock(side_effect=AmdSmiError("AMDSMI_STATUS_NOT_SUPPORTED")),
+        mock.Mock(return_value="N/A"),
+    ],
+    ids=["not installed", "an error of its own", "no number"],
+)
+def test_whatever_a_vendors_library_says_in_the_place_of_a_number_no_run_ends_by_it(
+    monkeypatch: pytest.MonkeyPatch, says: mock.Mock
+) -> None:
+    monkeypatch.setattr(torch.cuda, "utilization", says)
     assert utilisation([Device("cuda", 0)], over_s=9.0) == {}
+    assert says.called

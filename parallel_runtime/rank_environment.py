@@ -3,7 +3,7 @@
 Owns both. Does not own how a rank is started (pool/process.py beside ComfyUI, machines/launch.py elsewhere).
 
 The environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
-ComfyUI chose for itself or another program's rendezvous address.
+ComfyUI chose for itself (a user's settings of torch's own one are taken over) or another program's rendezvous address.
 """
 
 import os
@@ -35,6 +35,8 @@ PASSED_ON = (
 # names without TORCH_ before, which it still reads; some NCCL_ ones are among them. The others are ROCm's: which GPUs
 # a process sees, and how it computes on those that ROCm does not list.
 PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_", "HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_")
+# Settings of torch's allocator, "key:value,key:[1:2,3:4]"; torch reads the first of these that is set.
+ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Of the families, what makes NCCL listen, or meet others, where another user says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
 # Both backends listen where these say: no process outside this machine can connect. No file of NCCL's changes what is
@@ -127,6 +129,7 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
         DEFAULTS
         | (NCCL_DEFAULTS if settings.backend == "nccl" else {})
         | taken_over
+        | _allocator_settings(ours)
         | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
         | {
@@ -144,6 +147,18 @@ def listening_on(interface: str) -> dict[str, str]:
     """As `LISTEN_HERE`, for ranks that machines reach over an interface of this one."""
     names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     return LISTEN_HERE | names | {"NCCL_OOB_NET_IFNAME": f"={interface}"}
+
+
+def _allocator_settings(ours: Mapping[str, str]) -> dict[str, str]:
+    """Those of the caller without `backend`, which ComfyUI appends to them; none where nothing is left.
+
+    torch leaves out spaces, wherever they are. In a list no part begins with `backend`, so every comma may part.
+    """
+    found = {}
+    for name in ALLOCATOR_SETTINGS:
+        parts = "".join(ours.get(name, "").split()).split(",")
+        found[name] = ",".join(part for part in parts if part and part.partition(":")[0] != "backend")
+    return {name: kept for name, kept in found.items() if kept}
 
 
 def _own_python_path(ours: Mapping[str, str]) -> list[str]:

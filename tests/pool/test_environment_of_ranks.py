@@ -106,6 +106,27 @@ def test_what_a_user_sets_for_rocm_reaches_the_ranks_and_with_it_which_gpus_they
     assert rank_environment(ours, settings).items() >= ours.items()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "kept"),
+    [
+        ("expandable_segments:True", "expandable_segments:True"),
+        ("backend:cudaMallocAsync", None),  # as ComfyUI sets it by itself
+        ("expandable_segments:True,backend:cudaMallocAsync", "expandable_segments:True"),  # and appends it
+        (" backend : native , max_split_size_mb: 512 ", "max_split_size_mb:512"),
+        (
+            "roundup_power2_divisions:[256:1, 512:2,>:4],backend:cudaMallocAsync,garbage_collection_threshold:0.8",
+            "roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8",
+        ),
+        (",backend:cudaMallocAsync", None),
+        ("  ", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_users_settings_of_torchs_allocator_reach_the_ranks_without_the_backend(name, theirs, kept):
+    settings = RankSettings(devices=(Device("cuda", 0),), threads=1, engine="a:B")
+    assert rank_environment({name: theirs}, settings).get(name) == kept
+
+
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():
     on_gpus = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B")
     found = rank_environment({}, on_gpus)

@@ -86,6 +86,7 @@ class LoadedModels(dict[int, HostedModel]):
         self.switch_to(model)
         wait_for(self._device)
         keep_from_collections()
+        empty_cache(self._device)
         return LoadReply(
             load_s=time.perf_counter() - began,
             parameter_bytes=model.weights.parameter_bytes,
@@ -144,19 +145,29 @@ class LoadedModels(dict[int, HostedModel]):
         if model is not None:
             self.switch_to(model)
             model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+            if request.last:
+                empty_cache(self._device)
         return MemoryReply(memory=self._memory())
 
     def give_back(self) -> None:
         """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
         give_back_heap()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self._device)
 
     def _let_go(self) -> None:
         """Free a model that was dropped: a module of ComfyUI's and the hooks on it refer to each other."""
         gc.unfreeze()
         keep_from_collections()
         self.give_back()
+
+
+def empty_cache(device: torch.device) -> None:
+    """Have torch keep no free memory of a GPU, such as that of weights while they were merged in fp32.
+
+    It finds such memory again by itself; NCCL, cuBLAS and other processes do not.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def keep_from_collections() -> None:

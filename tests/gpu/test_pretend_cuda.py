@@ -61,7 +61,9 @@ def test_no_weight_is_on_a_device_twice(tmp_path: Path, pool: PretendPool, dtype
     allocated = []
     for deltas in (PRISTINE, WeightDeltas("a LoRA", loras), PRISTINE):
         loaded = pool.load(spec, deltas=deltas).ranks[0]
-        allocated.append(pool.status()["memory"][0]["allocated_bytes"])
+        memory = pool.status()["memory"][0]
+        allocated.append(memory["allocated_bytes"])
+        assert memory["reserved_bytes"] == memory["allocated_bytes"], "memory of merging or loading is kept"
     pool.unload(spec)
     held = allocated[0] - pool.status()["memory"][0]["allocated_bytes"]
     assert allocated == [allocated[0]] * 3, "a weight was kept beside the changed one"

@@ -47,6 +47,21 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     assert engine.held_state.slots == {}
 
 
+def test_a_gpu_gets_the_memory_of_merging_back_once_a_change_and_not_with_each_of_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine: Any = Engine(rank=0, device=torch.device("cuda", 0), segments=table())
+    happened = list[str]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("given back"))
+    changes = SimpleNamespace(take=lambda *_, **__: happened.append("merged"))
+    engine.models[7] = SimpleNamespace(weights=SimpleNamespace(spec=None), changes=changes, end_run=nothing)
+    engine.models.switched = None
+    for number in range(3):
+        change = ChangeWeights(model=7, records=(), side_branch=False, first=number == 0, last=number == 2)
+        engine.handle(Message(Op.CHANGE, 0, 1, 1, change), progress=nothing, cancelled=nothing, beat=nothing)
+    assert happened == ["merged", "merged", "merged", "given back"]
+
+
 CHANGE = {"side_branch": False, "first": True, "last": True, "records": ()}
 STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "plan": ParallelPlan()}
 

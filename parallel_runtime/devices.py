@@ -43,6 +43,25 @@ class Device:
         return cls(kind, int(index), machine)
 
 
+def gpu_uuid(index: int) -> str:
+    """What tells this process's GPU of that number from all others; "" where this build of torch does not know it."""
+    import torch  # here, so that reading a plan or a help text never waits for torch
+
+    found = torch.cuda.get_device_properties(index)
+    return str(found.uuid) if hasattr(found, "uuid") else ""
+
+
+def numbered_uuid(device: Device) -> str:
+    """The UUID of a GPU of this machine where this process has numbered its GPUs for good, else "".
+
+    CUDA reads CUDA_VISIBLE_DEVICES once, when a process first uses it.
+    """
+    import torch
+
+    numbered = device.kind == "cuda" and not device.machine and torch.cuda.is_initialized()
+    return gpu_uuid(device.index) if numbered and device.index < torch.cuda.device_count() else ""
+
+
 def ranks_by_machine(devices: Sequence[Device]) -> tuple[int, ...]:
     """How many consecutive devices each machine has, this one first."""
     return tuple(Counter(device.machine for device in devices).values())

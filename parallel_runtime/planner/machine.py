@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ..choices import choice_of
-from ..devices import Device, ranks_by_machine
+from ..devices import Device, gpu_uuid, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
 from .hardware import Calibration
@@ -60,8 +60,7 @@ def identity(device: Device) -> str:
     """What tells a device from another of its name in its place, as of a machine that has the user's folder, too."""
     if device.kind != "cuda" or device.machine:
         return str(device)
-    found = torch.cuda.get_device_properties(device.index)
-    return f"{device} {found.uuid}" if hasattr(found, "uuid") else str(device)  # which not every build of torch has
+    return f"{device} {gpu_uuid(device.index)}".rstrip()
 
 
 def look(devices: Sequence[Device], *, link: str | None = None) -> tuple[Calibration, list[int]]:

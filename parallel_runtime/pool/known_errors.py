@@ -157,9 +157,10 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="invalid device",
-        pattern=r"invalid device ordinal",
-        cause="a rank's device does not exist for its process",
-        remedy="compare the devices in SP Config with CUDA_VISIBLE_DEVICES and nvidia-smi",
+        # Also of worker/start.py, which knows a GPU by its UUID.
+        pattern=r"invalid device ordinal|cuda:\d+ is (?:no GPU|GPU \S+) in this rank and GPU \S+ in ComfyUI",
+        cause="a rank numbers the GPUs otherwise than ComfyUI",
+        remedy="set CUDA_VISIBLE_DEVICES before ComfyUI starts; a custom node may have changed it since",
     ),
     KnownError(
         name="device busy",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
+from ..devices import numbered_uuid
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
 from ..wire.kernel_calls import P_PIDFD, pidfd_open
@@ -107,14 +108,15 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int |
         undo.callback(channel.close)
         theirs.callback(far_end.close)
         numbers = {"rank": rank, "ranks": settings.num_ranks, "generation": generation, "threads": settings.threads}
-        words = {"device": settings.devices[rank], "backend": settings.backend, "engine": settings.engine}
+        device = settings.devices[rank]
+        words = {"device": device, "backend": settings.backend, "engine": settings.engine}
         meeting = {"store": store_fd} if settings.meeting is None else {"meet": settings.meeting.address}
-        arguments = {**numbers, **words, **meeting, "socket": far_end.fileno()}
+        arguments = {**numbers, **words, **meeting, "uuid": numbered_uuid(device), "socket": far_end.fileno()}
         fds = (far_end.fileno(), *(() if store_fd is None else (store_fd,)))
         owned = spawn_owned("parallel_runtime.worker.entry", arguments, fds, rank_environment(os.environ, settings))
         channel.set_timeout(SEND_TIMEOUT_S)
         undo.pop_all()
-    return RankProcess(rank, str(settings.devices[rank]), channel, owned)
+    return RankProcess(rank, str(device), channel, owned)
 
 
 def spawn_owned(

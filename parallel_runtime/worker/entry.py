@@ -66,7 +66,7 @@ class Worker:
     def run(self) -> None:
         """Start, then answer until STOP or the parent's end of the channel closes. Raises whatever goes wrong."""
         self.say(0, Hello(pid=os.getpid(), version=VERSION))
-        device = prepare_torch(self.options.device, threads=self.options.threads)
+        device = prepare_torch(self.options.device, threads=self.options.threads, uuid=self.options.uuid)
         if (first := self.hear()) is None:
             return
         _, segment = attached(*first)

@@ -8,6 +8,8 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ..devices import gpu_uuid
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,11 +34,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     where.add_argument("--meet")
     for name in ("device", "backend", "engine"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--uuid", default="")
     return parser.parse_args(arguments)
 
 
-def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
-    """Import torch and set the process up for inference on one device."""
+def prepare_torch(device_name: str, *, threads: int, uuid: str = "") -> "torch.device":
+    """Import torch and set the process up for inference on one device. `uuid`: its GPU's, where the parent knows it."""
     import torch  # here: HELLO comes first
 
     torch.set_num_threads(threads)
@@ -45,8 +48,25 @@ def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
     kind, _, index = device_name.partition(":")
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index))
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        take_gpu(device, uuid)
     return device
+
+
+def take_gpu(device: "torch.device", uuid: str) -> None:
+    """Have the process compute on a GPU, the one of that UUID where there is a UUID.
+
+    Raises ValueError where the process has another GPU under that name, or none.
+    """
+    import torch
+
+    if uuid and 0 < torch.cuda.device_count() <= device.index:
+        found = ""
+    else:
+        torch.cuda.set_device(device)
+        found = uuid and gpu_uuid(device.index)
+    if found != uuid:
+        here = f"GPU {found}" if found else "no GPU"
+        raise ValueError(f"{device} is {here} in this rank and GPU {uuid} in ComfyUI")
 
 
 def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:

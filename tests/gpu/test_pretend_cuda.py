@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
 from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
@@ -68,3 +70,25 @@ def test_no_weight_is_on_a_device_twice(tmp_path: Path, pool: PretendPool, dtype
     held = allocated[0] - pool.status()["memory"][0]["allocated_bytes"]
     assert allocated == [allocated[0]] * 3, "a weight was kept beside the changed one"
     assert loaded.parameter_bytes <= held < 1.1 * loaded.parameter_bytes, "the file's weight was kept, too"
+
+
+@pytest.mark.parametrize(("now", "here"), [("1,0", ("GPU pretend-1", "GPU pretend-0")), ("0", ("", "no GPU"))])
+def test_a_rank_with_another_gpu_than_comfyui_under_its_name_is_told_with_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: str, here: tuple[str, str]
+) -> None:
+    """As where a custom node sets the variable once ComfyUI has numbered its GPUs, here two in the machine's order."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"pretend-{index}"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pretending(), PretendPool(2, tmp_path) as pool:
+        pool.start()
+        pool.close()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", now)
+        with pytest.raises(PoolError) as told:
+            pool.start()
+    rank = told.value.rank
+    assert rank is not None and here[rank], "a rank with the right GPU"
+    said = f'("cuda:{rank} is {here[rank]} in this rank and GPU pretend-{rank} in ComfyUI"); set CUDA_VISIBLE_DEVICES'
+    assert said in str(told.value).splitlines()[0]
+    assert type(told.value) is PoolError, "not a fault of the code, which auto would go round"

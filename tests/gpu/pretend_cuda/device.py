@@ -276,6 +276,12 @@ def efficient(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, sca
     return out, padded, nothing, nothing
 
 
+def visible():
+    """The GPUs that this process may use, by their numbers on the machine: those of the variable, else all eight."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [int(number) for number in told.split(",")] if told else list(range(8))
+
+
 def settings_file():
     """`pretend.json` in a folder of the path, written anew by whoever asks."""
     return next(path for folder in sys.path if (path := Path(folder) / "pretend.json").exists())
@@ -290,7 +296,7 @@ def install():
     PRETENCE.streams.append(Stream(0))
     cuda._lazy_init = lambda: None
     cuda.is_available = cuda.is_initialized = lambda: True
-    cuda.device_count = lambda: 8
+    cuda.device_count = lambda: len(visible())
     cuda.set_device = lambda device: PRETENCE.lib.pretend_set_device(device_index(device))
     # a torch without CUDA makes no device of a number alone, as ComfyUI asks it to
     cuda.current_device = lambda: torch.device("cuda", device_index(None))
@@ -306,7 +312,11 @@ def install():
     cuda.get_allocator_backend = lambda: "native"
     cuda.is_bf16_supported = lambda including_emulation=True: True
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        name="pretend", major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=CAPACITY
+        name="pretend",
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        total_memory=CAPACITY,
+        uuid=f"pretend-{visible()[device_index(device)]}",
     )
     cuda.get_device_name = lambda device=None: "pretend"
     cuda.get_device_capability = lambda device=None: CAPABILITY

@@ -3,6 +3,8 @@
 Copies between some consumer GPUs return without an error and with other bytes. Only a comparison finds that.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -12,17 +14,25 @@ from .links import P2PChannel
 RUN_BYTES = 1 << 20  # to each peer; a prime more a peer, so that runs differ in length and never align
 
 
-def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
-    """Send every peer a run that only this pair of ranks has, both by all-to-all and around the ring."""
+def count_wrong_bytes(axis: Axis, device: torch.device, beat: Callable[[], None] = lambda: None) -> int:
+    """Send every peer a run that only this pair of ranks has, both by all-to-all and around the ring.
+
+    `beat` is called where kernels were launched for the first time, connections made, or bytes seen to arrive.
+    """
     lengths = tuple(RUN_BYTES + 8191 * peer for peer in range(axis.size))
     send = torch.cat([_run(axis.index, peer, lengths[peer], device) for peer in range(axis.size)])
+    beat()
     mine = lengths[axis.index]
     received = axis.all_to_all(send, send_lengths=lengths, receive_lengths=(mine,) * axis.size)
+    beat()
     expected = torch.cat([_run(peer, axis.index, mine, device) for peer in range(axis.size)])
     wrong = int((received != expected).sum())
+    beat()
     before = (axis.index - 1) % axis.size
     arriving = torch.empty(lengths[before], dtype=torch.uint8, device=device)
-    axis.start_shift(_run(axis.index, axis.index, mine, device), arriving).wait()
+    shift = axis.start_shift(_run(axis.index, axis.index, mine, device), arriving)
+    beat()
+    shift.wait()
     return wrong + int((arriving != _run(before, before, lengths[before], device)).sum())
 
 

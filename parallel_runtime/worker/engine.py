@@ -123,7 +123,7 @@ class Engine:
         if isinstance(request, ChangeWeights | SetStrengths):
             tensors = self._tensors(message.tensors) if request.model in self.models else {}
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
-        return self._of_ranks(request)
+        return self._of_ranks(request, beat)
 
     def new_timer(self, *, on: bool) -> RegionTimer:
         """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several."""
@@ -143,22 +143,24 @@ class Engine:
         self.vae.drop(request.model)
         return self.models.drop(request)
 
-    def _of_ranks(self, request: AnyRequest) -> object:
+    def _of_ranks(self, request: AnyRequest, beat: Callable[[], None]) -> object:
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):
             return self._trim(request)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
-            return self._of_mesh(request)
+            return self._of_mesh(request, beat)
         raise ValueError(f"a rank cannot do {request.op.name}; wire/requests.py has what it can be asked")
 
-    def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
+    def _of_mesh(
+        self, request: MakeMesh | CheckCopies | Probe, beat: Callable[[], None]
+    ) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):
             return self._make_mesh(request)
         mesh = self.meshes[request.plan]
         if isinstance(request, Probe):
             return mesh.probe(self.device)
-        return CheckReply(wrong_bytes=mesh.wrong_bytes(self.device))
+        return CheckReply(wrong_bytes=mesh.wrong_bytes(self.device, beat))
 
     def _make_mesh(self, request: MakeMesh) -> EmptyReply:
         for dropped in request.dropped:

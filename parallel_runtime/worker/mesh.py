@@ -180,10 +180,14 @@ class Mesh:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and wait for none."""
         return probe(self.axes["ulysses"], device) if self.member else ProbeReply()
 
-    def wrong_bytes(self, device: torch.device) -> int:
-        """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
+    def wrong_bytes(self, device: torch.device, beat: Callable[[], None] = lambda: None) -> int:
+        """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent.
+
+        `beat` as in `count_wrong_bytes`.
+        """
         axes = (*self.axes.values(), self._sequence_axis, self.shard_axis)
-        wrong = sum(count_wrong_bytes(axis, device) for axis in axes if axis is not None and axis.group is not None)
+        used = [axis for axis in axes if axis is not None and axis.group is not None]
+        wrong = sum(count_wrong_bytes(axis, device, beat) for axis in used)
         if self._previous is not None and self._next is not None:
             wrong += count_wrong_bytes_of_links(self._previous, self._next, device)
         return wrong

@@ -281,12 +281,14 @@ def test_time_is_shared_out_as_in_the_last_step_whose_regions_were_timed(monkeyp
 def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
     engine: Any = Engine(rank=2, device=CPU, segments=table())
     assert [engine.new_timer(on=on).on for on in (True, False)] == [True, False]
-    engine.meshes["plan"] = SimpleNamespace(wrong_bytes=lambda device: 3 if device == CPU else 0)
-    assert engine._of_ranks(CheckCopies(plan="plan")).wrong_bytes == 3  # type: ignore[arg-type]
+    beat: Any = object()
+    engine.meshes["plan"] = SimpleNamespace(wrong_bytes=lambda *given: 3 if given == (CPU, beat) else 0)
+    asked: Any = SimpleNamespace(body=CheckCopies(plan="plan"))  # type: ignore[arg-type]
+    assert engine.handle(asked, progress=print, cancelled=bool, beat=beat).wrong_bytes == 3
     with pytest.raises(ValueError, match="rank 2 is on cpu, and graphs of blocks are CUDA's; set tries to off"):
         engine.new_recorder()
     with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):
-        engine._of_ranks(SimpleNamespace(op=Op.HELLO))
+        engine._of_ranks(SimpleNamespace(op=Op.HELLO), beat)
 
 
 def test_a_run_in_the_workers_has_the_memory_of_what_steps_before_it_kept() -> None:

@@ -60,6 +60,23 @@ class Threads(Axis):
         return SimpleNamespace(wait=wait)  # type: ignore[return-value]
 
 
+def test_a_rank_shows_life_wherever_a_part_of_the_check_is_done() -> None:
+    """What takes long the first time, kernels and connections, has a deadline of its own; a wait has none within it."""
+    done: list[str] = []
+
+    class Noted(Axis):
+        def all_to_all(self, send: torch.Tensor, **_: Any) -> torch.Tensor:
+            done.append("exchanged")
+            return send
+
+        def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Any:
+            done.append("connected")
+            return SimpleNamespace(wait=lambda: done.append("shifted"))
+
+    pattern.count_wrong_bytes(Noted("ulysses", 1, 0), CPU, lambda: done.append("beat"))
+    assert done == ["beat", "exchanged", "beat", "beat", "connected", "beat", "shifted"]
+
+
 def counted(size: int, spoil: Spoil, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The wrong bytes that each rank counts."""
     monkeypatch.setattr(pattern, "RUN_BYTES", 600)

@@ -33,6 +33,12 @@ class SilentWorkersError(PoolError):
     """The workers failed: no rank showed life for as long as the request's deadline."""
 
 
+class BrokenCopiesError(PoolError):
+    """The workers failed as they do where copies between GPUs are broken: what ranks sent each other arrived damaged or
+    not at all, or CUDA or NCCL failed in a rank and did not name another reason.
+    """
+
+
 class RaisedInRankError(PoolError):
     """The workers failed: Python code in a rank raised, and no known fault of the machine explains it.
 

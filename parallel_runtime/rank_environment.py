@@ -99,6 +99,11 @@ class RankSettings:
         return "nccl" if on_cuda else "gloo"
 
     @property
+    def over_nccl(self) -> bool:
+        """Whether ranks exchange over NCCL."""
+        return self.backend == "nccl" and self.num_ranks > 1
+
+    @property
     def num_ranks(self) -> int:
         """All ranks, those of other machines included."""
         return len(self.devices) if self.meeting is None else self.meeting.ranks

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,11 +13,12 @@ from pathlib import Path
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..devices import Device
-from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
+from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from ..machines.machine import Machine
 from ..plan import ParallelPlan, refuse_unfit_machines
+from ..wire.processes import killed_by
 from ..wire.replies import RankError
-from .known_errors import find_known
+from .known_errors import TRY_COPIES, KnownError, find_known
 from .process import RankProcess
 from .remote_ranks import RemoteRank
 
@@ -27,6 +30,9 @@ ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a proc
 # else than it was written for: ComfyUI and the packages that it uses raise `Exception` and types of their own.
 NOT_RAISED_BY_CODE = {"MemoryError", "OutOfMemoryError", "OSError", "ProtocolError"}
 NOT_RAISED_BY_CODE |= {"DistError", "AcceleratorError", "CudaError"}
+# How errors of CUDA and NCCL begin, also those of which nothing is known; and how a crash in their libraries ends.
+OF_DEVICES = re.compile(r"^(?:DistBackendError|AcceleratorError|\w+: (?:CUDA|HIP) error): ")
+CRASHES = {ABORTED, BUS_ERROR, killed_by(signal.SIGSEGV)}
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -39,7 +45,8 @@ SYSTEM_REMEDIES = {
 class Failure:
     """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text.
 
-    `silent`: no rank showed life. `by_code`: Python code raised, for no reason that lies in the machine.
+    `silent`: no rank showed life. `held`: a signal holds the rank. `by_code`: Python code raised, for no reason that
+    lies in the machine.
     """
 
     rank: int
@@ -49,6 +56,7 @@ class Failure:
     remedy: str = FRESH
     weak: bool = False
     silent: bool = False
+    held: bool = False
     by_code: bool = False
 
 
@@ -78,12 +86,14 @@ def other_version(rank: int, found: str) -> Failure | None:
 
 def silence(rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, deadline_s: float) -> Failure:
     """The failure of a rank that has shown no life for `silent_s`."""
-    held = " and its process is held by a signal" if rank.is_stopped() else ""
+    held = rank.is_stopped()
+    by_signal = " and its process is held by a signal" if held else ""
     return Failure(
         rank.rank,
-        f"no answer to {asked} and no heartbeat for {silent_s:.1f} s{held}",
+        f"no answer to {asked} and no heartbeat for {silent_s:.1f} s{by_signal}",
         remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
         silent=True,
+        held=held,
     )
 
 
@@ -129,24 +139,37 @@ def _is_shorter(spec: ModelSpec) -> bool:
         return False
 
 
-def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -> PoolError:
+def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, over_nccl: bool = False) -> PoolError:
     """The error for the caller: one line that says all, then the traceback and what the rank `printed` last.
 
     An error that the table of known ones has is told in its words; the rank's own are in the traceback.
+    `over_nccl`: the ranks exchange over NCCL, whose copies may hang.
     """
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
-    aborted = cause == ABORTED
-    kind = SilentWorkersError if failure.silent else PoolError
-    if found := find_known(failure.said, printed) if failure.said or aborted else None:
-        cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
+    hangs = failure.silent and not failure.held
+    found = find_known(failure.said, printed) if failure.said or hangs or cause == ABORTED else None
+    if found is not None:
+        cause = found.cause or cause if failure.said else f"{cause}: {found.cause or found.words}"
         remedy = f"{found.known.remedy}; {remedy}"
-        kind = OutOfMemoryInRankError if found.known.out_of_memory else kind
-    elif failure.by_code:
-        kind = RaisedInRankError
+    elif hangs and over_nccl:
+        remedy = f"{TRY_COPIES}; {remedy}"
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
     )
+    kind = _kind_of(failure, None if found is None else found.known)
     return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
+
+
+def _kind_of(failure: Failure, known: KnownError | None) -> type[PoolError]:
+    if known is not None and known.out_of_memory:
+        return OutOfMemoryInRankError
+    if failure.silent:
+        return SilentWorkersError
+    if known is not None:
+        return BrokenCopiesError if known.copies else PoolError
+    if failure.cause in CRASHES or OF_DEVICES.match(failure.said):
+        return BrokenCopiesError
+    return RaisedInRankError if failure.by_code else PoolError
 
 
 def system_error(what: str, error: OSError) -> PoolError:

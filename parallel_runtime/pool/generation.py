@@ -121,6 +121,7 @@ class Generation:
         self.mapped: dict[int, ModelSpec] = {}  # files that ranks may have mapped, by model handle
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
+        self._over_nccl = False  # whether ranks exchange over NCCL
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._asked = self.ranks  # ranks that owe answers to the request in flight, or answered the last one
         self._requests, self._on_failure, self._deadline_s = requests, on_failure, deadline_s
@@ -300,6 +301,7 @@ class Generation:
                 store = memfd_create("parallel-dit-store", MFD_CLOEXEC)
                 used.callback(os.close, store)
                 os.fchmod(store, 0o600)
+            self._over_nccl = settings.over_nccl
             segment, segment_fd = Segment.create(segment_bytes)
             used.callback(os.close, segment_fd)
             self.segments = SegmentTable(segment)
@@ -458,7 +460,8 @@ class Generation:
         failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
         self.end()  # before the wording: what the rank printed is complete then
         rank = self.ranks[failure.rank]
-        return self.fail(pool_error(failure, printed=rank.output.text(), device=rank.place, starting=starting))
+        told = {"printed": rank.output.text(), "device": rank.place}
+        return self.fail(pool_error(failure, **told, starting=starting, over_nccl=self._over_nccl))
 
 
 def _unasked(message: Message) -> ProtocolError:

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 MEMORY_REMEDY = "use a smaller image, more ranks, or free that device's memory"
 REPORT = "if the same prompt fails again, report it with the whole text"
 REBOOT = "restart the machine"
+NO_PEERS = "set NCCL_P2P_DISABLE=1 before ComfyUI starts"
+OVER_HOST = "copies go through the host's memory in /dev/shm and are slower"
+MORE_ROOM = "give it 1 GiB: docker run --shm-size=1g --cap-add SYS_NICE, in Kubernetes a volume in memory at /dev/shm"
+TRY_COPIES = "run doctor, which tries the copies; where they hang, NCCL_P2P_DISABLE=1 avoids them"
 NEW_DRIVER = "install a newer NVIDIA driver, or a torch built for the CUDA version that nvidia-smi shows"
 
 
@@ -20,7 +24,7 @@ class KnownError:
 
     `cause`: what it means; empty where the message's first line says it well. `consequence`: the rank that says this
     mostly failed because another one did. `vague`: the message does not say why; what the rank printed may.
-    `out_of_memory`: the rank found no memory.
+    `out_of_memory`: the rank found no memory. `copies`: broken copies between GPUs may be behind it.
     """
 
     name: str
@@ -30,6 +34,7 @@ class KnownError:
     consequence: bool = False
     vague: bool = False
     out_of_memory: bool = False
+    copies: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,7 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"Error while creating shared memory segment \S+ \(size \d+\)(?:, error: [\w ]+)?"
         r"|failed to extend /dev/shm/nccl-\S+ to \d+ bytes|Call to posix_fallocate failed : No space left on device",
         cause="NCCL could not make a segment in /dev/shm, which is mostly full or too small",
-        remedy="give it 1 GiB (docker run --shm-size=1g; in Kubernetes a volume in memory at /dev/shm); "
-        "doctor lists what is left over there",
+        remedy=f"{MORE_ROOM}; doctor lists what is left over there",
     ),
     KnownError(
         name="shm attach",
@@ -147,7 +151,8 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"(?:failed to open CUDA IPC handle : |Cuda failure |CUDA error: |error )?(?:217 )?"
         r"'?peer access is not supported between these two devices'?",
         cause="these GPUs cannot read each other's memory, and a copy tried to",
-        remedy="set NCCL_P2P_DISABLE=1 before ComfyUI starts; copies then go through the host's memory",
+        remedy=f"{NO_PEERS}; {OVER_HOST}",
+        copies=True,
     ),
     KnownError(
         name="duplicate gpu",
@@ -188,6 +193,7 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"Cuda failure (?:801 )?'operation not supported'|CUDA error: operation not supported",
         cause="the device refuses what was asked, as virtual GPUs, MIG slices and WSL do",
         remedy="set NCCL_CUMEM_ENABLE=0 and NCCL_P2P_DISABLE=1 before ComfyUI starts, or use whole GPUs",
+        copies=True,
     ),
     # Driver, torch and kernels that do not fit each other.
     KnownError(
@@ -265,6 +271,7 @@ KNOWN: tuple[KnownError, ...] = (
         r"|Invalid access of peer GPU memory over nvlink",
         cause="a link between the GPUs failed",
         remedy=f"{REBOOT}; look at nvidia-smi nvlink -e, and set NCCL_P2P_DISABLE=1 until it is repaired",
+        copies=True,
     ),
     KnownError(
         name="ecc",
@@ -283,12 +290,14 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"CUDA error: hardware stack error",
         cause="the GPU reports a fault of its own",
         remedy=f"{REBOOT}; {REPORT}",
+        copies=True,
     ),
     KnownError(
         name="unknown cuda",
         pattern=r"Cuda failure 999 'unknown error'|CUDA (?:error: )?unknown error",
         cause="the driver is in a state of which it can say nothing, as after a suspend or a crash of another program",
         remedy=f"{REBOOT}; look for Xid in dmesg",
+        copies=True,
     ),
     # Kernels.
     KnownError(
@@ -302,18 +311,21 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS",
         cause="a kernel used memory that is not its own: a fault of a kernel, of the driver or of the GPU",
         remedy=f"try without compiled blocks and without other custom nodes; {REPORT}",
+        copies=True,
     ),
     KnownError(
         name="misaligned",
         pattern=r"CUDA error: misaligned address|CUDA_ERROR_MISALIGNED_ADDRESS",
         cause="a kernel was given an address that it cannot read from",
         remedy=f"try without compiled blocks and without other custom nodes; {REPORT}",
+        copies=True,
     ),
     KnownError(
         name="illegal instruction",
         pattern=r"an illegal instruction was encountered|unspecified launch failure|invalid program counter",
         cause="a kernel crashed on the device",
         remedy=f"try without overclocking and with another driver version; {REPORT}",
+        copies=True,
     ),
     KnownError(
         name="launch timeout",
@@ -345,7 +357,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="watchdog timeout",
         pattern=r"Watchdog caught collective operation timeout: WorkNCCL\([^)]*?OpType=\w+",
         cause="an exchange between ranks did not end: a rank hangs, or copies between the GPUs do",
-        remedy="run doctor, which tries the copies; where they hang, NCCL_P2P_DISABLE=1 avoids them",
+        remedy=TRY_COPIES,
         consequence=True,
     ),
     KnownError(
@@ -362,13 +374,21 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"mat1 and mat2 shapes cannot be multiplied \(\w+ and \w+\)",
         remedy="latent or conditioning may be of another model; use the VAE and text encoders that belong to this one",
     ),
+    KnownError(
+        name="cuda call",
+        pattern=r"Cuda failure \d* ?'[^']+'",
+        cause="a call of CUDA by NCCL failed",
+        remedy=f"{NO_PEERS}; if that does not help, NCCL_CUMEM_ENABLE=0",
+        copies=True,
+    ),
     # What says that something failed, and not what.
     KnownError(
         name="nccl says no more",
         pattern=r"unhandled (?:system|cuda) error|NCCL error in: .*internal error|ncclInternalError|ncclSystemError"
-        r"|ncclUnhandledCudaError|ncclInvalidUsage|Cuda failure \d* ?'[^']+'",
+        r"|ncclUnhandledCudaError|ncclInvalidUsage",
         cause="NCCL failed and does not say why",
         remedy="set NCCL_DEBUG=WARN before ComfyUI starts and queue it again: the reason is then in the text below",
         vague=True,
+        copies=True,
     ),
 )

@@ -13,7 +13,9 @@ from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import generation as of_pool
 from parallel_runtime.pool.generation import Generation
+from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.ranks import VARIABLE, deadline_from
+from parallel_runtime.rank_environment import RankSettings
 from parallel_runtime.wire.protocol import Op
 
 DEADLINE = r"the deadline is [1-9]\d*(\.\d+)? s"  # more than one where a loaded machine was slow to answer before
@@ -98,6 +100,14 @@ def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
     error = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
     assert "no answer to STEP and no heartbeat for " in first_line(error)
     assert re.search(rf"; {DEADLINE}; ", first_line(error))
+
+
+def test_where_ranks_exchange_over_nccl_a_hang_says_how_to_try_the_copies(impatient, monkeypatch):
+    impatient.close()
+    monkeypatch.setattr(RankSettings, "over_nccl", True)
+    impatient.start()
+    error = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
+    assert re.search(rf" s; {TRY_COPIES}; {DEADLINE}; ", first_line(error))
 
 
 def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):

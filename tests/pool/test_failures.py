@@ -16,14 +16,22 @@ from descriptors import open_descriptors
 
 from parallel_runtime import VERSION
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
+from parallel_runtime.errors import (
+    BrokenCopiesError,
+    OutOfMemoryInRankError,
+    PoolError,
+    RaisedInRankError,
+    SilentWorkersError,
+)
 from parallel_runtime.pool import failures, generation, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
+from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.process import spawn
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
+from parallel_runtime.rank_environment import RankSettings
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.processes import Output
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
@@ -85,6 +93,41 @@ def test_a_failure_has_the_remedy_of_its_cause(kind, text, remedy):
     assert found != unknown
 
 
+HANG = Failure(1, "no answer to STEP and no heartbeat for 120.0 s", remedy=f"wait; {FRESH}", silent=True)
+WARNED = (
+    "a:1:2 [1] transport/p2p.cc:275 NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'"
+)
+
+
+@pytest.mark.parametrize(
+    ("failure_", "printed", "over_nccl", "said"),
+    [
+        (HANG, "", False, f"{HANG.cause}; wait"),
+        (HANG, "", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
+        (HANG, WARNED, True, f"{HANG.cause}: these GPUs cannot read each other's memory, and a copy tried to (\"Cuda"),
+        (HANG, "Connection reset by peer", False, f"{HANG.cause}: Connection reset by peer; another rank ended"),
+        (replace(HANG, held=True), WARNED, True, f"{HANG.cause}; wait"),
+    ],
+    ids=["over gloo", "over NCCL", "a warning of NCCL", "a loss", "a signal holds it"],
+)
+def test_a_hang_is_told_with_what_the_rank_printed_or_how_to_try_the_copies(failure_, printed, over_nccl, said):
+    error = pool_error(failure_, printed=printed, device="cuda:1", starting=False, over_nccl=over_nccl)
+    assert first_line(error).startswith(f"rank 1 (cuda:1): {said}") and first_line(error).endswith(FRESH)
+    assert type(error) is SilentWorkersError
+
+
+def test_silent_ranks_of_which_one_found_no_memory_are_told_as_that():
+    printed = "NCCL WARN Cuda failure 2 'out of memory'"
+    error = pool_error(HANG, printed=printed, device="cuda:1", starting=False, over_nccl=True)
+    assert type(error) is OutOfMemoryInRankError
+
+
+@pytest.mark.parametrize(("devices", "over_nccl"), [("cuda:0,cuda:1", True), ("cuda:0", False), ("cpu:2", False)])
+def test_ranks_exchange_over_nccl_where_each_has_a_gpu(devices, over_nccl):
+    named = parse_devices(devices, num_cuda=2).devices
+    assert RankSettings(devices=named, threads=1, engine="").over_nccl is over_nccl
+
+
 class NoCapableBackendError(RuntimeError):
     """A package's own type."""
 
@@ -101,6 +144,11 @@ class NoCapableBackendError(RuntimeError):
         (FileNotFoundError(2, "No such file"), PoolError),
         (torch.distributed.DistNetworkError("something that no store has said yet"), PoolError),
         (RuntimeError("device-side assert triggered"), PoolError),
+        (RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"), PoolError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), BrokenCopiesError),
+        (RuntimeError("CUDA error: something that no CUDA has said yet"), BrokenCopiesError),
+        (torch.distributed.DistBackendError("something that no NCCL has said yet"), BrokenCopiesError),
+        (torch.distributed.DistBackendError("NCCL error: Cuda failure 1 'invalid argument'"), BrokenCopiesError),
         (KeyboardInterrupt(), PoolError),
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else type(each).__name__,

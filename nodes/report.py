@@ -9,6 +9,7 @@ import torch
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.exchange_formats import rounding_of
 from ..parallel_runtime.planner.automatic import Decision
+from ..parallel_runtime.pool.known_errors import OVER_HOST
 from ..parallel_runtime.proof import NOT_PROVEN, Proof
 from ..parallel_runtime.report.build import (
     Span,
@@ -241,6 +242,7 @@ def _report(
         warnings = [
             *warnings,
             *pooled.unlike_host,
+            *([f"{why}; {OVER_HOST}"] if (why := pooled.pool.broken_copies) else []),
             *unequal(devices, pooled.measured[: plan.ranks]),
             *exact_ring(pooled.rounding_attention, plan.ring),
             *widened(pooled.widened_formats),

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..devices import STOCK_NODES, Device, missing_system
-from ..errors import PoolError, SilentWorkersError
+from ..errors import BrokenCopiesError, PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..model_call import ModelCall
@@ -79,7 +79,8 @@ class Pool:
     `memory_budget_bytes`: weights that a rank may hold; the models used longest ago are evicted for one that is loaded.
     By default as much as its device has free.
     `check_peers`: exchange a known pattern after each start, and start again without peer access between GPUs when it
-    arrives damaged, or not at all within 20 s. By default where each rank has a CUDA device of its own.
+    arrives damaged or not at all, or when the start itself fails as with broken copies. By default where each rank has
+    a CUDA device of its own.
 
     `machines(check)`: further machines, whose ranks follow those of this one, in order; asked when workers start, and
     again when a plan needs more ranks than there are. It may wait, and calls `check` meanwhile. Their devices may be
@@ -119,6 +120,7 @@ class Pool:
         self.threads_per_rank = threads
         self.deadline_s = checked(deadline_s)
         self.generation = 0  # how many sets of workers there have been, the present one included
+        self.broken_copies = ""  # why ranks do without peer access between GPUs; "" while they use it
         self._start_deadline_s = checked(start_deadline_s)
         self._load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
@@ -358,9 +360,7 @@ class Pool:
         if workers is not None and self._machines is not None and workers.too_few_for(plan, self._machines, check):
             self._stop()
             workers = None
-        workers = workers or self._start(check)
-        while not workers.copies_are_sound:
-            workers = self._check_copies(workers, check)
+        workers = self._with_sound_copies(workers, check)
         if plan is not None and self._machines is not None:
             refuse_unfit_machines(plan, workers.generation.devices_by_machine)
         return workers
@@ -404,24 +404,46 @@ class Pool:
         workers.settle(check)
         return workers
 
-    def _check_copies(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
-        """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
-        hangs = None
+    def _with_sound_copies(self, workers: WorkerGroup | None, check: Check) -> WorkerGroup:
+        """These workers, or fresh ones, which get what others send them. Where they do not, or do not start, as with
+        broken copies between GPUs, others that copy through the host's memory."""
         try:
-            wrong = workers.damaged_copies(check, deadline_s=min(self.deadline_s, PEER_CHECK_S))
-        except SilentWorkersError as error:
-            hangs, wrong = error, f"copies between devices do not arrive ({error.cause})"
+            return self._checked(workers or self._start(check), check)
+        except BrokenCopiesError as error:
+            if not (self._check_peers and self._ranks.peer_access and len(self.devices) > 1):
+                raise
+            self._failures.retract()
+            self._do_without_peers(error.cause)
+        _log.warning(
+            "%s; starting the workers again without peer access between GPUs, which is slower", self.broken_copies
+        )
+        try:
+            return self._checked(self._start(check), check)
+        except PoolError:  # so nothing says that peer access is what is broken
+            self._do_without_peers("")
+            raise
+
+    def _do_without_peers(self, why: str) -> None:
+        """Ranks that are started from now on use no peer access between GPUs; they do where `why` is empty."""
+        self.broken_copies, self._ranks = why, replace(self._ranks, peer_access=not why)
+
+    def _checked(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
+        """These workers, once each was seen to get what others send it. Raises BrokenCopiesError where one does not."""
+        if workers.copies_are_sound:
+            return workers
+        deadline_s = PEER_CHECK_S if self.deadline_s == REQUEST_S else self.deadline_s
+        failed, detail = None, ""
+        try:
+            wrong = workers.damaged_copies(check, deadline_s=deadline_s)
+        except (SilentWorkersError, BrokenCopiesError) as error:
+            failed, detail = error, error.detail
+            wrong = f"copies between devices do not arrive ({error.cause})"
             self._failures.retract()
         if not wrong:
             return workers
         if not self._ranks.peer_access:
-            unsound = PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES)
-            raise workers.generation.fail(unsound) from hangs
-        _log.warning("%s; starting the workers again without peer access between GPUs, which is slower", wrong)
-        workers.generation.stop()
-        self._workers = None
-        self._ranks = replace(self._ranks, peer_access=False)
-        return self._start(check)
+            wrong = f"{wrong} even without peer access"
+        raise workers.generation.fail(BrokenCopiesError(wrong, remedy=FEWER_DEVICES, detail=detail)) from failed
 
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""

@@ -24,7 +24,7 @@ PULSE_LATE_S = 2 * PASSED_ON_S  # behind the newest pulse of any rank: one that 
 START_S = 600.0
 LOAD_S = 600.0
 REQUEST_S = 120.0
-PEER_CHECK_S = 20.0  # a few MB between devices; where those cannot reach each other, copies may hang and not be damaged
+PEER_CHECK_S = 20.0  # of silence in the check of copies, instead of REQUEST_S: a few MB, which hang on some boards
 VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
 
 

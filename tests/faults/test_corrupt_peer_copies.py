@@ -1,7 +1,9 @@
-"""Copies between devices that arrive damaged are found at the start, before any image is wrong."""
+"""Copies between devices that arrive damaged, or never, or at which CUDA fails: found at the start, before any image is
+wrong."""
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,16 +50,78 @@ def cancel_once_there_is_a_mesh(pool):
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"), [("Always", r"arrive damaged \(1 wrong .*\)"), ("HangingAlways", r"do not arrive \(.*\)")]
+    ("engine", "said"),
+    [
+        ("Always", r"arrive damaged \(1 wrong .*\)"),
+        ("HangingAlways", r"do not arrive \(no answer .*\)"),
+        ("HangingLaterAlways", r"do not arrive \(no answer .*\)"),
+        ("RaisingAlways", r"do not arrive \(a kernel used memory .*\)"),
+    ],
 )
-def test_copies_that_stay_damaged_or_hang_even_so_are_one_clear_error(engine, said, monkeypatch):
-    if engine == "HangingAlways":
+def test_copies_that_stay_broken_even_so_are_one_clear_error_which_blames_no_peer_access(engine, said, monkeypatch):
+    if engine.startswith("Hanging"):
         monkeypatch.setattr(of_pool, "PEER_CHECK_S", 1.0)
     with corrupting_pool(engine, check_peers=True) as pool:
         with pytest.raises(PoolError, match=rf"^copies .* {said} even without peer access; run the doc") as e:
             pool.start()
-        assert "\n" not in str(e.value)
-        assert (pool.generation, pool.state, pool.status()["pids"]) == (2, "failed", [])
+        assert ("illegal memory access" in e.value.detail) is (engine == "RaisingAlways"), "as the rank said it"
+        status = pool.status()
+        assert (pool.generation, pool.state, status["pids"], status["peer_access"]) == (2, "failed", [], True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("Raising", "copies between devices do not arrive (a kernel used memory that is not its own"),
+        ("RaisingAtStart", "a kernel used memory that is not its own"),
+        ("Crashed", "copies between devices do not arrive (killed by SIGSEGV)"),
+    ],
+)
+def test_where_cuda_fails_workers_start_again_without_peer_access_once_and_say_so(engine, why, caplog):
+    """In the first copies, or when the first group is made: at no cost of the three failures in a minute."""
+    caplog.set_level(logging.WARNING)
+    with corrupting_pool(engine, check_peers=True) as pool:
+        pool.start()
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert said.startswith(why) and "; starting the workers again without peer access" in said
+        assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
+        status = pool.status()
+        assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
+        assert pool.broken_copies.startswith(why) and pool._failures.last is None and not pool._failures._times
+
+
+def test_a_start_that_fails_even_so_says_why_and_blames_no_peer_access():
+    with corrupting_pool("RaisingAtStartAlways", check_peers=True) as pool:
+        for generation in (2, 4):
+            with pytest.raises(PoolError, match=r"^rank .: a kernel used memory that is not its own"):
+                pool.start()
+            assert (pool.generation, pool.status()["peer_access"], pool.broken_copies) == (generation, True, "")
+        assert len(pool._failures._times) == 2, "one for each that its user has seen"
+
+
+@pytest.mark.parametrize(
+    ("engine", "check_peers", "said"),
+    [
+        ("Full", True, "out of memory"),
+        ("Killed", True, "killed by SIGKILL"),
+        ("RaisingAtStart", False, "a kernel used memory"),
+    ],
+)
+def test_what_says_nothing_of_copies_is_told_and_starts_nothing(engine, check_peers, said):
+    with corrupting_pool(engine, check_peers=check_peers) as pool:
+        with pytest.raises(PoolError, match=rf"^rank .: .*{said}"):
+            pool.start()
+        assert (pool.generation, pool.status()["peer_access"]) == (1, True)
+
+
+@pytest.mark.parametrize(("deadline_s", "waits_s"), [(120.0, 20.0), (300.0, 300.0), (5.0, 5.0)])
+def test_the_check_waits_20_s_or_as_long_as_its_user_says(deadline_s, waits_s):
+    def damaged_copies(_, *, deadline_s):
+        assert deadline_s == waits_s
+        return ""
+
+    workers = SimpleNamespace(copies_are_sound=False, damaged_copies=damaged_copies)
+    assert corrupting_pool(deadline_s=deadline_s)._checked(workers, lambda: None) is workers
 
 
 @pytest.mark.full

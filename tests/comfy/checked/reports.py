@@ -28,7 +28,7 @@ pooled = SimpleNamespace(
     devices=TWO,
     plan=plans.ParallelPlan(ring=2),
     spec=SimpleNamespace(path="/models/zip of Windows\\flux.safetensors", dtype="bfloat16"),
-    pool=SimpleNamespace(generation=3),
+    pool=SimpleNamespace(generation=3, broken_copies=""),
     measured=measured,
     unlike_host=["another torch"],
     rounding_attention="sage",
@@ -183,6 +183,12 @@ assert found["vae"] == {
     **{"tiles": 5, "load_s": 0.25, "rank_tiles": [3, 2], "rank_s": [1.0, 0.5]},
 }
 assert [each["name"] for each in found["devices"]] == ["cpu:0", "cpu:1"] and not found.get("warnings")
+
+# Where peer access is broken, a report says what that costs.
+pooled.pool.broken_copies = "copies never arrive"
+over_host = "copies never arrive; copies go through the host's memory in /dev/shm and are slower"
+assert over_host in report.denoise_report(record, SETTINGS, {})["warnings"]
+pooled.pool.broken_copies = ""
 
 # A benchmark.
 given = {"applied": {}, "warnings": ["few"], "sizes": record.sizes, "warmup": 1, "runs": 1}

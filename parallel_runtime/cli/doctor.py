@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..devices import Device, DeviceSelection, missing_system, parse_devices
-from ..errors import PoolError
+from ..errors import OutOfMemoryInRankError, PoolError
 from ..machines.connection import listen_address, read_token
 from ..machines.server import MachineServer, Offer
 from ..machines.versions import own_versions
@@ -29,6 +29,7 @@ from ..models.hosted.contract_check import newer_than_tested
 from ..plan import ParallelPlan, auto_plan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
+from ..pool.known_errors import NO_PEERS, OVER_HOST
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..proof import ProofStore, default_path, relative_error
@@ -54,6 +55,7 @@ from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload
 
 JOIN_S = 120.0
+WRONG_IMAGES = "images would be wrong; please report it with all that the doctor says"
 REPORTED = (*PACKAGES, "diffusers")  # of `verify --against diffusers`; nothing else needs it
 
 
@@ -173,8 +175,14 @@ def _selection(text: str | None) -> DeviceSelection:
 def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
     indices = _cuda_indices(selection)
     if indices:
-        over_host = not all(_peer_access(facts, selection).values())
-        room = check_segment_room(segment_room_bytes(), ranks=len(indices), over_host=over_host)
+        peers = _peer_access(facts, selection)
+        pairs = {f"{a}-{b}" for a in indices for b in indices if a < b}
+        room = check_segment_room(
+            segment_room_bytes(),
+            ranks=len(indices),
+            over_host=not all(peers.values()),
+            linked=bool(facts.torch_hip) or pairs <= set(facts.nvlink),  # AMD's own links are not asked for
+        )
         checks = [*gpu_checks(facts, indices), check_nccl_files(present_files())]
         return [*checks, room, check_leftovers(leftovers())]
     there = len(facts.gpus) or torch.cuda.device_count()
@@ -229,23 +237,45 @@ def _without_gpu() -> str:
 
 
 def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: PhaseLine) -> list[Check]:
-    """Start ranks on the devices and try them."""
+    """Start ranks on the devices as ComfyUI's are, without peer access where that is broken, and try them."""
     plan = auto_plan(len(devices), HEADS)
-    with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool:
+    with closing(Pool(devices, threads_per_rank=1)) as pool:
         try:
             progress.phase(f"starting {len(devices)} rank(s)")
             pool.start()
             checks = [Check(name="workers", ok=True, seen=f"{len(devices)} rank(s) started")]
+            if pool.broken_copies:
+                checks.append(_broken_copies(pool.broken_copies))
             if plan.ranks > 1:
                 progress.phase("copying a pattern between all ranks")
                 checks.append(_check_pattern(pool.exchange_pattern(plan)))
             progress.phase("holding a small model against one process")
             checks.append(_check_parity(pool, plan, comfyui))
         except PoolError as error:
-            first, _, _ = str(error).partition("\n")
-            remedy = "python -m parallel_runtime verify, in the pack's folder, prints the whole failure"
-            return [Check(name="workers", ok=False, seen=first, remedy=remedy)]
+            return [_failed(error, devices)]
     return checks
+
+
+def _failed(error: PoolError, devices: tuple[Device, ...]) -> Check:
+    """What the failure of workers says of the machine: nothing where other programs have the devices' memory."""
+    ranks, first = len(devices), str(error).partition("\n")[0]
+    if isinstance(error, OutOfMemoryInRankError):
+        remedy = "press Release or close ComfyUI, then ask again"
+        return Check(name="workers", ok=False, seen=first, remedy=remedy, needed=False)
+    named = ",".join(map(str, devices)) if devices[0].kind == "cuda" else f"cpu:{ranks}"
+    command = ("python", "-m", "parallel_runtime", "verify", "--model=FILE", f"--plan=ulysses={ranks}")
+    remedy = f"{' '.join((*command, f'--devices={named}'))}, in the pack's folder, prints the whole failure"
+    return Check(name="workers", ok=False, seen=first, remedy=remedy)
+
+
+def _broken_copies(why: str) -> Check:
+    return Check(
+        name="peer copies",
+        ok=False,
+        seen=why,
+        remedy=f"{OVER_HOST}; to save the try, {NO_PEERS}",
+        needed=False,
+    )
 
 
 def _check_pattern(wrong_bytes: list[int]) -> Check:
@@ -254,7 +284,7 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
         name="byte pattern",
         ok=not broken,
         seen="every byte arrived as it was sent" if not broken else "; ".join(broken),
-        remedy="peer copies corrupt data here: workers will copy through the host's memory instead, which is slower",
+        remedy=WRONG_IMAGES,
     )
 
 
@@ -275,7 +305,7 @@ def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
         name="parity",
         ok=apart <= FP32_TOLERANCE,
         seen=f"{plan.name} differs from one process by {apart:.1e}, at most {FP32_TOLERANCE:.0e} is right",
-        remedy="images would be wrong; please report it with all that the doctor says",
+        remedy=WRONG_IMAGES,
     )
 
 

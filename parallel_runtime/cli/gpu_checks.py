@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ..pool import nccl_files
-from ..pool.known_errors import NEW_DRIVER, find_known
+from ..pool.known_errors import NEW_DRIVER, OVER_HOST, find_known
 from ..pool.nccl_files import NcclFile
 from .check import Check
 from .gpu_facts import Gpu, GpuFacts
@@ -137,13 +137,15 @@ def _has_kernels(kernels: Sequence[str], gpu: Gpu) -> bool:
 def _check_answers(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
     """Whether each device took a context of this process a moment ago."""
     silent = [gpu for gpu in gpus if gpu.error]
-    found = find_known(silent[0].error) if silent else None
+    causes = [find_known(gpu.error) for gpu in silent]
+    found = causes[0] if silent else None
     seen = "; ".join(f"cuda:{gpu.index} does not: {gpu.error}" for gpu in silent)
     return Check(
         name="devices answer",
         ok=not silent,
         seen=seen or "each takes a new process",
         remedy=found.known.remedy if found else _look_at(facts),
+        needed=not silent or any(each is None or not each.known.out_of_memory for each in causes),
     )
 
 
@@ -213,7 +215,7 @@ def _check_peers(facts: GpuFacts, indices: Sequence[int]) -> Check:
         return Check(name="peer access", ok=True, seen=f"every device reaches every other{told}", needed=False)
     reasons = {facts.p2p_reason[pair] for pair in cut if pair in facts.p2p_reason}
     why = f" ({'; '.join(sorted(reasons))})" if reasons else ""
-    remedy = "nothing is broken: copies go through the host's memory in /dev/shm and are slower"
+    remedy = f"nothing is broken: {OVER_HOST}"
     return Check(name="peer access", ok=False, seen=f"none between {', '.join(cut)}{why}", remedy=remedy, needed=False)
 
 

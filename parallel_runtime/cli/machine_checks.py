@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from ..pool.known_errors import MORE_ROOM
 from ..wire.nccl_segments import FOLDER, Leftover
 from .check import Check
 
@@ -26,8 +27,12 @@ FREE_BYTES = 64 * 2**20
 # 2.27 with "2 p2p channels". Four ranks in a ring on 64 MiB do not fit, which is what those users reported.
 SEGMENT_BYTES = 9_637_888
 CHANNELS = 2
+# What each rank's proxy of a communicator has there: `sizeof(ncclProxyOpsPool)` of NCCL 2.21.5, in a user's log too.
+# Later versions have more of it, or none.
+PROXY_BYTES = 7_340_384
+# Exchanges and sharded weights have a communicator each, and collectives and messages connections of their own in each.
+COMMUNICATORS, RINGS = 2, 2
 ADVISED_BYTES = 2**30
-MORE_ROOM = "give it 1 GiB: docker run --shm-size=1g, in Kubernetes a volume in memory at /dev/shm"
 
 
 def machine_checks() -> list[Check]:
@@ -134,19 +139,24 @@ def segment_room_bytes() -> tuple[int, int] | None:
     return usage.free, usage.total
 
 
-def check_segment_room(room: tuple[int, int] | None, *, ranks: int, over_host: bool) -> Check:
+def check_segment_room(room: tuple[int, int] | None, *, ranks: int, over_host: bool, linked: bool = False) -> Check:
     """Whether NCCL's own segments fit into /dev/shm, whose (free, all) bytes are `room`.
 
     `over_host`: some ranks have no peer access to each other, so that their copies go through such segments.
+    `linked`: all have NVLink between them. Of other pairs NCCL decides by their place on the board whether it uses
+    the peer access that they have.
     """
     name = "shared memory of NCCL"
     if room is None:
         return Check(name=name, ok=False, seen="no /dev/shm", remedy="mount a tmpfs there", needed=over_host)
     free, total = room
     seen = f"{free / 2**20:,.0f} MiB free of {total / 2**20:,.0f} in /dev/shm"
-    if not over_host:
-        return Check(name=name, ok=True, seen=f"{seen}; little is needed")
     ring, all_pairs = (count * CHANNELS * SEGMENT_BYTES for count in (ranks, ranks * (ranks - 1)))
+    if not over_host:
+        most = COMMUNICATORS * (ranks * PROXY_BYTES + RINGS * ring)
+        ok = linked or ranks == 1 or free >= most
+        told = "little is needed" if ok else f"NCCL may copy through it, which takes {most / 2**20:,.0f} MiB"
+        return Check(name=name, ok=ok, seen=f"{seen}; {told}", remedy=MORE_ROOM, needed=False)
     return Check(
         name=name,
         ok=free >= max(ADVISED_BYTES, all_pairs),

@@ -361,11 +361,21 @@ def test_a_process_of_its_own_asks_the_real_torch():
 
 
 @pytest.mark.parametrize(
+    ("errors", "needed"), [((), True), (("out of memory",), False), (("out of memory", "something new"), True)]
+)
+def test_devices_that_other_programs_fill_do_not_keep_workers_from_running(errors, needed):
+    said = [f"CUDA error: {error}" for error in errors] + [""] * (2 - len(errors))
+    of_any = {"name": "A", "capability": (8, 0), "total_bytes": GIB}
+    gpus = tuple(gpu_facts.Gpu(index=index, error=error, **of_any) for index, error in enumerate(said))
+    check = told("devices answer", count=2, gpus=gpus)
+    assert (check.ok, check.needed) == (not errors, needed)
+
+
+@pytest.mark.parametrize(
     ("free", "ranks", "over_host", "ok", "needed"),
     [
         (64 * MIB, 2, True, False, False),  # Docker's: two ranks fit, with little to spare
         (64 * MIB, 4, True, False, True),  # and four do not, as users found
-        (64 * MIB, 8, False, True, True),  # NVLink
         (2 * GIB, 4, True, True, False),
         (4 * 2 * 9_637_888, 4, True, False, False),  # each of a ring sends to the next
         (4 * 2 * 9_637_888 - 1, 4, True, False, True),
@@ -380,6 +390,33 @@ def test_the_room_that_nccl_needs_in_dev_shm(free, ranks, over_host, ok, needed)
     assert (check.ok, check.needed) == (ok, needed)
     assert ok or "--shm-size=1g" in check.remedy
     assert not check_segment_room(None, ranks=ranks, over_host=over_host).ok
+
+
+TWO_RANKS = 2 * (2 * 7_340_384 + 2 * 2 * 2 * 9_637_888)  # communicators: proxies, and rings of two channels
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "linked", "ok"),
+    [(TWO_RANKS, 2, False, True), (TWO_RANKS - 1, 2, False, False), (MIB, 8, True, True), (MIB, 1, False, True)],
+)
+def test_without_nvlink_nccl_may_copy_through_dev_shm_though_devices_reach_each_other(free, ranks, linked, ok):
+    check = check_segment_room((free, free), ranks=ranks, over_host=False, linked=linked)
+    assert (check.ok, check.needed) == (ok, False)
+    assert ok or "which takes 175 MiB" in check.seen and "--cap-add SYS_NICE" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "ok"),
+    [("2x RTX 3090 with an NVLink bridge", True), ("2x RTX 3090 over PCIe", False), ("4x MI210 with ROCm 6.2", True)],
+)
+def test_devices_with_nvlink_between_all_need_little_of_dev_shm(name, ok, monkeypatch):
+    """AMD's own links are not asked for."""
+    monkeypatch.setattr(doctor, "segment_room_bytes", lambda: (64 * MIB, 64 * MIB))
+    over_pcie = gpu_facts.replace(facts_of("2x RTX 3090 with an NVLink bridge"), nvlink=())
+    facts = facts_of(name) if name in MACHINES else over_pcie
+    checks = doctor._device_checks(parse_devices("all", num_cuda=len(facts.gpus)), facts)
+    (room,) = (check for check in checks if check.name == "shared memory of NCCL")
+    assert room.ok is ok
 
 
 def test_the_report_names_devices_and_pairs_as_the_panel_reads_them():

@@ -21,6 +21,9 @@ from parallel_runtime.cli import doctor, machine_checks
 from parallel_runtime.cli.check import Check
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import PhaseLine
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import OutOfMemoryInRankError, PoolError
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from parallel_runtime.wire.channel import Segment
 
@@ -99,6 +102,28 @@ def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_pr
     assert not report["can_run"] and "docs/recipes.md says what to try" in report["checks"][0]["remedy"]
     with pytest.raises(ValueError, match=r"^workers need Linux, this is win32; use ComfyUI's own nodes"):
         ComfyUIProcess(ComfyUI("/comfy"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"), [("cuda:0,cuda:2", "cuda:0,cuda:2"), ("cpu:3", "cpu:3"), ("cuda:1", "cuda:1")]
+)
+def test_the_command_that_prints_a_whole_failure_is_one_that_verify_takes(devices: str, named: str) -> None:
+    used = parse_devices(devices, num_cuda=3).devices
+    check = doctor._failed(PoolError("exited with code 7", rank=1, remedy="try again", detail="Traceback"), used)
+    assert (check.seen, check.needed) == ("rank 1: exited with code 7; try again", True)
+    command, _, where = check.remedy.partition(", in the pack's folder")
+    assert where == ", prints the whole failure"
+    asked = make_parser().parse_args(command.removeprefix("python -m parallel_runtime ").split())
+    assert (asked.command, asked.model, asked.devices) == ("verify", "FILE", named)
+    assert ParallelPlan.parse(asked.plan).ranks == len(used)
+
+
+def test_devices_that_are_full_say_nothing_of_the_machine() -> None:
+    """ComfyUI's workers may hold what the doctor's do not find."""
+    full = OutOfMemoryInRankError("CUDA out of memory", rank=1)
+    check = doctor._failed(full, parse_devices("cpu:2").devices)
+    assert (check.name, check.ok, check.needed, check.seen) == ("workers", False, False, "rank 1: CUDA out of memory")
+    assert check.remedy.startswith("press Release")
 
 
 def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,12 +113,22 @@ def _cancel_prompt() -> None:
         time.sleep(POLL_S)
 
 
+def _devices() -> tuple[str, ...]:
+    """The doctor's devices: those that pools have workers on, or had; by default all of the machine."""
+    pools = [pool for pool in POOLS.all() if pool.state != "stopped"] or POOLS.all()
+    named = {device for pool in pools for device in pool.devices if not device.machine}
+    cuda = sorted(device for device in named if device.kind == "cuda")
+    if not named:
+        return ()
+    return ("--devices", ",".join(map(str, cuda)) if cuda else f"cpu:{len(named)}")
+
+
 async def _examine() -> dict:
     """The doctor in a process of its own, as from the command line: it may start ranks and may fail to."""
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *(*DOCTOR, "--comfyui", this_comfyui().path),
+            *(*DOCTOR, "--comfyui", this_comfyui().path, *_devices()),
             cwd=PACK,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -244,7 +244,26 @@ lines = config.SPConfig.execute("manual", "cpu:3", 2, 1).ui["parallel_dit"][0]["
 assert noted == ["\n".join(lines)] and logged == [("SP Config: %s", "cpu:2 sleeps")]
 assert "cpu:1: 1/2 of the attention heads" in lines and "cpu:2 sleeps" in lines
 
-# What the doctor says, and that it says nothing.
+
+# What the doctor is asked of: the devices that workers have, else those that they had.
+def asked_of(*of_pools):
+    made = [SimpleNamespace(devices=tuple(each), state=state) for state, each in of_pools]
+    actions.POOLS = SimpleNamespace(all=lambda: made)
+    return actions._devices()
+
+
+cuda = tuple(found_devices.Device("cuda", index) for index in (2, 0, 1))
+cpu = tuple(found_devices.parse_devices("cpu:2").devices)
+away = (found_devices.Device("cuda", 0, "another machine"),)
+all_pools = actions.POOLS
+assert asked_of() == ()
+assert asked_of(("stopped", cuda)) == ("--devices", "cuda:0,cuda:1,cuda:2")
+assert asked_of(("stopped", cuda), ("failed", cuda[:2]), ("idle", cuda[1:2])) == ("--devices", "cuda:0,cuda:2")
+assert asked_of(("idle", cuda[:1] + away), ("idle", cpu)) == ("--devices", "cuda:2")
+assert asked_of(("idle", cpu)) == ("--devices", "cpu:2")
+
+# What it says, and that it says nothing.
+given = []
 said = {
     b'{"checks": [1], "can_run": true, "other": 2}': {"state": "done", "checks": [1], "can_run": True},
     b'{"error": "no device"}': {"state": "failed", "message": "no device"},
@@ -254,7 +273,9 @@ said = {
 actions.this_comfyui = lambda: SimpleNamespace(path="there")
 for out, shown in said.items():
 
-    async def examined(*_, out=out, **__):
+    async def examined(*command, out=out, **__):
+        given.append(command)
+
         async def communicate():
             return out, None
 
@@ -262,6 +283,8 @@ for out, shown in said.items():
 
     asyncio.create_subprocess_exec = examined
     assert asyncio.run(actions._examine()) == shown, out
+    assert given.pop()[-4:] == ("--comfyui", "there", "--devices", "cpu:2")
+actions.POOLS = all_pools
 
 
 async def refused(*_, **__):

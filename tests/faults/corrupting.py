@@ -128,15 +128,6 @@ class Killed(Engine):
         return super().handle(message, **callbacks)
 
 
-class Crashed(Engine):
-    """NCCL crashes at copies between ranks while they use peer access."""
-
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK and self.rank == 1 and uses_peers():
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return super().handle(message, **callbacks)
-
-
 class Always(Corrupting):
     """Corrupts whatever the environment says."""
 

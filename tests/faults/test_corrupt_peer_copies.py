@@ -21,9 +21,9 @@ class Cancelled(Exception):  # noqa: N818
 CPUS = (Device("cpu", 0), Device("cpu", 1))
 
 
-def corrupting_pool(engine="Corrupting", **settings):
+def corrupting_pool(engine="Corrupting", devices=CPUS, **settings):
     folder = str(Path(__file__).parent)
-    return Pool(CPUS, threads_per_rank=1, engine=f"corrupting:{engine}", python_path=(folder,), **settings)
+    return Pool(devices, threads_per_rank=1, engine=f"corrupting:{engine}", python_path=(folder,), **settings)
 
 
 def test_workers_start_again_without_peer_access_and_say_so(caplog):
@@ -74,7 +74,6 @@ def test_copies_that_stay_broken_even_so_are_one_clear_error_which_blames_no_pee
     [
         ("Raising", "copies between devices do not arrive (a kernel used memory that is not its own"),
         ("RaisingAtStart", "a kernel used memory that is not its own"),
-        ("Crashed", "copies between devices do not arrive (killed by SIGSEGV)"),
     ],
 )
 def test_where_cuda_fails_workers_start_again_without_peer_access_once_and_say_so(engine, why, caplog):
@@ -99,16 +98,31 @@ def test_a_start_that_fails_even_so_says_why_and_blames_no_peer_access():
         assert len(pool._failures._times) == 2, "one for each that its user has seen"
 
 
+def test_a_cancel_while_they_start_without_peer_access_leaves_them_without():
+    def cancel():
+        if pool.generation == 2:
+            raise Cancelled
+
+    with corrupting_pool("RaisingAtStart", check_peers=True) as pool:
+        with pytest.raises(Cancelled):
+            pool.start(check_cancelled=cancel)
+        pool.start()
+        assert (pool.generation, pool.state, pool.status()["peer_access"]) == (2, "idle", False)
+        assert pool.broken_copies
+
+
 @pytest.mark.parametrize(
-    ("engine", "check_peers", "said"),
+    ("engine", "settings", "said"),
     [
-        ("Full", True, "out of memory"),
-        ("Killed", True, "killed by SIGKILL"),
-        ("RaisingAtStart", False, "a kernel used memory"),
+        ("Full", {"check_peers": True}, "out of memory"),
+        ("Killed", {"check_peers": True}, "(killed by SIGKILL|closed its channel)"),
+        ("RaisingAtStart", {"check_peers": False}, "a kernel used memory"),
+        ("RaisingAtStart", {"check_peers": True, "devices": CPUS[:1]}, "a kernel used memory"),
     ],
+    ids=["memory", "a rank is killed", "copies are not checked", "one rank"],
 )
-def test_what_says_nothing_of_copies_is_told_and_starts_nothing(engine, check_peers, said):
-    with corrupting_pool(engine, check_peers=check_peers) as pool:
+def test_what_says_nothing_of_copies_is_told_and_starts_nothing(engine, settings, said):
+    with corrupting_pool(engine, **settings) as pool:
         with pytest.raises(PoolError, match=rf"^rank .: .*{said}"):
             pool.start()
         assert (pool.generation, pool.status()["peer_access"]) == (1, True)

@@ -160,6 +160,19 @@ def test_whatever_code_raises_is_told_from_faults_of_the_machine(raised, kind):
 
 
 @pytest.mark.parametrize(
+    ("ended", "kind"),
+    [
+        ("killed by SIGSEGV", BrokenCopiesError),
+        ("killed by SIGABRT", BrokenCopiesError),
+        ("killed by SIGKILL", PoolError),
+        ("exited with code 3", PoolError),
+    ],
+)
+def test_a_crash_in_a_library_of_cuda_is_told_from_other_ends(ended, kind):
+    assert type(pool_error(Failure(1, ended), printed="", device="cuda:1", starting=False)) is kind
+
+
+@pytest.mark.parametrize(
     ("pulse_lags_s", "named"), [((0.0, 0.0), 0), ((0.0, 2.5), 1), ((2.5, 0.0), 0), ((0.0, 1.5), 0)]
 )
 def test_of_ranks_that_all_wait_the_one_without_a_pulse_is_named_else_the_longest_silent(pulse_lags_s, named):

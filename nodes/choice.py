@@ -6,6 +6,7 @@ Owns what the node hands on, with further machines' devices. Does not own the no
 
 import logging
 import math
+import numbers
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -273,7 +274,7 @@ def choice_of(
     for name, text in (("devices", devices), ("machines", machines), ("shares", shares)):
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r} is not a text; connect one that gives a text")
-    if not isinstance(step_cache, int | float):
+    if not isinstance(step_cache, numbers.Real):
         raise ValueError(f"step_cache={step_cache!r} is not a number; use for example 0.1")
     if not 0.0 <= step_cache <= 1.0:
         raise ValueError(f"step_cache={step_cache:g} is not from 0 to 1; use for example 0.1, or 0 for none")

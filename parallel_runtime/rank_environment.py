@@ -34,7 +34,10 @@ PASSED_ON = (
 # And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
 # names without TORCH_ before, which it still reads; some NCCL_ ones are among them. The others are ROCm's: which GPUs
 # a process sees, and how it computes on those that ROCm does not list.
-PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_", "HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_")
+PASSED_ON_FAMILIES = (
+    *("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "CUDA_MPS_"),
+    *("HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_"),
+)
 # Settings of torch's allocator, "key:value,key:[1:2,3:4]"; torch reads the first of these that is set.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Of the families, what makes NCCL listen, or meet others, where another user says.
@@ -62,6 +65,13 @@ NCCL_DEFAULTS = {
     # its watchdog, seeing a CUDA error first, aborts the process before Python has said which.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
 }
+# torch's NCCL backend notes the Python stack of each exchange in a buffer, for a monitor that ranks do not have. The
+# size of it has the first name from torch 2.9 on, which reads the other one where the first is not set.
+RECORDED_SINCE_2_9, RECORDED = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+# And before torch 2.8 the allocator keeps what a collective used until the device has run it, while the host is blocks
+# ahead, unless this is 1: exchanges hold their tensors themselves (parallel/collectives.py). Messages between two ranks
+# are kept so anyway.
+HELD_BY_EXCHANGES = "TORCH_NCCL_AVOID_RECORD_STREAMS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +142,7 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
         taken_over["NCCL_CONF_FILE"] = str(Path(taken_over["NCCL_CONF_FILE"]).absolute())
     return (
         DEFAULTS
-        | (NCCL_DEFAULTS if settings.backend == "nccl" else {})
+        | (NCCL_DEFAULTS | _nccl_defaults_of_torch(ours) if settings.backend == "nccl" else {})
         | taken_over
         | _allocator_settings(ours)
         | compile_environment(taken_over)
@@ -152,6 +162,18 @@ def listening_on(interface: str) -> dict[str, str]:
     """As `LISTEN_HERE`, for ranks that machines reach over an interface of this one."""
     names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     return LISTEN_HERE | names | {"NCCL_OOB_NET_IFNAME": f"={interface}"}
+
+
+def _nccl_defaults_of_torch(ours: Mapping[str, str]) -> dict[str, str]:
+    """More of them, by the version of torch."""
+    import torch  # here, since a help text needs none
+
+    major, minor, *_ = torch.__version__.split(".")
+    version = int(major), int(minor)
+    found = {} if {RECORDED, RECORDED_SINCE_2_9} & ours.keys() else {RECORDED: "0"}
+    if found and version >= (2, 9):
+        found = {RECORDED_SINCE_2_9: "0"}
+    return found | ({HELD_BY_EXCHANGES: "1"} if version < (2, 8) else {})
 
 
 def _allocator_settings(ours: Mapping[str, str]) -> dict[str, str]:

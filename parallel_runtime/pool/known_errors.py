@@ -162,10 +162,15 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="invalid device",
-        # Also of worker/start.py, which knows a GPU by its UUID.
-        pattern=r"invalid device ordinal|cuda:\d+ is (?:no GPU|GPU \S+) in this rank and GPU \S+ in ComfyUI",
+        pattern=r"invalid device ordinal",
+        cause="a rank's device does not exist for its process",
+        remedy="compare the devices in SP Config with CUDA_VISIBLE_DEVICES and nvidia-smi",
+    ),
+    KnownError(
+        name="other device",  # of worker/start.py, which knows a GPU by its UUID
+        pattern=r"cuda:\d+ is (?:no GPU|GPU \S+) in this rank and GPU \S+ in ComfyUI",
         cause="a rank numbers the GPUs otherwise than ComfyUI",
-        remedy="set CUDA_VISIBLE_DEVICES before ComfyUI starts; a custom node may have changed it since",
+        remedy="restart ComfyUI, and leave CUDA_VISIBLE_DEVICES as it is then; nvidia-smi says whether a GPU is lost",
     ),
     KnownError(
         name="device busy",

@@ -4,7 +4,6 @@ Does not own the order (entry.py). Imports torch in functions alone: the parent 
 """
 
 import argparse
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
 # The parent watches and ends the ranks, so the backend's own patience must never end first. torch gives a group that is
 # made without a timeout minutes, not what the default group has.
 BACKEND_TIMEOUT = timedelta(days=7)
-# What torch's NCCL backend does unless it is told otherwise, by the torch that it was renamed or changed in. It notes
-# the Python stack of each exchange, to be written by a monitor that ranks do not have.
-RECORDS, RECORDS_SINCE_2_9 = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
-# And it has the allocator keep what an exchange used until the device has come by, while the host is blocks ahead;
-# later ones hold it until somebody waits, as exchanges here do themselves (parallel/collectives.py).
-HOLDS_UNTIL_2_8 = "TORCH_NCCL_AVOID_RECORD_STREAMS"
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -71,12 +64,8 @@ def take_gpu(device: "torch.device", uuid: str) -> None:
 
 def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
     """Make the default process group."""
-    import torch
     import torch.distributed as dist
 
-    if options.backend == "nccl":
-        for name, value in nccl_switches(torch.__version__).items():
-            os.environ.setdefault(name, value)
     dist.init_process_group(
         options.backend,
         store=_store(options),
@@ -85,14 +74,6 @@ def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
         timeout=BACKEND_TIMEOUT,
         device_id=device if options.backend == "nccl" else None,
     )
-
-
-def nccl_switches(torch_version: str) -> dict[str, str]:
-    """The variables that a rank has for its NCCL backend unless the caller says otherwise."""
-    major, minor, *_ = torch_version.split(".")
-    version = int(major), int(minor)
-    records = RECORDS_SINCE_2_9 if version >= (2, 9) else RECORDS
-    return {records: "0"} | ({HOLDS_UNTIL_2_8: "1"} if version < (2, 8) else {})
 
 
 def _store(options: argparse.Namespace) -> "torch.distributed.Store":
@@ -106,7 +87,7 @@ def _store(options: argparse.Namespace) -> "torch.distributed.Store":
 
     if options.meet is None:
         found = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
-        found.set_timeout(BACKEND_TIMEOUT)  # of its own it has 300 s, for a rank whose disk is slow
+        found.set_timeout(BACKEND_TIMEOUT)  # which is 300 s otherwise, too few where a rank reads from a slow disk
         return found
     host, _, port = options.meet.rpartition(":")
     store = dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=BACKEND_TIMEOUT)

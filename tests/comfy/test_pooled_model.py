@@ -323,38 +323,73 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
         assert graphs[-1] is False
 
 
+ON_HOST = torch.device("cpu")
+
+
 @pytest.mark.parametrize(
-    ("kind", "plan", "used", "freed"),
+    ("kind", "plan", "held", "used", "freed"),
     [
-        ("cuda", "ulysses=2", [0, 1, 3], {1: TOTAL}),
-        ("cuda", "ulysses=2,weights=sharded", [1], {1: 12_000_000_001 + 2 * BIGGEST}),
-        ("cuda", "weights=offloaded", [0, 1], {}),
-        ("cuda", "ulysses=4", [2, 3], {2: TOTAL, 3: TOTAL}),
-        ("cpu", "ulysses=2", [0, 1], {}),
+        ("cuda", "ulysses=2", None, [0, 1, 3], {1: TOTAL}),
+        ("cuda", "ulysses=2,weights=sharded", None, [1], {1: 12_000_000_001 + 2 * BIGGEST}),
+        ("cuda", "ulysses=2,weights=sharded,shares=3:1", None, [1], {1: 6_000_000_001 + 2 * BIGGEST}),
+        ("cuda", "weights=offloaded", None, [0, 1], {}),
+        ("cuda", "ulysses=4", None, [2, 3], {2: TOTAL, 3: TOTAL}),
+        ("cuda", "ulysses=4", "ulysses=4", [2, 3], {2: 0, 3: 0}),
+        ("cuda", "ulysses=4", "ulysses=2", [1, 3], {1: 0, 3: TOTAL}),
+        ("cpu", "ulysses=2", None, [0, 1], {}),
     ],
 )
-def test_before_a_load_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks(
-    monkeypatch, pooled_model, made, kind: str, plan: str, used: list[int], freed: dict[int, int]
-) -> None:
+def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_need_the_room(
+    monkeypatch, pooled_model, made, plan_of, kind: str, plan: str, held: str | None, used: list[int],
+    freed: dict[int, int],
+) -> None:  # fmt: skip
     """It holds models on the GPUs `used`, as where a node chose one for a text encoder; on its own it has made room."""
     asked: dict[int, float] = {}
     emptied: list[bool] = []
+    there = SimpleNamespace(offload_device=ON_HOST)
     management = SimpleNamespace(
-        current_loaded_models=[SimpleNamespace(device=torch.device("cuda", index)) for index in used],
+        current_loaded_models=[SimpleNamespace(device=torch.device("cuda", index), model=there) for index in used],
         free_memory=lambda needed, device: asked.update({device.index: needed}),
+        get_torch_device=lambda: CUDA_0,
         minimum_inference_memory=lambda: 900.0,
         soft_empty_cache=lambda: emptied.append(True),
     )
     monkeypatch.setattr(pooled_model, "comfy", SimpleNamespace(model_management=management))
     monkeypatch.setattr(pooled_model, "off", lambda feature: "")
+    layout = None if held is None else plan_of(held).layout
+    monkeypatch.setattr(pooled_model.PooledModel, "held_layout", lambda self, plan: layout)
+    monkeypatch.setattr(pooled_model.PooledModel, "cached_on", lambda self, device: 100 * device.index)
     model = made(kind, plan)
-    model.make_room(model.plan, CUDA_0)
-    assert asked == {index: pytest.approx(1.1 * needed + 900) for index, needed in freed.items()}
-    assert emptied == ([True] if kind == "cuda" else []), "what torch keeps for ComfyUI alone is no rank's"
-    monkeypatch.setattr(pooled_model, "off", lambda feature: "" if feature != "room" else "ComfyUI lacks it")
+    model._make_room(model.plan)
+    assert asked == {index: pytest.approx(1.1 * more + 900 - 100 * index) for index, more in freed.items()}
+    assert emptied == ([True] if kind == "cuda" and held is None else []), "what torch keeps for ComfyUI is no rank's"
     asked.clear()
-    model.make_room(model.plan, CUDA_0)
-    assert asked == {} and len(emptied) <= 1
+    there.offload_device = CUDA_0  # --gpu-only: what is given up goes there
+    model._make_room(model.plan)
+    there.offload_device = ON_HOST
+    monkeypatch.setattr(pooled_model, "off", lambda feature: "" if feature != "room" else "ComfyUI lacks it")
+    model._make_room(model.plan)
+    assert asked == {}
+
+
+def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, pooled_model, made) -> None:
+    told: list[str] = []
+    pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
+    registry = SimpleNamespace(
+        measured=lambda devices, measure: told.append("measure"),
+        load=lambda weights, plan, load: told.append("unwanted go") or load(pool),
+        pool=lambda devices: pool,
+    )
+    holds: list[bool] = [False, True]
+    for name, value in {"POOLS": registry, "unlike_host": lambda devices, ranks: []}.items():
+        monkeypatch.setattr(pooled_model, name, value)
+    monkeypatch.setattr(pooled_model.ModelSpec, "refuse_changed", lambda spec: None)
+    monkeypatch.setattr(pooled_model.PooledModel, "holds", lambda self, plan: holds.pop(0))
+    monkeypatch.setattr(pooled_model.PooledModel, "_make_room", lambda self, plan: told.append("room"))
+    model = made("cuda", "ulysses=2")
+    for _ in range(2):
+        model.ensure(model.plan, None, progress=print, check_cancelled=print)
+    assert told == ["unwanted go", "room", "measure", "load", "load", "room", "load"]
 
 
 def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module_of_pack, monkeypatch, made) -> None:
@@ -401,7 +436,6 @@ def test_weights_are_cut_by_the_shares_that_a_user_wrote_else_by_what_devices_ha
 
 def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(module_of_pack, monkeypatch) -> None:
     module, told = module_of_pack("nodes.host.model.patcher"), list[str]()
-    made_room: list[tuple[int, torch.device, bool]] = []
     noted = SimpleNamespace(say=told.append, loading=print)
     for name, value in {"NodeText": lambda: noted, "unequal": lambda devices, found: [f"{found}"]}.items():
         monkeypatch.setattr(module, name, value)
@@ -410,16 +444,13 @@ def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(mod
         spec, devices, measured, started = SimpleNamespace(path="/m/a.safetensors"), ("cuda:0", "cuda:1"), [], False
         weights = None
 
-        def make_room(self, plan: object, device: torch.device) -> None:
-            made_room.append((plan.ranks, device, self.started))
-
         def ensure(self, *_: object, **__: object) -> dict[int, float]:
             self.measured, self.started = self.measured or [3, 2, 1], True
             return {}
 
     class Patcher(module.RemotePatcher):
         recorder = shares = None
-        plan, load_device = SimpleNamespace(ranks=2), CUDA_0
+        plan = SimpleNamespace(ranks=2)
         model = SimpleNamespace(pooled=Pooled())
 
         def _loads(self) -> bool:
@@ -434,7 +465,6 @@ def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(mod
         it._ensure_pooled()
     there = "a.safetensors is in the workers on cuda:0, cuda:1"
     assert told == ["Starting workers on cuda:0, cuda:1", f"{there}\n[3, 2]", "Loading a.safetensors", there]
-    assert made_room == [(2, CUDA_0, False), (2, CUDA_0, True)], "before a load alone, and before workers start"
 
 
 def test_comfyui_counts_the_shares_that_weights_are_loaded_by(patched) -> None:

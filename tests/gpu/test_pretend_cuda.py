@@ -89,6 +89,6 @@ def test_a_rank_with_another_gpu_than_comfyui_under_its_name_is_told_with_both(
             pool.start()
     rank = told.value.rank
     assert rank is not None and here[rank], "a rank with the right GPU"
-    said = f'("cuda:{rank} is {here[rank]} in this rank and GPU pretend-{rank} in ComfyUI"); set CUDA_VISIBLE_DEVICES'
+    said = f'("cuda:{rank} is {here[rank]} in this rank and GPU pretend-{rank} in ComfyUI"); restart ComfyUI, and leave'
     assert said in str(told.value).splitlines()[0]
     assert type(told.value) is PoolError, "not a fault of the code, which auto would go round"

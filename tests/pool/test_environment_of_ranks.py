@@ -127,6 +127,29 @@ def test_a_users_settings_of_torchs_allocator_reach_the_ranks_without_the_backen
     assert rank_environment({name: theirs}, settings).get(name) == kept
 
 
+@pytest.mark.parametrize(
+    ("version", "recorded", "held"),
+    [
+        ("2.6.0+cu124", "TORCH_NCCL_TRACE_BUFFER_SIZE", "1"),
+        ("2.8.1", "TORCH_NCCL_TRACE_BUFFER_SIZE", None),
+        ("2.13.0a0+git12", "TORCH_FR_BUFFER_SIZE", None),
+    ],
+)
+def test_no_stack_is_noted_of_exchanges_unless_a_user_says_so_and_no_memory_is_kept_behind_them(
+    monkeypatch, version: str, recorded: str, held: str | None
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    pair = tuple(Device("cuda", index) for index in range(2))
+    sizes = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+    for name in (None, *sizes):
+        ours = {} if name is None else {name: "7"}
+        found = rank_environment(ours, RankSettings(devices=pair, threads=1, engine="e"))
+        assert {each: found[each] for each in sizes if each in found} == (ours or {recorded: "0"})
+        assert found.get("TORCH_NCCL_AVOID_RECORD_STREAMS") == held
+    on_cpu = tuple(Device("cpu", index) for index in range(2))
+    assert "TORCH_" not in " ".join(rank_environment({}, RankSettings(devices=on_cpu, threads=1, engine="e")))
+
+
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():
     on_gpus = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B")
     found = rank_environment({}, on_gpus)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from parallel_runtime.wire.channel import Attach, Channel, Segment
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
@@ -77,38 +76,6 @@ def test_ranks_wait_for_each_other_as_long_as_the_parent_lets_them() -> None:
     with open(os.memfd_create("store"), "rb") as file:
         found = start._store(argparse.Namespace(meet=None, store=file.fileno(), ranks=2))
         assert found.timeout == start.BACKEND_TIMEOUT
-
-
-@pytest.mark.parametrize(
-    ("torch_version", "switches"),
-    [
-        ("2.6.0+cu124", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}),
-        ("2.8.1", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}),
-        ("2.13.0a0+git12", {"TORCH_FR_BUFFER_SIZE": "0"}),
-    ],
-)
-def test_no_stack_is_noted_of_exchanges_and_no_memory_kept_behind_them(
-    torch_version: str, switches: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    had: list[dict[str, str]] = []
-    monkeypatch.setattr(torch, "__version__", torch_version)
-    monkeypatch.setattr(start, "_store", lambda options: None)
-    monkeypatch.setattr(
-        torch.distributed,
-        "init_process_group",
-        lambda *_, **__: had.append({name: value for name, value in os.environ.items() if name.startswith("TORCH_")}),
-    )
-    for own in ({}, dict.fromkeys(switches, "7")):
-        for backend in ("nccl", "gloo"):
-            with monkeypatch.context() as patch:
-                for name in [name for name in os.environ if name.startswith("TORCH_")]:
-                    patch.delenv(name)
-                for name, value in own.items():
-                    patch.setenv(name, value)
-                start.join_ranks(argparse.Namespace(backend=backend, rank=0, ranks=1), torch.device("cpu"))
-                for name in switches:  # which it set itself
-                    os.environ.pop(name, None)
-    assert had == [switches, {}, *[dict.fromkeys(switches, "7")] * 2]
 
 
 @pytest.fixture

@@ -442,7 +442,6 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         if loads:
             log.info("loading %s into the workers on %s", name, devices)
             text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
-            pooled.make_room(self.plan, self.load_device)
         rank_load_s = pooled.ensure(
             self._plan_of_load() if loads else self.plan,
             self.delta_set(),

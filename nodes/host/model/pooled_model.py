@@ -205,6 +205,7 @@ class PooledModel:
         rank_load_s: dict[int, float] = {}
 
         def load(pool: Pool) -> None:
+            self._make_room(plan)
             if len(self.devices) > 1:
                 POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
             result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
@@ -215,6 +216,8 @@ class PooledModel:
         if not self.holds(plan):
             self.spec.refuse_changed()
             POOLS.load(self.weights, plan, load)
+        else:
+            self._make_room(plan)
         self.pool.load(self.spec, plan, deltas=deltas, check_cancelled=check_cancelled)
         return rank_load_s
 
@@ -263,22 +266,26 @@ class PooledModel:
             if _is_on(rank, device)
         )
 
-    def make_room(self, plan: ParallelPlan, device: torch.device) -> None:
-        """Before weights are loaded for `plan`: have ComfyUI give up what its process holds on the ranks' GPUs.
+    def _make_room(self, plan: ParallelPlan) -> None:
+        """Have ComfyUI give up what its process holds on the ranks' GPUs where that leaves no room for a run of `plan`.
 
-        Its manager has made room on the GPU that it loads a MODEL to, `device`, alone, and takes what torch keeps there
-        for ComfyUI itself for free. On others it may hold a text encoder or a VAE, as where a node chose the GPU.
+        Its manager has made room on the GPU that it loads MODELs to, and takes what torch keeps there for ComfyUI
+        itself for free. On others it may hold a text encoder or a VAE, as where a node chose the GPU.
         """
         gpus = sorted({rank.index for rank in self.devices[: plan.ranks] if rank.kind == "cuda" and not rank.machine})
         if not gpus or off("room"):
             return
-        management = comfy.model_management
-        for gpu in (torch.device("cuda", index) for index in gpus if index != (device.index or 0)):
-            if any(each.device == gpu for each in management.current_loaded_models):
-                blocks = self.visiting_bytes(plan) * self.ranks_on(gpu, plan)
-                weights = self.bytes_on(gpu, plan.layout) + blocks
-                management.free_memory(WEIGHTS_TAKE * weights + management.minimum_inference_memory(), gpu)
-        management.soft_empty_cache()
+        management, held = comfy.model_management, self.held_layout(plan)
+        main = management.get_torch_device()
+        for gpu in (torch.device("cuda", index) for index in gpus if index != (main.index or 0)):
+            listed = [each.model for each in management.current_loaded_models if each.device == gpu]
+            if any(model is not None and model.offload_device.type == "cpu" for model in listed):
+                missing = self.bytes_on(gpu, plan.layout) - (0 if held is None else self.bytes_on(gpu, held))
+                blocks = self.visiting_bytes(plan) * self.ranks_on(gpu, plan) if held is None else 0
+                needed = WEIGHTS_TAKE * (max(0, missing) + blocks) + management.minimum_inference_memory()
+                management.free_memory(needed - self.cached_on(gpu), gpu)
+        if held is None:
+            management.soft_empty_cache()
 
     def _has_room_for_graphs(self, device: torch.device) -> bool:
         """Whether so much of ComfyUI's GPU is free, or will be without what the ranks there only cache, that what

@@ -52,8 +52,8 @@ class Shared:
 def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Callable[[], None]) -> Shared:
     """What VAE Decode (Tiled) makes with its defaults. `clock` is called once the ranks have the weights.
 
-    Raises `CannotShareError`, before anything is decoded, for what ComfyUI has to decode; `PoolError` when a rank
-    fails, and ComfyUI's interrupt when the user cancels.
+    Raises `CannotShareError` for what ComfyUI has to decode, `PoolError` when a rank fails, and ComfyUI's interrupt
+    when the user cancels.
     """
     if off("decode"):
         raise CannotShareError(off("decode"))
@@ -99,6 +99,7 @@ def blended(
             check_cancelled=check_cancelled,
         )
         if refused := [rank.refused for rank in decoded.ranks if rank.refused]:
+            pool.give_back(pool.devices)  # others keep the VAE on their GPUs for a next round; ComfyUI decodes now
             raise CannotShareError(refused[0])
         rounds.note(decoded.ranks)
         return decoded.pixels

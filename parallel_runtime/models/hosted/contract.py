@@ -272,8 +272,10 @@ LISTED = """
 """
 ROOM = """
     comfy.model_management.LoadedModel:device
+    comfy.model_management.LoadedModel:model
     comfy.model_management.current_loaded_models
     comfy.model_management.free_memory(memory_required, device)
+    comfy.model_management.get_torch_device
     comfy.model_management.minimum_inference_memory
     comfy.model_management.soft_empty_cache
 """

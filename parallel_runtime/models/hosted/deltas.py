@@ -111,8 +111,8 @@ class MergedDeltas:
 
         dtype = self._declared.get(name, pristine.dtype)
         weight = pristine
-        if type(weight.data) is torch.Tensor and weight.dtype != dtype:  # the file's
-            weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+        if type(weight.data) is torch.Tensor and weight.dtype != dtype:  # as the file has it
+            weight = torch.nn.Parameter(weight.to(device).to(dtype), requires_grad=False)
         self._put(name, weight)
         holder = torch.nn.Module()
         holder.diffusion_model = self._module
@@ -200,17 +200,12 @@ class FileViews:
         return [[path] for path in paths]
 
     def change(self, weights: Mapping[str, torch.nn.Parameter | None]) -> None:
-        """Have these weights in the module; None: the file's. It is rounded where it gets no larger by that, so that
-        the device never has more than it keeps, and the host one weight."""
+        """Have these weights in the module; None: the file's, rounded on the device, one after the other."""
         for path, weight in weights.items():
             owner, _, last = path.rpartition(".")
-            moved: torch.Tensor = self._views[path] if weight is None else weight
-            dtype = self._dtypes.get(path) if weight is None else None
-            if dtype is not None and dtype.itemsize <= moved.dtype.itemsize:
-                moved = moved.to(dtype)
-            moved = moved.to(self._device)
-            if dtype is not None:
-                moved = moved.to(dtype)
+            moved: torch.Tensor = (self._views[path] if weight is None else weight).to(self._device)
+            if weight is None and path in self._dtypes:
+                moved = moved.to(self._dtypes[path])
             self._module.get_submodule(owner)._parameters[last] = torch.nn.Parameter(moved, requires_grad=False)
 
 

@@ -14,12 +14,13 @@ from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first, try_first
 from parallel_runtime.models.hosted.stock_functions import OVERRIDE
 
+WITHOUT = ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
 STOCK = ["FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((sdpa, "_MOVED", []), (sdpa, "_FAILED", []), (stock_attention, "ATTENDED", set())):
+    for module, name, value in ((sdpa, "_FALLBACK", []), (sdpa, "_FAILED", []), (stock_attention, "ATTENDED", set())):
         monkeypatch.setattr(module, name, value)
 
 
@@ -85,7 +86,7 @@ def test_a_kernel_is_named_of_as_many_heads_as_queries_and_keys_have(monkeypatch
     seen: list[Any] = []
     monkeypatch.setattr(stock_attention, "backend_of", lambda _, *qkvm: seen.append([each.shape for each in qkvm[:3]]))
     monkeypatch.setitem(sys.modules, "comfy.ops", ops())
-    rank = stock_attention.StockAttention(Hopper.attention_pytorch, Container)
+    rank = stock_attention.StockAttention(Rank.attention_pytorch, Container)
     q, k = torch.zeros(1, 8, 64), torch.zeros(1, 9, 32)
     by_head = [(1, 4, 8, 16), (1, 2, 9, 16), (1, 2, 9, 16)]
     assert rank._name([q, k, k], 4, None, False) == "pytorch"
@@ -101,7 +102,7 @@ def test_a_function_that_a_layers_file_names_is_named_where_it_attends(monkeypat
 
     def override() -> None: ...
 
-    rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+    rank, q = Rank(monkeypatch), torch.randn(1, 4, 8, 16)
     asked = {"preferred_attention": SimpleNamespace(function=attention_comfy_kitchen_int8)}
     for options in ({}, {"preferred_attention": SimpleNamespace(function=None)}):
         rank.switch(q, q, q, 4, None, None, True, True, **options)
@@ -124,56 +125,81 @@ class Container:
         return tensor
 
 
-class Hopper:
-    """A rank whose ComfyUI attends by torch, on a device of capability 9.0 whose cuDNN raises `error`, if anything."""
+class Rank:
+    """A rank whose ComfyUI attends by torch, on a device of that capability whose cuDNN raises `error`, if anything."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
         self.ops, self.error, self.calls = ops(*STOCK), None, list[str]()
         monkeypatch.setitem(sys.modules, "comfy.ops", self.ops)
-        put_first(self.ops, choice_for((9, 0)))
+        put_first(self.ops, choice_for(capability))
         self.raises_for = {"CUDNN_ATTENTION"}
         self.switch = AttentionSwitch(self.attention_pytorch, Container)
 
-    def attention_pytorch(self, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> torch.Tensor:
+    def attention_pytorch(self, q: Any, k: Any, v: Any, _: int, mask: Any, *__: Any, **___: Any) -> torch.Tensor:
         q, k, v = (each.take() if isinstance(each, Container) else each for each in (q, k, v))
-        self.calls.append(order(self.ops)[0])
+        self.calls.append(next(name for name in order(self.ops) if mask is None or name != "FLASH_ATTENTION"))
         if self.error is not None and self.calls[-1] in self.raises_for:
             raise self.error
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
 
-    def attend(self, q: torch.Tensor, *, owned: bool) -> torch.Tensor:
-        return self.switch(*(Container(q) if owned else q for _ in range(3)), q.shape[1], None, None, True, True)
+    def attend(self, q: torch.Tensor, *, owned: bool, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.switch(*(Container(q) if owned else q for _ in range(3)), q.shape[1], mask, None, True, True)
 
 
 @pytest.mark.parametrize("owned", [False, True])
-def test_where_cudnn_raises_comfyuis_own_order_attends_and_stays(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owned: bool
+@pytest.mark.parametrize("capability", [(9, 0), (8, 6)])
+def test_where_cudnn_raises_comfyuis_order_attends_without_it_and_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owned: bool, capability: tuple[int, int]
 ) -> None:
-    rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+    """Flash attention takes no mask, so cuDNN's is the first that does, whether it was moved or not."""
+    rank, q, mask = Rank(monkeypatch, capability), torch.randn(1, 4, 8, 16), torch.zeros(8, 8)
     rank.error = RuntimeError("No execution plans support the graph.\nmore")
-    for _ in range(2):
-        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
-        assert torch.equal(rank.attend(q, owned=owned), expected)
-    assert rank.calls == ["CUDNN_ATTENTION", "FLASH_ATTENTION", "FLASH_ATTENTION"]
-    assert order(rank.ops) == STOCK
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+    for given in (mask, mask, None):
+        assert torch.allclose(rank.attend(q, owned=owned, mask=given), expected)
+    assert rank.calls == ["CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION", "FLASH_ATTENTION"]
+    assert order(rank.ops) == WITHOUT
     assert [record.getMessage() for record in caplog.records] == [
-        "cuDNN's attention failed; this worker keeps ComfyUI's own order of kernels: "
+        "cuDNN's attention failed; this worker keeps ComfyUI's order of kernels without cuDNN's: "
         "No execution plans support the graph."
     ]
-    assert stock_attention.ATTENDED == {"pytorch: flash attention (cuDNN's attention failed)"}
+    assert "pytorch: flash attention (cuDNN's attention failed)" in stock_attention.ATTENDED
+    rank.raises_for = set(STOCK)
+    with pytest.raises(RuntimeError, match="No execution plans"):
+        rank.attend(q, owned=owned, mask=mask)
+    assert order(rank.ops) == WITHOUT and len(caplog.records) == 1, "there is no other order"
+
+
+def test_what_raises_while_a_graph_is_recorded_is_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, recording = Rank(monkeypatch, (8, 6)), [True]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    rank.error, q, mask = RuntimeError("due to a previous error"), torch.randn(1, 4, 8, 16), torch.zeros(8, 8)
+    with pytest.raises(RuntimeError, match="previous error"):
+        rank.attend(q, owned=False, mask=mask)
+    assert order(rank.ops) == STOCK and rank.calls == ["CUDNN_ATTENTION"]
+    recording[:] = [False]
+    rank.attend(q, owned=False, mask=mask)
+    assert order(rank.ops) == WITHOUT
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("sizes"), TypeError("a keyword")])
-def test_what_raises_in_any_order_or_is_short_memory_leaves_cudnn_first(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+@pytest.mark.parametrize("capability", [(9, 0), (8, 6)])
+def test_what_raises_in_any_order_or_is_short_memory_leaves_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    capability: tuple[int, int],
 ) -> None:
-    rank = Hopper(monkeypatch)
+    rank, q, mask = Rank(monkeypatch, capability), torch.randn(1, 4, 8, 16), torch.zeros(8, 8)
+    before = order(rank.ops)
     rank.error, rank.raises_for = error, set(STOCK)
     with pytest.raises(type(error), match=str(error)):
-        rank.attend(torch.randn(1, 4, 8, 16), owned=True)
-    assert order(rank.ops)[0] == "CUDNN_ATTENTION" and not caplog.records
+        rank.attend(q, owned=True, mask=mask)
+    assert order(rank.ops) == before and not caplog.records
+    assert len(rank.calls) == (2 if type(error) is RuntimeError else 1)
     rank.error = None
-    rank.attend(torch.randn(1, 4, 8, 16), owned=True)
+    rank.attend(q, owned=True, mask=mask)
     assert rank.calls[-1] == "CUDNN_ATTENTION"
     rank.error, rank.raises_for = RuntimeError("No execution plans support the graph."), {"CUDNN_ATTENTION"}
     rank.attend(torch.randn(1, 4, 8, 16), owned=False)
@@ -183,9 +209,9 @@ def test_what_raises_in_any_order_or_is_short_memory_leaves_cudnn_first(
 def test_a_call_like_one_that_ran_is_repeated_where_its_tensors_are_there_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those in containers are not held through every call: it raises, and the next one has ComfyUI's order."""
+    """Those in containers are not held through every call: it raises, and the next one has the fallback."""
     for owned in (False, True):
-        rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+        rank, q = Rank(monkeypatch), torch.randn(1, 4, 8, 16)
         rank.attend(q, owned=owned)
         rank.error = RuntimeError("No execution plans support the graph.")
         if owned:
@@ -219,6 +245,8 @@ def test_a_little_attention_by_cudnn_is_tried_before_any_model_runs(monkeypatch:
         assert order(module)[0] == first
         assert tried == [torch.bfloat16, torch.float16]
     tried.clear()
-    sdpa._MOVED.clear()
+    put_first(ops(*STOCK), choice_for((8, 6)))
+    try_first(torch.device("cpu"))
+    sdpa._FALLBACK.clear()
     try_first(torch.device("cpu"))
     assert not tried, "nothing was moved"

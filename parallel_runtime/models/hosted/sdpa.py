@@ -1,8 +1,11 @@
 """Which of torch's kernels attends where ComfyUI's attention function is torch's: the order in which they are tried.
 
 ComfyUI has a list of them, from the first to the last, where it sets one; without a list torch chooses. Owns the change
-of that list by the device, its end where the kernel that was moved fails, and asking torch which kernel it takes. Which
-kernel a rank takes is its own affair: no exchange depends on it. Imports nothing of ComfyUI: it is given `comfy.ops`.
+of that list by the device, the fallback where attention fails, and asking torch which kernel it takes. Which kernel a
+rank takes is its own affair: no exchange depends on it. Imports nothing of ComfyUI: it is given `comfy.ops`.
+
+The fallback is ComfyUI's own order without cuDNN's kernel, which may have no plan for tensors that lie as an exchange
+leaves them, where ComfyUI's are contiguous.
 """
 
 import logging
@@ -26,18 +29,19 @@ NAMES = {
     "EFFICIENT_ATTENTION": "memory-efficient attention",
     "MATH": "matrix products and a softmax",
 }
-BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
+CUDNN = "CUDNN_ATTENTION"
+BACKENDS = {"cudnn": CUDNN, "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
 
-class Moved(NamedTuple):
-    """ComfyUI's list, and what it had in it before a kernel was moved to its front."""
+class Fallback(NamedTuple):
+    """ComfyUI's list, and what it has in it once attention has failed."""
 
     order: list[SDPBackend]
-    stocks: list[SDPBackend]
+    then: list[SDPBackend]
 
 
-_MOVED: list[Moved] = []  # of this process: one or none
-_FAILED: list[str] = []  # what was moved and is in its place again
+_FALLBACK: list[Fallback] = []  # of this process: one or none
+_FAILED: list[str] = []  # the kernel that failed
 
 
 def put_first(ops: ModuleType, chosen: CardChoice) -> None:
@@ -51,47 +55,54 @@ def put_first(ops: ModuleType, chosen: CardChoice) -> None:
         return
     stocks = list(order)
     order.sort(key=lambda each: each.name != first)  # stable: the others keep their order
-    if order != stocks:
-        _MOVED[:] = [Moved(order, stocks)]
+    then = [each for each in stocks if each.name != CUDNN]
+    if then and order != then:
+        _FALLBACK[:] = [Fallback(order, then)]
 
 
 def try_first(device: torch.device) -> None:
-    """A little attention in both halves by the kernel that was moved; where it raises, ComfyUI's own order is back."""
+    """A little attention in both halves by the kernel that was moved; where it raises, the fallback stays."""
     for dtype in (torch.bfloat16, torch.float16):
-        if not is_moved():
+        if not _FALLBACK or _first_of(_FALLBACK[0]) is None:
             return
         q = torch.zeros(1, 2, 128, 64, dtype=dtype, device=device)
         try:
-            with sdpa_kernel(_MOVED[0].order[0]):
+            with sdpa_kernel(_FALLBACK[0].order[0]):
                 F.scaled_dot_product_attention(q, q, q)
         except torch.OutOfMemoryError:
             return
         except RuntimeError as error:
-            with in_stocks_order(error):
+            with falling_back(error):
                 pass
 
 
-def is_moved() -> bool:
-    """Whether a kernel stands first because of us."""
-    return bool(_MOVED)
+def may_fall_back() -> bool:
+    """Whether there is another order for attention that fails. While a graph is recorded, that may be why it does."""
+    return bool(_FALLBACK) and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
-def in_stocks_order(error: RuntimeError) -> Iterator[None]:
-    """ComfyUI's own order, inside and from now on, after attention with the moved kernel raised `error`; the log says
-    so. What raises inside as well was not that kernel's: the kernel stays first then."""
-    order, stocks = moved = _MOVED.pop()
-    ours = list(order)
-    order[:] = stocks
+def falling_back(error: RuntimeError) -> Iterator[None]:
+    """The fallback, inside and from now on, after attention raised `error`; the log says so. What raises inside as well
+    was no kernel's that is left out or was moved: the order stays as it was then."""
+    order, then = fallback = _FALLBACK.pop()
+    ours, name = list(order), _first_of(fallback) or CUDNN
+    order[:] = then
     try:
         yield
     except BaseException:
         order[:] = ours
-        _MOVED.append(moved)
+        _FALLBACK.append(fallback)
         raise
-    _FAILED[:] = [NAMES.get(ours[0].name, ours[0].name)]
+    _FAILED[:] = [NAMES.get(name, name)]
     why = str(error).partition("\n")[0]
-    log.warning("%s failed; this worker keeps ComfyUI's own order of kernels: %s", _FAILED[0], why)
+    log.warning("%s failed; this worker keeps ComfyUI's order of kernels without cuDNN's: %s", _FAILED[0], why)
+
+
+def _first_of(fallback: Fallback) -> str | None:
+    """The kernel that is tried first and not so by the fallback; None where both begin alike."""
+    first, then = fallback.order[0], fallback.then[0]
+    return None if first == then else first.name
 
 
 def failed() -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...parallel.attention import QKV
 from ...parallel.kernels import ATTENDED
 from ...parallel.named_kernels import attend_heads, may_attend
-from .sdpa import backend_of, failed, in_stocks_order, is_moved
+from .sdpa import backend_of, failed, falling_back, may_fall_back
 from .stock_functions import overriding
 
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
@@ -42,8 +42,7 @@ class StockAttention:
         skip_output_reshape: bool,
         options: dict[str, Any],
     ) -> Tensor:
-        """As ComfyUI's function. Where torch raises in it with a kernel that stands first because of us (sdpa.py), once
-        more in ComfyUI's own order of kernels, which this process keeps then.
+        """As ComfyUI's function. Where torch raises in it, once more by the fallback (sdpa.py), which stays then.
 
         What came in containers is held for that until a call of its kind has succeeded; after that it is freed as soon
         as stock frees it, so such a call that raises is not repeated.
@@ -57,22 +56,22 @@ class StockAttention:
         )
         known = self._ran.get(kind)
         name = by or self._name(tensors, heads, mask, skip_reshape) if known is None else known
-        if known is not None or not is_moved():
+        if known is not None or not may_fall_back():
             tensors.clear()
         try:
             out = self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if not is_moved():
+            if not may_fall_back():
                 raise
             owned = isinstance(q, self.container)
             if owned and not tensors:
-                with in_stocks_order(error):
+                with falling_back(error):
                     pass
                 raise
             tensors = tensors or [q, k, v]
-            with in_stocks_order(error):
+            with falling_back(error):
                 given = map(self.container, tensors) if owned else tensors
                 out = self.stock(*given, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
             self._ran.clear()

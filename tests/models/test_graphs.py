@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import warnings
+from collections import Counter
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +22,7 @@ from parallel_runtime.models.specs.spec import ShardingSpec
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.wire.replies import Compiling
 
-CPU = torch.device("cpu")
+CPU, CARD = torch.device("cpu"), torch.device("cuda", 1)
 
 
 def stock(*args: Any) -> None:
@@ -191,27 +194,55 @@ def test_the_order_of_two_attentions_in_a_graph_is_no_matter_of_sizes_which_diff
     assert not getattr(inductor, "reorder_for_peak_memory", False)
 
 
-class Cuda:
-    """torch.cuda as far as graphs need it: notes what is asked of the device, in its order."""
+class Allocator:
+    """As torch's, of a device's memory or of pinned memory: how many graphs have a pool, and which are recorded to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[Any] = []
+    def __init__(self) -> None:
+        self.users, self.recording = Counter[int](), list[int]()
+
+    def begin(self, pool: int) -> None:
+        if pool in self.users and not self.users[pool]:
+            raise RuntimeError("INTERNAL ASSERT FAILED: use_count > 0")
+        self.users[pool] += 1
+        if pool in self.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.recording.append(pool)
+
+    def end(self, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+    def release(self, pool: int) -> None:
+        self.users[pool] -= 1
+        assert self.users[pool] >= 0, "memory of graphs that live would be another's"
+
+
+class Cuda:
+    """torch.cuda as far as graphs need it, as it was in a version of torch: notes what is asked of it, in its order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int] = (2, 13)) -> None:
+        self.version, self.asked, self.pools = version, list[Any](), itertools.count(1)
+        self.device, self.pinned = Allocator(), Allocator()
+        self.invalid = self.full = False
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(self.pools))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.asked.append(("synchronize", device)))
         monkeypatch.setattr(torch.cuda, "stream", self.on)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
-        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocating, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release, raising=False)
-        self.replay, self.ends = object(), True
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+        for name in names:
+            monkeypatch.delattr(torch._C, name, raising=False)
+        monkeypatch.setattr(torch._C, names[version < (2, 8)], self.ends, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", self.releases, raising=False)
 
-    def release(self, *of: Any) -> None:
-        self.asked.append(("released", *of))
+    def ends(self, index: int, pool: int) -> None:
+        assert index == CARD.index
+        self.device.end(pool)
 
-    def end_allocating(self, *of: Any) -> None:
-        if not self.ends:
-            raise RuntimeError("not currently recording to mempool_id")
-        self.asked.append(("ended", *of))
+    def releases(self, index: int, pool: int) -> None:
+        assert index == CARD.index
+        self.device.release(pool)
 
     @contextmanager
     def on(self, stream: str) -> Any:
@@ -219,32 +250,138 @@ class Cuda:
         yield
         self.asked.append("left")
 
+    def waits(self) -> None:
+        """What a block does that waits for its device."""
+        self.invalid = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def hides_it(self) -> None:
+        """A block that waits and goes on."""
+        self.invalid = True
+
+    def is_refused(self) -> None:
+        """A block of which no graph is wanted, while nothing is wrong with the recording."""
+        raise RuntimeError("it returns other shapes than before")
+
+    def is_too_large(self) -> None:
+        """A block whose graph has no room on the device."""
+        self.full = True
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda, self.ended, self.made = cuda, False, False
+
     def capture_begin(self, **given: Any) -> None:
-        self.asked.append(given)
+        self.cuda.asked.append(given)
+        self.of = given["pool"]
+        self.cuda.device.begin(self.of)
+        if self.cuda.version >= (2, 11):
+            self.cuda.pinned.begin(self.of)
 
     def capture_end(self) -> None:
-        self.asked.append("end")
-        if "failed" in self.asked:
-            raise RuntimeError("nothing was captured")
+        cuda = self.cuda
+        cuda.asked.append("end")
+        invalid, cuda.invalid = cuda.invalid, False
+        if not invalid or cuda.version >= (2, 13):
+            cuda.device.end(self.of)
+            if cuda.version >= (2, 11):
+                cuda.pinned.end(self.of)
+        if invalid:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.ended, full, cuda.full = True, cuda.full, False
+        if full:
+            raise RuntimeError("out of memory")
+        self.made = True
+
+    def pool(self) -> int:
+        if not (self.made if self.cuda.version < (2, 8) else self.ended):
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.of
+
+    def replay(self) -> None:
+        self.cuda.asked.append("replay")
+
+    def __del__(self) -> None:
+        if self.ended:
+            self.cuda.device.release(self.of)
+            self.cuda.pinned.users[self.of] -= self.cuda.version >= (2, 11)
 
 
-def test_a_graph_is_recorded_when_the_device_is_done_and_ended_whatever_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda, card = Cuda(monkeypatch), torch.device("cuda", 1)
-    recorder = CudaRecorder(card)
-    before = [("synchronize", card), "a stream of cuda:1", {"pool": "pool", "capture_error_mode": "thread_local"}]
-    assert recorder.record(lambda: cuda.asked.append("function")) is cuda.replay
+def test_a_graph_is_recorded_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, recorder = Cuda(monkeypatch), CudaRecorder(CARD)
+    before = [("synchronize", CARD), "a stream of cuda:1", {"pool": 1, "capture_error_mode": "thread_local"}]
+    replay = recorder.record(lambda: cuda.asked.append("function"))
     assert cuda.asked == [*before, "function", "end", "left"]
+    cuda.asked.clear()
+    other = recorder.record(lambda: None)
+    assert cuda.asked[2] == before[2], "graphs share their memory"
+    replay()
+    assert cuda.asked[-1] == "replay"
+    del replay, other
+    cuda.asked.clear()
+    recorder.record(lambda: None)
+    assert cuda.asked[2]["pool"] == 2, "torch records nothing in a pool without graphs"
+    assert CudaRecorder(CARD)._stream is recorder._stream, "torch keeps memory for each"
 
-    def fails() -> None:
-        cuda.asked.append("failed")
-        raise ValueError("the first error")
 
-    for ended in ([("ended", 1, "pool"), ("released", 1, "pool")], []):  # by us; by a torch that has done it
-        cuda.asked.clear()
-        cuda.ends = bool(ended)
-        with pytest.raises(ValueError, match="the first error"):
-            recorder.record(fails)
-        assert cuda.asked == [*before, "failed", "end", *ended]
-    assert CudaRecorder(card)._stream is recorder._stream, "torch keeps memory for each"
+@pytest.mark.parametrize("version", [(2, 6), (2, 8), (2, 11), (2, 13)], ids=str)
+@pytest.mark.parametrize("fails", ["waits", "hides_it", "is_refused", "is_too_large"])
+@pytest.mark.parametrize("first", [True, False])
+def test_behind_a_recording_that_failed_others_are_made_and_all_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], fails: str, first: bool
+) -> None:
+    cuda, recorder = Cuda(monkeypatch, version), CudaRecorder(CARD)
+    graphs = [] if first else [recorder.record(lambda: None)]
+    for _ in range(2):
+        said = ""
+        try:
+            recorder.record(getattr(cuda, fails))
+        except RuntimeError as error:
+            said = str(error)
+        assert said in (
+            "operation not permitted when stream is capturing",
+            "operation failed due to a previous error during capture",
+            "it returns other shapes than before",
+            "out of memory",
+        ), "the first error says what is wrong"
+        assert cuda.device.recording == [], "torch could give back no memory"
+        graphs.append(recorder.record(lambda: None))
+    assert sum(cuda.device.users.values()) == len(graphs), "each that lives counts, and nothing else does"
+    graphs.clear()
+    assert not any(cuda.device.users.values())
+
+
+def test_a_recording_that_torch_does_not_begin_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, recorder = Cuda(monkeypatch, (2, 11)), CudaRecorder(CARD)
+    cuda.pinned.recording.append(1)  # of a failure of another recorder's
+    with pytest.raises(RuntimeError, match="already recording"):
+        recorder.record(lambda: None)
+    assert cuda.device.recording == []
+    assert recorder.record(lambda: None)
+
+
+def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda(monkeypatch)
+    modes: list[Any] = [0]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    recorder = CudaRecorder(CARD)
+
+    def waits() -> None:
+        if modes[-1] == "warn":
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally at /c10.cpp:1.)", stacklevel=1)
+
+    with pytest.warns(UserWarning) as others, recorder.noting_waits() as noted:
+        waits()
+        warnings.warn("of the block", stacklevel=1)
+        waits()
+    assert len(noted) == 2 and [str(each.message) for each in others] == ["of the block"]
+    with recorder.noting_waits() as noted:
+        pass
+    assert noted == [] and modes == [0, "warn", 0, "warn", 0]
+    with pytest.raises(ValueError, match="of the block"), recorder.noting_waits():
+        raise ValueError("of the block")
+    assert modes[-1] == 0

@@ -208,10 +208,16 @@ def until_groups_are_freed(stream: Stream, patched: pytest.MonkeyPatch) -> float
 
 def until_a_graph_is_captured(stream: Stream, patched: pytest.MonkeyPatch) -> float:
     began_s = []
-    graph = SimpleNamespace(capture_begin=lambda **_: began_s.append(time.perf_counter()), capture_end=int, replay=int)
+
+    class Graph:
+        replay = capture_end = int
+
+        def capture_begin(self, **_: object) -> None:
+            began_s.append(time.perf_counter())
+
     for name, value in (("Stream", int), ("graph_pool_handle", int), ("stream", nullcontext)):
         patched.setattr(torch.cuda, name, lambda *_, value=value: value())
-    patched.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    patched.setattr(torch.cuda, "CUDAGraph", Graph)
     asked_s = time.perf_counter()
     stream.run(0.5)
     CudaRecorder(CUDA).record(int)

@@ -3,18 +3,27 @@
 Owns how one is made, and its memory. Does not own what is recorded, nor when it is replayed (block_graphs.py).
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakSet
 
 import torch
 
 Replay: TypeAlias = Callable[[], object]
+WAITED = "called a synchronizing CUDA operation"  # torch's words
 
 
 class GraphRecorder(Protocol):
-    """What makes a graph of what a function queues on the device."""
+    """What makes a graph of what a function queues on `device`."""
+
+    device: torch.device
+
+    def noting_waits(self) -> AbstractContextManager[list[Any]]:
+        """Around what may be recorded later: has an entry for each time that the host waited for the device there."""
+        ...
 
     def record(self, function: Callable[[], None]) -> Replay:
         """What queues the same again, on the same memory. Whether `function` computes now as well is not known.
@@ -28,37 +37,76 @@ class CudaRecorder:
     """Graphs of CUDA that share one pool of memory: none leaves anything in it that another one reads."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, _stream_of(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self.device, self._stream = device, _stream_of(device)
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # that live, with memory of the pool
+
+    @contextmanager
+    def noting_waits(self) -> Iterator[list[Any]]:
+        """As `GraphRecorder.noting_waits`, of what torch itself has wait. Other warnings come when it is left."""
+        waits, before = list[Any](), torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.filterwarnings("always", WAITED)
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield waits
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+                waits += [each for each in said if str(each.message).startswith(WAITED)]
+        for each in said:
+            if each not in waits:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
     def record(self, function: Callable[[], None]) -> Replay:
         """As `GraphRecorder.record`; nothing is computed now."""
+        if not self._graphs:  # torch records nothing more in a pool that all graphs have left
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
-            # other threads of the rank, torch's watchdog among them, may call CUDA meanwhile
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                function()
-            except BaseException:
-                with suppress(RuntimeError):  # the first error says more
-                    self._end(graph)
-                raise
-            self._end(graph)
+        torch.cuda.synchronize(self.device)
+        try:
+            with torch.cuda.stream(self._stream):
+                self._capture(graph, function)
+        except BaseException:
+            self._graphs = WeakSet()  # nor in one that some of torch takes for under recording
+            raise
+        self._graphs.add(graph)
         return graph.replay
 
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _capture(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
+        began = False
+        try:
+            # other threads of the rank, torch's watchdog among them, may call CUDA meanwhile
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            began = True
+            function()
+        except BaseException:
+            with suppress(RuntimeError):  # the first error says more
+                self._end(graph, began=began)
+            raise
+        self._end(graph, began=began)
+
+    def _end(self, graph: torch.cuda.CUDAGraph, *, began: bool) -> None:
         """End a recording, also one that CUDA calls invalid, as after a wait for the device.
 
-        There torch before pull request 180395 takes it for under way for ever: no memory could be given back any more.
+        Such a one torch before pull request 180395 takes for under way for ever: no memory could be given back any
+        more. Its part of the pool is given back by us; that of one that has ended, and so knows its pool, by torch.
         """
         try:
             graph.capture_end()
         except RuntimeError:
-            with suppress(AttributeError, RuntimeError):  # another torch, or one that has ended it
-                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-                torch._C._cuda_releasePool(self._device.index, self._pool)
+            where, renamed = (self.device.index, self._pool), hasattr(torch._C, "_cuda_endAllocateToPool")  # by 2.8
+            end = getattr(torch._C, f"_cuda_endAllocate{'' if renamed else 'CurrentStream'}ToPool")
+            if _done(end, *where) or (began and renamed and not _done(graph.pool)):
+                _done(torch._C._cuda_releasePool, *where)
             raise
+
+
+def _done(function: Callable[..., object], *given: object) -> bool:
+    """Whether torch does it, rather than to raise as there is nothing to do."""
+    try:
+        function(*given)
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache

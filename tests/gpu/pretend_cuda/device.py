@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import tape
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
@@ -325,6 +326,7 @@ def install():
         cudaHostUnregister=lambda pointer: PRETENCE.pinned.discard(pointer) or 0,
     )
     cuda._sleep = lambda cycles: None
+    cuda.is_current_stream_capturing = lambda: tape.Tape.now is not None
     cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")

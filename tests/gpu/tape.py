@@ -8,6 +8,7 @@ As a CUDA graph, a recording has addresses and the numbers that Python had, and 
   and is poisoned too.
 - Recording leaves no result and exchanges nothing.
 - An operator that tells the host a number is refused.
+- Where Python reads a tensor, or has one made of its numbers on the device, which no operator shows, the host waits.
 
 Exchanges are those of `collectives.py`, which are begun anew in each replay. `marked` is told while one is begun, for
 who knows rules of graphs (nccl_rules.py), and `made` is told of each recording.
@@ -22,12 +23,16 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.parallel import collectives
 from parallel_runtime.parallel.collectives import AllGather, AllToAll, Axis
 
 HOST_READS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::item")
+
+READS, MAKES = (torch.Tensor.tolist, torch.Tensor.numpy), (torch.tensor, torch.as_tensor)
+CPU = torch.device("cpu")
 
 UNKNOWN_LENGTHS = ("aten::nonzero", "aten::masked_select", "aten::repeat_interleave.Tensor")
 
@@ -131,13 +136,19 @@ class Tape:
     made: Callable[[Recording], None] = staticmethod(lambda _: None)
     now: "Strip | None" = None
 
-    def __init__(self, *, refuses: bool = False) -> None:
-        self._refuses = refuses
+    def __init__(self, device: torch.device = CPU, *, refuses: bool = False) -> None:
+        self.device, self._refuses = device, refuses
+
+    @contextmanager
+    def noting_waits(self) -> Iterator[list[Any]]:
+        """As `GraphRecorder.noting_waits`."""
+        with Reads() as reads:
+            yield reads.noted
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         """As `GraphRecorder.record`."""
         if self._refuses:
-            raise RuntimeError("this rank records nothing")
+            raise torch.OutOfMemoryError("this rank records nothing")
         recording = Recording()
         Tape.now = Strip(recording)
         try:
@@ -148,6 +159,20 @@ class Tape:
         recording.poison()
         self.made(recording)
         return recording.replay
+
+
+class Reads(TorchFunctionMode):
+    """Notes what of a GPU waits for it, and is no operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in READS or (func in MAKES and kwargs.get("device") is not None):
+            self.noted.append(func)
+        return func(*args, **kwargs)
 
 
 class Strip(TorchDispatchMode):

@@ -25,7 +25,7 @@ class TapeEngine(Engine):
         tape.Tape.marked = self.replaying
 
     def new_recorder(self):
-        return tape.Tape()
+        return tape.Tape(self.device)
 
     def replaying(self):
         for each in (Path(folder) / DIES for folder in sys.path):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from gpu import tape
 
 from parallel_runtime.models.hosted import block_graphs
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs, CannotRecordError, GraphRun
 from parallel_runtime.models.hosted.call import TokenCall
-from parallel_runtime.models.hosted.compiled import blocks_of
+from parallel_runtime.models.hosted.compiled import CompiledBlocks, blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.hosted.kept_state import numbers_over
 from parallel_runtime.models.hosted.word_handlers import cutter
 from parallel_runtime.models.specs import spec_of
 from parallel_runtime.models.specs.words import parse
@@ -31,7 +35,6 @@ from .ranks import in_ranks
 from .tiny import call
 
 pytestmark = [pytest.mark.slow]
-TAPE = str(Path(__file__).resolve().parents[1] / "gpu")
 # Case, or how its name begins -> what is said of blocks that have no graph.
 NONE = {
     "HiDream-I1": "makes as many rows as its values say, which no graph can",
@@ -50,9 +53,6 @@ QUIET = Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _
 )
 @in_ranks(2)
 def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
-    sys.path.append(TAPE)
-    import tape
-
     tape.install()
     model, inputs = CASES[name]()
     blocks = blocks_of(model)
@@ -120,11 +120,92 @@ def test_calls_whose_ranges_differ_on_one_rank_differ_on_all(other: list[tuple[i
     assert form == other_form and tokens != other_tokens and again == found[0]
 
 
+def first(
+    run: Callable[[], torch.Tensor], tensors: list[torch.Tensor], *, call: Any = None, waits: Sequence[str] = ()
+) -> str:
+    """Why a block A that computes `run`, given these tensors, has no graph on a CPU."""
+    recorder = SimpleNamespace(device=torch.device("cpu"), noting_waits=lambda: nullcontext(waits))
+    graphs = SimpleNamespace(outs=block_graphs.Buffers())
+    of: Any = SimpleNamespace(_recorder=recorder, _graphs=graphs)
+    kind: Any = SimpleNamespace(title="A")
+    return GraphRun._first(of, kind, call, run, tensors)[0].reason
+
+
 def test_a_block_that_finds_what_a_block_before_it_kept_has_no_graph() -> None:
     finds = SimpleNamespace(attention=SimpleNamespace(again=True), inside={})
-    given = SimpleNamespace(title="A"), finds, lambda: torch.ones(1), []
-    seen, _ = GraphRun._first(SimpleNamespace(), *given)  # type: ignore[arg-type]
-    assert seen.reason == "attention in A finds keys of a block before it"
+    assert first(lambda: torch.ones(1), [], call=finds) == "attention in A finds keys of a block before it"
     assert block_graphs._remembers(finds)
     assert block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=True)}))
     assert not block_graphs._remembers(SimpleNamespace(attention=None, inside={"a": SimpleNamespace(again=False)}))
+
+
+def test_a_block_that_waits_for_its_device_or_has_tensors_elsewhere_is_not_tried() -> None:
+    """A recording of the first fails, which torch may not get over; one of the others keeps the number that it saw."""
+    there, elsewhere = torch.ones(1), torch.ones((), device="meta")
+    assert first(lambda: there * 2, [there]) == ""
+    assert first(lambda: there * 2, [there], waits=["once"]) == "A has the host wait for its device, which no graph can"
+    for given, out in ((elsewhere, there), (there, elsewhere)):
+        assert first(lambda out=out: out, [given]) == "A has tensors on meta, and graphs are of cpu"
+
+
+def test_what_python_reads_of_a_tensor_is_a_wait_on_a_tape() -> None:
+    with tape.Tape().noting_waits() as noted:
+        found = torch.ones(2)
+        torch.tensor(0.5) * found
+    assert noted == []
+    for reads in (found.tolist, found.numpy, lambda: torch.tensor([1, 2], device=found.device)):
+        with tape.Tape().noting_waits() as noted:
+            reads()
+        assert len(noted) == 1
+
+
+def test_ranks_ask_each_other_on_the_device_of_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL sends nothing of a CPU's."""
+    card, asked = torch.device("cuda", 1), list[torch.device]()
+    monkeypatch.setattr(block_graphs, "numbers_over", lambda _, device, number: asked.append(device) or [number])
+    run = GraphRun(BlockGraphs(CompiledBlocks(), lambda: SimpleNamespace(device=card)), version=0, watch=QUIET)
+    kind: Any = SimpleNamespace(title="A")
+    with run.calling(SequenceParallelAttention()):
+        seen = block_graphs.Seen([], reason="of its form")
+        assert run._recorded(kind, len, (), {}, [torch.ones(1)], seen) == "of its form"
+    assert asked == [card]
+
+
+@in_ranks(2)
+def test_where_one_rank_has_no_memory_for_a_graph_no_rank_has_one_nor_tries_the_kind_again(group: GlooGroup) -> None:
+    tape.install()
+    tried, held = list[object](), list[weakref.ref[torch.Tensor]]()
+
+    class Full(tape.Tape):
+        def record(self, function: Callable[[], None]) -> Callable[[], None]:
+            replay, room = super().record(function), torch.empty(1)
+            tried.append(function)
+            held.append(weakref.ref(room))
+            if group.index == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nmore")
+            return replay
+
+    def asked(*given: Any) -> list[int]:
+        assert not any(room() is not None for room in held), "memory is kept while ranks wait for each other"
+        return numbers_over(*given)
+
+    model, inputs = CASES["Flux.1, ControlNet"]()
+    graphs, most_bytes = BlockGraphs(blocks_of(model), Full), block_graphs.LARGEST_BYTES
+    SharedModel(model, spec_of(type(model)), group)
+    block_graphs.numbers_over, counts = asked, list[int]()
+    try:
+        with torch.inference_mode():
+            want = call(model, inputs)
+            for bytes_of_form in (0, 0, most_bytes, most_bytes, most_bytes):
+                if len(counts) == 2:  # what was wrong with a form is no reason for others of the kind
+                    graphs.known.clear()
+                block_graphs.LARGEST_BYTES = bytes_of_form
+                run = GraphRun(graphs, version=0, watch=QUIET)
+                with run.calling(group):
+                    assert torch.equal(call(model, inputs), want)
+                counts.append(len(tried))
+    finally:
+        block_graphs.numbers_over, block_graphs.LARGEST_BYTES = numbers_over, most_bytes
+    assert counts == [0, 0, 0, 2, 2], "one block of each of two kinds"
+    why = "CUDA out of memory. Tried to allocate 2.00 MiB." if group.index else "on another rank"
+    assert run.report().reason.count(why) == 2 and graphs.count == 0

@@ -45,11 +45,12 @@ from .call import TokenCall
 from .compiled import PATCHES, CompiledBlocks, Kind
 from .cuda_graphs import GraphRecorder, Replay
 from .graphs import Watch
-from .kept_state import alike_over
+from .kept_state import numbers_over
 from .stock_functions import OVERRIDE
 
 FORMS = 4  # of a block's calls at a time: two texts, and those of the size before
 LARGEST_BYTES = 128 << 20  # of a block's arguments; with more of them no device waits for its host
+NO_REASON, OF_FORM, OF_KIND = range(3)  # why a rank records none: what the block is given, or it was tried in vain
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)  # constants that `==` compares
 
 
@@ -106,12 +107,14 @@ class RecordedBlock:
 @dataclass
 class BlockGraphs:
     """The graphs of a model's blocks on one rank. `of`: the version of its weights and the attention that they are for;
-    `known`: by block and form, a text where it stays without; `forgot`: some went, as a block had too many."""
+    `known`: by block and form, a text where it stays without; `refused`: why no more of a kind are recorded, by its id,
+    as one was tried in vain on some rank; `forgot`: some went, as a block had too many."""
 
     blocks: CompiledBlocks
     new_recorder: Callable[[], GraphRecorder]
     of: tuple[object, ...] = ()
     known: dict[int, OrderedDict[Hashable, Seen | RecordedBlock | str]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
     given: Buffers = field(default_factory=Buffers)
     outs: Buffers = field(default_factory=Buffers)
     recorder: GraphRecorder | None = None
@@ -126,7 +129,7 @@ class BlockGraphs:
     def drop(self) -> None:
         """Have none, nor their memory."""
         self.of, self.recorder, self.forgot = (), None, False
-        self.known, self.given, self.outs = {}, Buffers(), Buffers()
+        self.known, self.refused, self.given, self.outs = {}, {}, Buffers(), Buffers()
 
     def begin(self, version: int, sequence: SequenceParallelAttention) -> GraphRecorder:
         """Have none but those of these weights and this attention, and say what records further ones."""
@@ -201,6 +204,8 @@ class GraphRun:
         form = (_tokens(call), _form(mine, tensors), _form(named, tensors))
         forms = self._graphs.known.setdefault(number, OrderedDict())
         known = forms.get(form)
+        if not isinstance(known, RecordedBlock) and id(kind) in self._graphs.refused:
+            raise CannotRecordError(self._graphs.refused[id(kind)])
         if known is None:
             forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors)
             if len(forms) > FORMS:
@@ -218,11 +223,16 @@ class GraphRun:
         self, kind: Kind, call: TokenCall | None, run: Callable[[], Any], tensors: list[Tensor]
     ) -> tuple[Seen, Any]:
         """Compute a block as it is, and look whether a graph could."""
-        before = [tensor.clone() for tensor in tensors]
-        out = run()
+        before, device = [tensor.clone() for tensor in tensors], self._recorder.device
+        with self._recorder.noting_waits() as waits:
+            out = run()
         try:
             leaves: list[Tensor] = []
             _form(out, leaves)
+            if waits:
+                raise CannotRecordError(f"{kind.title} has the host wait for its device, which no graph can")
+            if elsewhere := {str(each.device) for each in (*tensors, *leaves) if each.device != device}:
+                raise CannotRecordError(f"{kind.title} has tensors on {min(elsewhere)}, and graphs are of {device}")
             if sum(tensor.nbytes for tensor in tensors) > LARGEST_BYTES:
                 raise CannotRecordError(f"{kind.title} is given more than {LARGEST_BYTES >> 20} MiB; use more ranks")
             if call is not None and _remembers(call):
@@ -253,21 +263,22 @@ class GraphRun:
         sequence.rounded = False
         ATTENDED.clear()
         reason, found = seen.reason, list[RecordedBlock]()
+        of = OF_FORM if reason else NO_REASON
         try:
             if not reason:
                 found.append(self._record(inner, args, kwargs, tensors, seen))
-        except torch.OutOfMemoryError:
-            raise
-        except (CannotRecordError, RuntimeError) as error:
+        except (CannotRecordError, RuntimeError) as error:  # also one of memory, of which a recording needs more
             first_line = str(error).strip().partition("\n")[0]
-            reason = f"no graph of {kind.title} can be recorded: {first_line or type(error).__name__}"
+            of, reason = OF_KIND, f"no graph of {kind.title} can be recorded: {first_line or type(error).__name__}"
         finally:
             traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded = before[:4]
             ATTENDED.clear()
             ATTENDED.update(before[4])
-        device = tensors[0].device if tensors else torch.device("cpu")
-        if not alike_over(sequence, device)(int(bool(reason))):
+        # the error, by which all that it ran with was held, is gone
+        if worst := max(numbers_over(sequence, self._recorder.device, of)):
             reason = reason or f"no graph of {kind.title} can be recorded on another rank"
+            if worst == OF_KIND:
+                self._graphs.refused[id(kind)] = reason
         self._watch.compile_s += time.perf_counter() - began
         self._graphs.recorded_s += time.perf_counter() - began
         return reason or found[0]

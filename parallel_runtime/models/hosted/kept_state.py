@@ -218,10 +218,12 @@ def _log_unlike(name: str, why: str) -> None:
 def alike_over(group: SequenceParallelAttention, device: torch.device) -> Alike:
     """What asks all ranks of a group, which have tensors on `device`, whether they say the same number."""
 
-    def alike(number: int) -> bool:
-        if group.parts == 1:
-            return True
-        mine = torch.tensor([number], device=device)
-        return bool((group.gather(mine, dim=0, lengths=[1] * group.parts) == number).all())
+    return lambda number: set(numbers_over(group, device, number)) == {number}
 
-    return alike
+
+def numbers_over(group: SequenceParallelAttention, device: torch.device, number: int) -> list[int]:
+    """The number that each rank of a group says, which have tensors on `device`."""
+    if group.parts == 1:
+        return [number]
+    found: list[int] = group.gather(torch.tensor([number], device=device), dim=0, lengths=[1] * group.parts).tolist()
+    return found

@@ -22,7 +22,7 @@ class PretendEngine(Engine):
         if simulation := PRETENCE.simulation:
             tape.Tape.marked, tape.Tape.made = simulation.marking, staticmethod(simulation.keep)
         tape.install()
-        return tape.Tape(refuses=self.settings.get("records_nothing") == self.rank)
+        return tape.Tape(self.device, refuses=self.settings.get("records_nothing") == self.rank)
 
     def handle(self, message, **told):
         place, simulation = settings_file(), PRETENCE.simulation

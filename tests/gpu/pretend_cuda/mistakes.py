@@ -36,7 +36,7 @@ STRIDED, HOP = "torch.stack((k, v), -1).movedim(-1, 0)", "_hop(hop), None\n"
 KEY = "(version, sequence, sequence.named, sequence.exchange)"
 COPY, DROPPED = "_copy_(buffers, [tensors[place] for place in places])", "model.drop_graphs()  # on all"
 ON_ONE = "self._sequence.index and 'not here' or self"
-ASKING, RECORDED = "if not alike_over(sequence, device)(int(bool(reason)))", "forms[form] = self._recorded("
+ASKING, RECORDED = "max(numbers_over(sequence, self._recorder.device, of))", "forms[form] = self._recorded("
 OF_GRAPHS = {
     "hosted_weights.py": [
         ("of weights as they were", "weights", "1\n        self._weights.refuse", "0\n        self._weights.refuse")
@@ -52,7 +52,7 @@ OF_GRAPHS = {
         ("arguments where they were", "replays", "lambda tensor: places[id(tensor)]", "lambda tensor: tensor"),
         ("results stay in the graph", "replays", "torch._foreach_copy_(outs, leaves)", "pass"),
         ("recorded on one rank", "replays", RECORDED, RECORDED.replace("self", ON_ONE)),
-        ("ranks do not ask each other", "one_cannot", ASKING, "if False"),
+        ("ranks do not ask each other", "one_cannot", ASKING, "of"),
         ("what graphs that went needed stays", "stay", "self._graphs.forgot = True", "pass"),
         ("exchanges are not counted", "replays", "traffic.num_bytes += graph.sent[1]", "pass"),
     ],

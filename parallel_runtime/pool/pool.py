@@ -198,12 +198,12 @@ class Pool:
         """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later,
         but that of `graphs` of blocks where they may stay.
 
-        Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run, and where there are
-        no workers. While those are still busy with a request that was given up, this is not waited for and done after
-        it. Raises PoolError when a rank fails.
+        Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run, and with `graphs`,
+        which are to go before a run without them; and where there are no workers. While those are still busy with a
+        request that was given up, this is not waited for and done after it. Raises PoolError when a rank fails.
         """
         ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
-        if not (ranks or of_run):
+        if not (ranks or of_run or graphs):
             return
         with self._asking(None) as check:
             workers = self._workers

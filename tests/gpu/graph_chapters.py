@@ -197,7 +197,7 @@ def stay(pool: Asked, plan: ParallelPlan) -> str:
     said = several(pool, plan)
     pool.give_back(pool.devices, graphs=True)
     said = said or compared(pool, plan, step=8, replayed=True, graphs_first=True)
-    pool.give_back(pool.devices, graphs=True)
+    pool.give_back([], graphs=True)  # of ComfyUI's GPU, where no rank is
     said = said or several(pool, plan, first=9)
     for text in range(8, 12):  # with the length before, more than are kept
         said = said or compared(pool, plan, step=9, text=text, replayed=False)

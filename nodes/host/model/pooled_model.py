@@ -240,17 +240,18 @@ class PooledModel:
 
     def give_back(self, device: torch.device, *, graphs: bool = False) -> None:
         """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, but
-        `graphs` of blocks, for the next run, where enough is free; and what a class kept between calls is freed on
-        every rank.
+        `graphs` of blocks, for the next run, where enough is free or no rank is on that GPU; and what a class kept
+        between calls is freed on every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
         """
         shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
-        if not (shared or self.keeps_state) or not self.started:
+        graphs = graphs and any(rank.kind != "cpu" for rank in self.devices)
+        if not (shared or self.keeps_state or graphs) or not self.started:
             return
         try:
-            graphs = graphs and bool(shared) and self._has_room_for_graphs(device)
+            graphs = graphs and (not shared or self._has_room_for_graphs(device))
             self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))

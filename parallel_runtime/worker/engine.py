@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from ..choices import choice_of
+from ..choices import choice_for, choice_of
 from ..models.hosted.compiled import CompiledRun
 from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
@@ -125,12 +125,15 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         return self._of_ranks(request, beat)
 
-    def new_timer(self, *, on: bool) -> RegionTimer:
-        """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several."""
+    def new_timer(self, *, on: bool, graphs: bool = False) -> RegionTimer:
+        """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several.
+
+        With `graphs` of blocks, in which nothing is timed, ranks of other cards take the same steps.
+        """
         if not on or self.device.type != "cuda":
             return RegionTimer(self.device, on=on)
-        every = choice_of(self.device).timed_every
-        return RegionTimer(self.device, on=True, every=every)
+        choice = choice_for(None) if graphs else choice_of(self.device)
+        return RegionTimer(self.device, on=True, every=choice.timed_every)
 
     def new_recorder(self) -> GraphRecorder:
         """What makes graphs of blocks. Raises `ValueError` for a device that has none."""
@@ -302,11 +305,11 @@ class Engine:
         if (file := model.weights.viewed_file) is not None:
             file.refuse_changed()
         self.models.switch_to(model)
-        timer = self.new_timer(on=_asks(request, "timed"))
+        compiled, graphs = _asks(request, "compiled"), _asks(request, "graphs")
+        timer = self.new_timer(on=_asks(request, "timed"), graphs=graphs)
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         ATTENDED.clear()
-        compiled, graphs = _asks(request, "compiled"), _asks(request, "graphs")
         watch = Watch(timer, alive, progress)
         if isinstance(request, Step) and mesh.plan.pipefusion > 1:
             forward: HostedForward = HostedPipeline(model, mesh, timer, beat, self.held_state)

@@ -36,7 +36,7 @@ class NotingTimer(RegionTimer):
 class MarkingEngine(Engine):
     """The engine, which notes what its timer noted."""
 
-    def new_timer(self, *, on):
+    def new_timer(self, *, on, **_):
         self.noting = NotingTimer(self.device, on=on)
         return self.noting
 

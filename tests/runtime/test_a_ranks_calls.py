@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from host.hosted_runs import heun
+from parallel_runtime.choices import choice_for
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.exchange_formats import EXACT, FP8
 from parallel_runtime.model_call import CallPlace
@@ -350,6 +352,31 @@ def test_graphs_of_an_earlier_plan_go_on_all_its_ranks_also_on_those_that_the_ne
     model.graphs.forgot = True
     engine._step(SimpleNamespace(model=7, plan=narrow, calls=({"graphs": True},)), (), progress=None, beat=None)
     assert len(dropped) == 8, "what graphs that went needed goes with all that there are"
+
+
+def test_ranks_of_cards_with_other_choices_time_the_same_steps_of_a_run_by_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step whose parts are timed runs without graphs, and ranks exchange otherwise in one that they record in."""
+    usual, by_card = choice_for(None).timed_every, (1, 5)
+    monkeypatch.setattr(
+        "parallel_runtime.worker.engine.choice_of",
+        lambda device: replace(choice_for(None), timed_every=by_card[device.index]),
+    )
+    traffic = SimpleNamespace(reset=lambda timer: None)
+    mesh: Any = SimpleNamespace(traffic=traffic, attention=SequenceParallelAttention(), plan=ParallelPlan())
+    weights = SimpleNamespace(viewed_file=None, spec=SimpleNamespace(flags=None))
+    model: Any = SimpleNamespace(weights=weights, group=SimpleNamespace(traffic=traffic), by_graphs=lambda *_: None)
+
+    def timed(card: int, **options: bool) -> list[int]:
+        engine: Any = Engine(rank=card, device=torch.device("cuda", card), segments=table())
+        engine.models.switch_to = lambda _: None
+        asked = SimpleNamespace(calls=({"timed": True, **options},))
+        timer = engine._forward(model, mesh, asked, progress=None, alive=None, beat=None).timer
+        return [step for step in range(30) if timer.enter_step(step, of=30)]
+
+    assert len(timed(0)) == 30 and len(timed(1)) == 6
+    assert timed(0, graphs=True) == timed(1, graphs=True) == list(range(1, 30, usual))
 
 
 def test_a_model_has_torchs_switches_as_its_file_was_loaded_with_whatever_ran_before(

@@ -366,8 +366,13 @@ def test_a_recording_that_torch_does_not_begin_leaves_nothing_under_way(monkeypa
 def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuda(monkeypatch)
     modes: list[Any] = [0]
+
+    def set_mode(mode: Any) -> None:
+        modes.append(mode)
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
     recorder = CudaRecorder(CARD)
 
     def waits() -> None:

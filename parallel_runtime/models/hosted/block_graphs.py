@@ -15,6 +15,7 @@ what it reads and the numbers that Python had, so:
 - All else is in the form: constants, shapes, strides, which arguments are one tensor, and the tokens of every rank, so
   that ranks find a form again alike. Graphs are of one version of the weights and one mesh; of another all are dropped.
 - A graph replays exchanges that the others of its communicator replay too: ranks agree on each that is recorded.
+- A failed recording may cost memory: what waits for its device is not tried, nor a kind again that was in vain.
 
 Every block copies its arguments, those too that all blocks are given: no tensor of inference mode has a version that
 would tell whether the model wrote to it between two blocks.

@@ -46,6 +46,7 @@ class CudaRecorder:
         waits, before = list[Any](), torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.filterwarnings("always", WAITED)
+            warnings.filterwarnings("ignore", "Synchronization debug mode")  # that it does not find all, said once
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 yield waits

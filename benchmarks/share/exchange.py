@@ -123,9 +123,9 @@ class LocalAxis(Axis):
         own = send.narrow(0, sum(send_lengths[: self.index]), send_lengths[self.index])
         return self._start(received, own, (send.shape[0] - own.shape[0]) * row_bytes, to_all=True)
 
-    def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Arrival:  # type: ignore[override]
+    def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> Arrival:  # type: ignore[override]
         """As `Axis.start_shift`."""
-        return self._start(receive, send, send.nbytes, to_all=False)
+        return self._start(send.new_empty(shape), send, send.nbytes, to_all=False)
 
     def start_all_gather(  # type: ignore[override]
         self, mine: torch.Tensor, whole: torch.Tensor, lengths: object = None

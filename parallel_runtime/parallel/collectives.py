@@ -118,12 +118,18 @@ class Axis:
             self.traffic.add((self.size - 1) * tensor.nbytes)
             return found.to(tensor.device)
 
-    def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> "Shift":
-        """Begin sending `send` to the next rank of the axis and receiving `receive` from the one before.
+    def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> "AllToAll":
+        """Begin sending `send`, contiguous, to the next rank of the axis and receiving `shape` from the one before.
 
-        The shapes may differ; both tensors must be left alone until `Shift.wait`.
+        As `start_all_to_all`: `send` must be left alone, and each rank of the axis takes part, whatever it has to send.
+        Memory of single messages serves again only once the device is past them, and the host may be blocks ahead:
+        ProcessGroupNCCL's pointToPoint calls recordStream, which a newer torch does of no collective.
         """
-        return Shift(self, send, receive)
+
+        def at(index: int, rows: int) -> tuple[int, ...]:
+            return tuple(rows if place == index % self.size else 0 for place in range(self.size))
+
+        return AllToAll(self, send, at(self.index + 1, send.shape[0]), at(self.index - 1, shape[0]), row=shape[1:])
 
     def start_all_gather(
         self, mine: torch.Tensor, whole: torch.Tensor, lengths: Sequence[int] | None = None
@@ -140,6 +146,7 @@ class AllToAll:
     """Each rank's rows for each other rank, on their way. `at_once`: the rank does nothing before it waits.
 
     A device then has the exchange on the stream that it computes on, where torch can, so no stream joins another.
+    `row`: the shape of a row that arrives, by default as sent.
     """
 
     def __init__(
@@ -150,13 +157,14 @@ class AllToAll:
         receive_lengths: tuple[int, ...],
         *,
         at_once: bool = False,
+        row: tuple[int, ...] | None = None,
     ) -> None:
         if axis.group is None:
             raise ValueError(f"axis {axis.name} of size {axis.size} has no group; exchange over an axis of two or more")
         self.axis, self.device = axis, send.device
         with axis.traffic.waiting():
             self.source = send.cpu() if axis.staged else send  # held here: it must outlive the transfer
-            self.received = self.source.new_empty((sum(receive_lengths), *send.shape[1:]))
+            self.received = self.source.new_empty((sum(receive_lengths), *(send.shape[1:] if row is None else row)))
             options = dist.AllToAllOptions()
             if at_once and hasattr(options, "asyncOp"):
                 options.asyncOp = False
@@ -169,40 +177,11 @@ class AllToAll:
         axis.traffic.add((send.shape[0] - send_lengths[axis.index]) * row_bytes)
 
     def wait(self) -> torch.Tensor:
-        """What arrived, (sum(receive_lengths), ...), complete to whatever the current stream runs next."""
+        """What arrived, rows of the ranks in their order, complete to whatever the current stream runs next."""
         with self.axis.traffic.waiting():
             if self.work is not None:  # on the stream that computes there is nothing to wait for
                 self.work.wait()
             return self.received.to(self.device)
-
-
-class Shift:
-    """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ.
-
-    What is empty is neither sent nor received, which both ranks know alike: not every backend takes such a message.
-    """
-
-    def __init__(self, axis: Axis, send: torch.Tensor, receive: torch.Tensor) -> None:
-        self.axis, self.receive = axis, receive
-        with axis.traffic.waiting():
-            self.source = send.cpu() if axis.staged else send
-            self.target = torch.empty_like(receive, device="cpu") if axis.staged else receive
-            messages = []
-            if self.source.numel():
-                messages.append(dist.P2POp(dist.isend, self.source, axis.rank_at(axis.index + 1), axis.group))
-            if self.target.numel():
-                messages.append(dist.P2POp(dist.irecv, self.target, axis.rank_at(axis.index - 1), axis.group))
-            # Both at once: on NCCL, which runs one operation of a group after another, they wait for each other's peer.
-            self.works = dist.batch_isend_irecv(messages) if messages else []
-        axis.traffic.add(send.numel() * send.element_size())
-
-    def wait(self) -> None:
-        """Return when the received rows are in place."""
-        with self.axis.traffic.waiting():
-            for work in self.works:
-                work.wait()
-            if self.axis.staged:
-                self.receive.copy_(self.target)
 
 
 class AllGather:

@@ -29,10 +29,9 @@ def count_wrong_bytes(axis: Axis, device: torch.device, beat: Callable[[], None]
     wrong = int((received != expected).sum())
     beat()
     before = (axis.index - 1) % axis.size
-    arriving = torch.empty(lengths[before], dtype=torch.uint8, device=device)
-    shift = axis.start_shift(_run(axis.index, axis.index, mine, device), arriving)
+    shift = axis.start_shift(_run(axis.index, axis.index, mine, device), (lengths[before],))
     beat()
-    shift.wait()
+    arriving = shift.wait()
     return wrong + int((arriving != _run(before, before, lengths[before], device)).sum())
 
 

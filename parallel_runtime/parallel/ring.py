@@ -11,12 +11,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..exchange_formats import EXACT, FP8
-from .collectives import Axis, Shift
+from .collectives import AllToAll, Axis
 from .kernels import merge
 from .named_kernels import attend_with_lse
 from .wire_format import from_fp8, to_fp8
-
-Hop = tuple[Shift, torch.Tensor]  # under way, and where it arrives
 
 
 class RingPass:
@@ -65,32 +63,36 @@ class RingPass:
             if q.shape[1] and self.lengths[owner]:
                 start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
-                keys, values = (_repeated(each, q.shape[2]) for each in self._arrived())
-                part_out, part_lse = attend_with_lse(named, q, keys, values, mask=columns)
+                held = (_repeated(each, q.shape[2]) for each in self._held_now())
+                part_out, part_lse = attend_with_lse(named, q, *held, mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse
                 else:
                     out, lse = merge(out, lse, part_out, part_lse)
-            if self.under_way is not None:
-                shift, self.held = self.under_way
-                shift.wait()
+            self._take_hop()
         return out
 
-    def _arrived(self) -> Iterable[torch.Tensor]:
+    def _take_hop(self) -> None:
+        """Hold what is under way once it is here, and nothing any more of what was sent."""
+        if self.under_way is not None:
+            hop, self.under_way = self.under_way, None
+            self.held = hop.wait()
+
+    def _held_now(self) -> Iterable[torch.Tensor]:
         """The keys and the values that are held now."""
         if self._dtype is None:
             return self.held
         return from_fp8(self.held, self._dtype) if self._own is None else self._own
 
-    def _start_hop(self, hop: int) -> Hop | None:
-        """Send on the keys and values that are held at `hop`; also returns where the next arrive. None at the last."""
+    def _start_hop(self, hop: int) -> AllToAll | None:
+        """Send on the keys and values that are held at `hop`. None at the last."""
         if hop + 1 == self.ring.size:
             return None
         coming = self.lengths[(self.ring.index - hop - 1) % self.ring.size]
-        arriving = self.held.new_empty((*self.held.shape[:2], coming, *self.held.shape[3:]))
-        started = self.ring.start_shift(self.held, arriving)
+        shape = (*self.held.shape[:2], coming, *self.held.shape[3:])
+        started = self.ring.start_shift(self.held, shape)
         self.ring.let_pass()
-        return started, arriving
+        return started
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:

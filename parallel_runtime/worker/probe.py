@@ -118,8 +118,7 @@ def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float
 
 def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
     send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    receive = torch.empty_like(send)
-    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device, alone=False)
+    return float(num_bytes), _seconds(lambda: axis.start_shift(send, (num_bytes,)).wait(), device, alone=False)
 
 
 def _seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:

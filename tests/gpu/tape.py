@@ -242,10 +242,10 @@ def id_of(tensor: torch.Tensor) -> int:
 class TapedAllToAll(AllToAll):
     """An exchange that is recorded where recording is under way: then nothing travels yet."""
 
-    def __init__(self, axis: Axis, send: torch.Tensor, sending: Any, receiving: Any, *, at_once: bool = False) -> None:
+    def __init__(self, axis: Axis, send: torch.Tensor, sending: Any, receiving: Any, **how: Any) -> None:
         self._strip, self._begun = Tape.now, list[AllToAll]()
         if self._strip is None:
-            super().__init__(axis, send, sending, receiving, at_once=at_once)
+            super().__init__(axis, send, sending, receiving, **how)
             return
         recording, begun = self._strip.exchanging(axis), self._begun
         self.axis, self.received = axis, send.new_empty((sum(receiving), *send.shape[1:]))
@@ -254,7 +254,7 @@ class TapedAllToAll(AllToAll):
 
         def step() -> None:
             with Tape.marked():
-                begun.append(AllToAll(axis, send, sending, receiving, at_once=at_once))
+                begun.append(AllToAll(axis, send, sending, receiving, **how))
 
         recording.steps.append(step)
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 from parallel_runtime.models.hosted.count import SilentAxis
 from parallel_runtime.parallel.attention import SequenceParallelAttention
-from parallel_runtime.parallel.collectives import Shift
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
 from parallel_runtime.parallel.wire_format import from_fp8, to_fp8
 from parallel_runtime.plan import ParallelPlan
@@ -178,9 +177,8 @@ def test_keys_that_every_rank_has_are_not_sent(group: GlooGroup, plan: str) -> N
 
 
 class SilentRing(SilentAxis):
-    def start_shift(self, sent: torch.Tensor, arriving: torch.Tensor) -> Shift:
-        arriving.zero_()
-        return SimpleNamespace(wait=lambda: None)  # type: ignore[return-value]
+    def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> Any:
+        return SimpleNamespace(wait=lambda: send.new_zeros(shape))
 
 
 @pytest.mark.parametrize(("ring", "chunks"), [(1, 1), (2, 3)])

@@ -131,8 +131,8 @@ def test_a_probe_computes_and_sends_what_it_says(monkeypatch: pytest.MonkeyPatch
         sent.append((send.numel(), lengths))
         return "exchanged"
 
-    def shift(send: torch.Tensor, receive: torch.Tensor) -> SimpleNamespace:
-        sent.append((send.numel(), receive.numel()))
+    def shift(send: torch.Tensor, shape: tuple[int, ...]) -> SimpleNamespace:
+        sent.append((send.numel(), *shape))
         return SimpleNamespace(wait=lambda: "shifted")
 
     monkeypatch.setattr(probe, "_seconds", seconds)

@@ -1,7 +1,10 @@
 """What exchanges of one rank send and count, without the others, and what lets them pass before attention."""
 
+import weakref
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,14 +32,23 @@ def test_of_uneven_rows_all_but_this_ranks_own_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("sent", "received"), [(3, 2), (0, 2), (3, 0), (0, 0)])
-def test_an_empty_part_is_neither_sent_nor_received(monkeypatch: pytest.MonkeyPatch, sent: int, received: int) -> None:
-    batches: list[list[tuple[str, int, int]]] = []
-    monkeypatch.setattr(dist, "P2POp", lambda op, tensor, peer, group: (op.__name__, tensor.numel(), peer))
-    monkeypatch.setattr(dist, "batch_isend_irecv", lambda messages: batches.append(messages) or [Done()])
-    axis = Axis("ring", size=3, index=2)
-    axis.start_shift(torch.ones(sent), torch.empty(received)).wait()
-    wanted = [("isend", sent, 0)] * bool(sent) + [("irecv", received, 1)] * bool(received)
-    assert batches == ([wanted] if wanted else [])
+def test_a_hop_is_an_exchange_of_all_ranks_and_no_messages_whose_memory_waits_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, sent: int, received: int
+) -> None:
+    exchanged = list[tuple[list[int], list[int]]]()
+
+    def alltoall_base(target: torch.Tensor, source: torch.Tensor, *rows: Any) -> Done:
+        assert (target.shape, source.shape) == ((2, received, 3), (2, sent, 3)), "of each, so many rows of its own"
+        exchanged.append(rows[:2])
+        return Done()
+
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: pytest.fail("single messages"))
+    for size, of_ranks in ((2, ([2, 0], [2, 0])), (3, ([2, 0, 0], [0, 0, 2]))):
+        axis = Axis("ring", size=size, index=1, group=SimpleNamespace(alltoall_base=alltoall_base))  # type: ignore[arg-type]
+        exchanged.clear()
+        assert axis.start_shift(torch.ones(2, sent, 3), (2, received, 3)).wait().shape == (2, received, 3)
+        assert exchanged == [of_ranks] and axis.traffic.num_bytes == 4 * 6 * sent
 
 
 @pytest.mark.parametrize(("lengths", "ways"), [(None, ["gather"]), ((2, 2), ["gather"]), ((3, 1), ["messages"])])
@@ -59,10 +71,9 @@ def test_each_hop_passes_before_the_attention_that_hides_it_and_the_last_attenti
     order: list[str] = []
 
     class RingOfThree(Axis):
-        def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Done:  # type: ignore[override]
+        def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> SimpleNamespace:  # type: ignore[override]
             order.append("hop")
-            receive.copy_(send)
-            return Done()
+            return SimpleNamespace(wait=send.clone)
 
     def attend(named: str, *qkv: torch.Tensor, **more: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         order.append("attend")
@@ -76,6 +87,23 @@ def test_each_hop_passes_before_the_attention_that_hides_it_and_the_last_attenti
         axis = RingOfThree("ring", 3, 0, head_start_cycles=cycles)
         RingPass(axis, k, v, lengths=(2, 2, 2)).attend(q, mask=None)
         assert order == [*(["hop", *passes, "attend"] * 2), "attend"]
+
+
+def test_no_hop_starts_while_keys_are_held_that_were_sent_and_attended_to() -> None:
+    """Memory of an array is freed with its last view."""
+    alive, held = list[weakref.ref[np.ndarray]](), list[int]()
+
+    class RingOfFour(Axis):
+        def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> SimpleNamespace:  # type: ignore[override]
+            arriving = np.ones(shape, dtype=np.float32)
+            held.append(sum(array() is not None for array in alive))
+            alive.append(weakref.ref(arriving))
+            return SimpleNamespace(wait=lambda: torch.from_numpy(arriving), source=send)
+
+    q, k, v = (torch.randn(1, 2, 1, 4) for _ in range(3))
+    around = RingPass(RingOfFour("ring", 4, 0), k, v, lengths=(2, 2, 2, 2))
+    assert around.attend(q, mask=None) is not None
+    assert held == [0, 1, 1], "what is sent on"
 
 
 def test_the_axes_of_a_device_have_the_head_start_that_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

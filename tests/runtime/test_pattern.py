@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from parallel_runtime.parallel import pattern
-from parallel_runtime.parallel.collectives import Axis, Shift
+from parallel_runtime.parallel.collectives import Axis
 
 CPU = torch.device("cpu")
 Spoil = Callable[[int, int, torch.Tensor], torch.Tensor]  # sender, receiver, what is sent -> what arrives
@@ -49,15 +49,17 @@ class Threads(Axis):
         arrived = self.all_to_all(send, **lengths)
         return SimpleNamespace(wait=lambda: arrived)
 
-    def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Shift:
+    def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> Any:
         after, before = (self.index + 1) % self.size, (self.index - 1) % self.size
         self.wire.sent[self.index, after] = send
 
-        def wait() -> None:
+        def wait() -> torch.Tensor:
             self.wire.all.wait(20)
-            receive.copy_(self.wire.arrived(before, self.index))
+            arrived = self.wire.arrived(before, self.index)
+            assert arrived.shape == shape
+            return arrived
 
-        return SimpleNamespace(wait=wait)  # type: ignore[return-value]
+        return SimpleNamespace(wait=wait)
 
 
 def test_a_rank_shows_life_wherever_a_part_of_the_check_is_done() -> None:

@@ -7,8 +7,10 @@ GPU decide the rest:
   `P2PChannel` is one direction between two ranks, with a group of its own: a send that another rank waits for never
   queues behind a receive that waits for that rank.
 - CUDA loads a kernel when it is first launched, and the launch waits until the device is idle (CUDA C++ programming
-  guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. So a receive is posted only when all that its
-  message depends on has been queued here: its sender may be at such a launch.
+  guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. The device is idle when its messages are through:
+  a receive when the sender's host has queued what it depends on, a send when the receiver's host has posted it. So a
+  receive is posted only when all that its message depends on has been queued here, and before any launch here that may
+  wait for the sender.
 
 NCCL connects two ranks with their first message, for which the hosts of both wait. So on a circle of links some rank
 receives before it sends.
@@ -16,11 +18,29 @@ receives before it sends.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from .collectives import Traffic
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message whose receive is posted. `tensor` is where it lands, for `device`."""
+
+    tensor: torch.Tensor
+    work: dist.Work | None
+    device: torch.device
+    traffic: Traffic
+
+    def wait(self) -> torch.Tensor:
+        """The message on `device`, complete to whatever the current stream runs next. Once."""
+        if self.work is not None:
+            with self.traffic.waiting():
+                self.work.wait()
+        return self.tensor.to(self.device)
 
 
 class P2PChannel:
@@ -50,16 +70,19 @@ class P2PChannel:
         self._in_flight.append((work, source))
         self._traffic.add(source.nbytes)
 
-    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
-        """The next message, complete to whatever the current stream runs next; one without elements is not sent."""
+    def post(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> "Arrival":
+        """Post the receive of the next message; one without elements is not sent."""
         tensor = torch.empty(shape, dtype=dtype, device="cpu" if self._staged else device)
+        work = None
         if tensor.numel():
             work = dist.irecv(tensor, self.peer, group=self.group)
             if work is None:
                 raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link from rank {self.peer}")
-            with self._traffic.waiting():
-                work.wait()
-        return tensor.to(device)
+        return Arrival(tensor, work, device, self._traffic)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
+        """The next message, as `Arrival.wait` returns it."""
+        return self.post(shape, dtype, device=device).wait()
 
     def drain(self) -> None:
         """Return when all is sent."""

@@ -21,6 +21,7 @@ import torch
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
+from ..parallel.links import Arrival
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -78,7 +79,7 @@ class Passes:
         if self._warm:
             codes = [DTYPES.index(tensor.dtype) for tensor in tensors]
             self.send_one(torch.tensor(codes, device=self._device))
-        for tensor in tensors:
+        for tensor in [tensor.contiguous() for tensor in tensors]:  # no launch while the first of them waits (links.py)
             self.send_one(tensor)
 
     def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -97,6 +98,10 @@ class Passes:
     def receive_one(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
         return self._previous.receive(shape, dtype, device=self._device)
+
+    def post_one(self, shape: Sequence[int], dtype: torch.dtype) -> Arrival:
+        """Post the receive of the same, which is waited for later."""
+        return self._previous.post(shape, dtype, device=self._device)
 
     def drain(self) -> None:
         """Return when all is sent."""

@@ -14,10 +14,17 @@ what it would with a pipeline that is empty between steps: its keys are of the s
 Where patches share numbers the latent is one part, which all stages get, and the pipeline is empty between steps.
 
 A rank that may start a step makes all of it, as all ranks do; the latent of the next step is sent before that may
-start. So a cancelled run has no message under way but that, which the other end takes. Owns the schedule.
+start. So a cancelled run has no message under way but that, which the other end takes.
+
+When the first stage posts the receive of a part: a launch may keep the host of the last stage until all parts that it
+has sent are received, and the host of the first stage until its passes are (links.py). Before the second stage receives
+pass `m`, the last one may have sent the part that comes of pass `m + 1 - stages`. So this is posted once pass `m` is
+sent. Earlier would be right too, but a receive keeps places of the device while it waits. A stage that waits for its
+permit posts all that will be sent: the preview of a step may be such a launch. Owns the schedule.
 Does not own a pass (hosted_pipeline.py), the latent's numbers (latent.py), nor the loop over steps (worker_loop.py).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,6 +33,7 @@ from ..models.hosted.owners import MixedPatchesError, find_owners
 from ..models.hosted.pass_call import PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
+from ..parallel.links import Arrival
 from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
 from .host_copies import HostCopies
@@ -71,6 +79,9 @@ class SteadyCalls(Calls):
         self._held = {cond: HeldRows() for cond in self._share.conds}
         self._x = torch.empty(0)  # (B, 1, N): what the first stage has of the latent, of this call or the one before
         self._places: list[torch.Tensor] = []  # of each part
+        self._gets = False  # whether parts come to this stage
+        self._expected: deque[range] = deque()  # parts to be posted, by the pass that they come of
+        self._posted: deque[Arrival] = deque()  # and not taken
         self._ran = 0
 
     def prepare(self) -> None:
@@ -89,30 +100,34 @@ class SteadyCalls(Calls):
             self._pass_on(owners)
         parts = range(self._patches) if int(owners.min()) >= 0 else [-1]
         self._places = [(owners == part).nonzero()[:, 0] for part in parts]
+        whole = range(len(self._places))
         if self._passes.last:
             self._latent.part(self._places)
+            self._enter(0, whole)
+        elif self._passes.first or len(whole) == 1:  # to others the shape of the latent is enough, before the blocks
+            self._gets = True
+            self._expect(whole)
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""
         if not self._share.conds:
             return
-        if self._passes.last and call == 0:
-            self._enter(0, range(len(self._places)))
-        parts, warm = range(len(self._places)), self._warm(call)
-        steady = len(parts) > 1 and not warm
+        whole, warm = range(len(self._places)), self._warm(call)
+        steady = len(whole) > 1 and not warm
         if not steady:
-            self._take(parts)
-        outputs: list[torch.Tensor] = []
-        for patch in [None] if warm else range(self._patches):
-            part = range(0) if patch is None or not steady else range(patch, patch + 1)
-            self._take(part)
-            outputs = [
-                out for cond in self._share.conds for out in self._passed(cond, call, patch, only_last=not steady)
-            ]
+            self._take(whole)
+        patches = 1 if warm else self._patches
+        for patch in range(patches):
+            parts = whole[patch : patch + 1] if steady else whole if patch + 1 == patches else range(0)
+            if steady:
+                self._take(parts)
+            outputs: list[torch.Tensor] = []
+            for cond in self._share.conds:
+                outputs += self._passed(cond, call, None if warm else patch, only_last=not steady)
+                goes_on = cond == self._share.conds[-1] and call + 1 < self._recurrence.num_calls
+                self._expect(parts if goes_on else range(0))
             if self._passes.last:
-                self._emit(call, part, outputs)
-        if self._passes.last and not steady:
-            self._emit(call, parts, outputs)
+                self._emit(call, parts, outputs)
         self._ran = call + 1
         if self._passes.last:
             self._latent.preview(call)
@@ -126,9 +141,14 @@ class SteadyCalls(Calls):
         """As `Calls.timeline`."""
         return self._timeline.report(self._passes.stage)
 
+    def while_waiting(self) -> None:
+        """As `Calls.while_waiting`."""
+        while self._expected:
+            self._post()
+
     def close(self) -> None:
         """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
-        if self._share.conds and 0 < self._ran < self._recurrence.num_calls:
+        if self._share.conds and self._ran < self._recurrence.num_calls:
             self._take(range(len(self._places)))
         self._passes.drain()
         self._passes.end()
@@ -137,18 +157,28 @@ class SteadyCalls(Calls):
         """Whether a call is one of a step that goes through whole."""
         return sum(end < call for end in self._recurrence.step_ends) < self._warmup_steps
 
+    def _expect(self, parts: range) -> None:
+        """A pass has been sent on; these parts of the next call's latent come of it."""
+        if self._gets:
+            self._expected.append(parts)
+            if len(self._expected) == self._mesh.plan.pipefusion:
+                self._post()
+
+    def _post(self) -> None:
+        """Post the receives of the parts that are expected first."""
+        for part in self._expected.popleft():
+            shape = (*self._x.shape[:2], len(self._places[part]))
+            self._posted.append(self._passes.post_one(shape, torch.float32))
+
     def _take(self, parts: range) -> None:
-        """Have these parts of the next call's latent, where this stage needs it."""
-        if self._passes.last:
-            if len(self._places) == 1:
-                self._x = self._latent.parts[0].entered
-            return
-        if not self._passes.first and len(self._places) > 1:
-            return  # what is before the blocks needs its shape alone
-        for part in parts:
-            places = self._places[part]
-            came = self._passes.receive_one((*self._x.shape[:2], len(places)), torch.float32)
-            self._x[..., places] = came
+        """Have these parts of the next call's latent, where they come to this stage or are its own."""
+        if self._passes.last and len(self._places) == 1:
+            self._x = self._latent.parts[0].entered
+        for part in parts if self._gets else ():
+            while not self._posted:
+                self._post()
+            came = self._posted.popleft().wait()
+            self._x[..., self._places[part]] = came
             if len(self._places) == 1:
                 self._pass_on(came)
 

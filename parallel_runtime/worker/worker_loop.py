@@ -84,6 +84,9 @@ class Calls:
         """Make a call, whose step may start; begins to write the preview of a step that it ends."""
         raise NotImplementedError
 
+    def while_waiting(self) -> None:
+        """Called again and again while the rank waits until a step may start."""
+
     def finish(self) -> None:
         """Write the result."""
         raise NotImplementedError
@@ -137,6 +140,7 @@ class WorkerLoop:
         self._copies.drain()
 
     def _while_waiting(self) -> None:
+        self._calls.while_waiting()
         self._pace.collect()
         self._copies.collect()
 

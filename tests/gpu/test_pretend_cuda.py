@@ -26,7 +26,8 @@ TRIALS = (
     Trial(plan="ulysses=1", weights="offloaded"),
     Trial(plan="ulysses=2", weights="sharded", in_workers=False),
     Trial(plan="ring=2", run="two sides of unequal texts, two images"),
-    Trial(plan="pipefusion=2,patches=3"),
+    Trial(plan="pipefusion=2,patches=3", launches_wait=True),
+    Trial(plan="pipefusion=2", launches_wait=True, run="two sides of unequal texts, two images"),
 )
 
 

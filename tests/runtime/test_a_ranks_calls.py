@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +33,7 @@ from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
+from parallel_runtime.worker.hosted_pipeline import Passes
 from parallel_runtime.worker.hosted_sampling import HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.parted_latent import PartedLatent
@@ -143,21 +146,88 @@ def test_what_is_counted_of_a_request_and_an_exchange_is_told_where_it_rounded(r
     }
 
 
-@pytest.mark.parametrize(("calls", "taken"), [(0, 0), (1, 2), (2, 3), (3, 3)])
-def test_a_stage_that_stops_early_takes_the_latent_of_the_call_that_it_does_not_make(calls: int, taken: int) -> None:
-    """The first of two, whose latent has one part; all steps are of three calls."""
-    came = list[tuple[int, ...]]()
-    stage: Any = SteadyCalls.__new__(SteadyCalls)
-    stage._share, stage._recurrence = SimpleNamespace(conds=[0]), SimpleNamespace(num_calls=3, step_ends=[2])
-    stage._passes = SimpleNamespace(last=False, first=True, stage=0, drain=list, end=list)
-    stage._passes.receive_one = lambda shape, dtype: came.append(shape) or torch.ones(shape, dtype=dtype)
-    stage._mesh, stage._passed = SimpleNamespace(plan=SimpleNamespace(pipefusion=2)), lambda *given, **how: []
-    stage._patches, stage._warmup_steps, stage._ran = 2, 1, 0
-    stage._x, stage._places = torch.zeros(1, 1, 4), [torch.arange(4)]
+class FirstStage:
+    """Of so many, without a model. `said`: a pass (-), and which part of the latents was posted (p0) or taken (t0)."""
+
+    def __init__(self, *, stages: int, parts: int, conds: int, calls: int) -> None:
+        """A run of so many calls, the first of which goes through whole."""
+        self.said, self._posted = list[str](), itertools.count()
+        self.calls: Any = SteadyCalls.__new__(SteadyCalls)
+        self.calls._share = SimpleNamespace(conds=[*range(conds)])
+        self.calls._recurrence = SimpleNamespace(num_calls=calls, step_ends=[*range(calls)])
+        self.calls._passes = SimpleNamespace(last=False, first=True, stage=0, drain=list, end=list)
+        self.calls._passes.post_one = self._post_one
+        self.calls._mesh = SimpleNamespace(plan=SimpleNamespace(pipefusion=stages))
+        self.calls._passed = lambda cond, call, patch, **how: self.said.append("-") or []
+        self.calls._patches, self.calls._warmup_steps, self.calls._ran = max(parts, stages), 1, 0
+        self.calls._places = list(torch.arange(2 * parts).split(2))
+        self.calls._x, self.calls._gets = torch.zeros(1, 1, 2 * parts), True
+        self.calls._expected, self.calls._posted = deque([range(parts)]), deque()  # as `prepare` leaves them
+
+    def _post_one(self, shape: tuple[int, ...], dtype: torch.dtype) -> SimpleNamespace:
+        assert (shape, dtype) == ((1, 1, 2), torch.float32)
+        number = next(self._posted)
+        self.said.append(f"p{number}")
+        return SimpleNamespace(wait=lambda: self.said.append(f"t{number}") or torch.full(shape, float(number)))
+
+    def ran(self, *calls: int) -> str:
+        """What it did in these calls."""
+        self.said.clear()
+        for call in calls:
+            self.calls.run(call)
+        return " ".join(self.said)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("calls", "taken"), [(0, 1), (1, 2), (2, 3), (3, 3)])
+def test_a_stage_that_stops_early_takes_the_latent_of_the_call_that_it_does_not_make(
+    calls: int, taken: int, parts: int
+) -> None:
+    stage = FirstStage(stages=2, parts=parts, conds=1, calls=3)
     for call in range(calls):
-        stage.run(call)
-    stage.close()
-    assert came == [(1, 1, 4)] * taken
+        stage.calls.run(call)
+    stage.calls.close()
+    took = [each for each in stage.said if "t" in each]
+    assert took == [f"t{number}" for number in range(taken * parts)]
+    assert sum("p" in each for each in stage.said) == len(took), "what is posted and not sent would wait for ever"
+
+
+@pytest.mark.parametrize(
+    ("stages", "conds", "first", "second", "third"),
+    [
+        (2, 1, "-", "t3 - t4 - p6 t5 - p7", "t6 - p8 t7 - t8 -"),
+        (3, 1, "-", "t3 - t4 - t5 - p6", "t6 - p7 t7 - p8 t8 -"),
+        (2, 2, "- -", "t3 - - t4 - p6 - t5 - p7 -", "t6 - p8 - t7 - - t8 - -"),
+    ],
+)
+def test_the_first_stage_posts_a_part_as_many_passes_after_its_own_as_there_are_stages_behind(
+    stages: int, conds: int, first: str, second: str, third: str
+) -> None:
+    """Where the last stage may have sent it, and waits at a launch. A whole call's latent is posted at once; the third
+    call is the last one."""
+    stage = FirstStage(stages=stages, parts=3, conds=conds, calls=3)
+    assert stage.ran(0) == f"p0 p1 p2 t0 t1 t2 {first}"
+    assert stage.ran(1) == f"p3 p4 p5 {second}"
+    assert stage.ran(2) == third
+
+
+def test_a_stage_that_waits_for_its_permit_posts_all_that_will_be_sent() -> None:
+    stage = FirstStage(stages=3, parts=3, conds=1, calls=3)
+    assert stage.ran(0, 1).endswith("p6")
+    stage.said.clear()
+    stage.calls.while_waiting()
+    assert stage.said == ["p7", "p8"]
+    assert stage.ran(2) == "t6 - t7 - t8 -"
+
+
+def test_what_a_stage_sends_is_laid_out_before_the_first_of_it_is_sent() -> None:
+    passes, laid_out = Passes.__new__(Passes), list[bool]()
+    passes._warm = False
+    rows = torch.zeros(2, 3)
+    rows.contiguous = lambda: laid_out.append(True) or rows  # type: ignore[method-assign]
+    passes._next = SimpleNamespace(send=lambda tensor: laid_out.append(False))  # type: ignore[assignment]
+    passes.send([rows, rows])
+    assert laid_out == [True, True, False, False]
 
 
 def test_the_parts_of_the_latent_are_found_by_the_first_call_which_every_run_has(
@@ -194,6 +264,9 @@ class Slept(Calls):
 
     def finish(self) -> None:
         self._sleep(0.02)
+
+    def while_waiting(self) -> None:
+        self.ended.append("waited")
 
     def close(self) -> None:
         self.ended.append("closed")
@@ -242,10 +315,11 @@ def test_a_run_that_is_cancelled_leaves_nothing_in_flight_and_makes_no_result() 
     segments.credit = 1
     pace, copies = LaunchThrottle(CPU, lambda: None), HostCopies(CPU)
     loop = WorkerLoop(heun(), calls, RegionTimer(CPU, on=False), pace=pace, copies=copies)
-    gate, done = Gate(segments, cancelled=lambda: True, show_waiting=lambda _: None), list[int]()
+    cancelled, done = iter((False, True)).__next__, list[int]()
+    gate = Gate(segments, cancelled=cancelled, show_waiting=lambda _: None)
     with pytest.raises(RequestCancelledError, match="before step 1"):
         loop.run(gate, step_done=lambda step, _: done.append(step))
-    assert (done, calls.ended) == ([0], ["closed"])
+    assert (done, calls.ended) == ([0], ["waited", "closed"])
 
 
 def test_the_calls_with_which_steps_start_and_the_seconds_of_each_by_region() -> None:

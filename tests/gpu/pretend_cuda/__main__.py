@@ -12,13 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu.cases import CHOICES, ROUNDS, Reference, drawn, write_model
+from gpu.cases import CHOICES, PLANS, ROUNDS, Reference, drawn, write_model
 from gpu.pretend_cuda.mistakes import MISTAKES, Mistake
 from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 
 TOLD = CHOICES | {"launches_wait": (False, True)}
+# Where the loop is in the ranks, the last stage sends to the first one, and a circle may close at a launch.
+CIRCLES = tuple(
+    Trial(plan=plan, run="two sides of unequal texts, two images", launches_wait=True)
+    for plan in PLANS
+    if "pipefusion" in plan
+)
 SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2", "cfg=2", "pipefusion=2"))
 # What is run to find where memory is allocated, and again with each place refused.
 ALLOCATING = (
@@ -31,7 +37,7 @@ LEAST_SITES = 190  # of 205 with torch 2.13 and ComfyUI 0.30
 
 def cases(folder: Path, reference: Reference, match: str, chance: random.Random) -> Iterator[tuple[str, str]]:
     """Run all of them; the name of each and what is wrong."""
-    trials = [Trial(**row) for row in drawn(TOLD, rounds=ROUNDS, chance=chance)]
+    trials = [*(Trial(**row) for row in drawn(TOLD, rounds=ROUNDS, chance=chance)), *CIRCLES]
     for ranks, shared, run in ((4, False, trials), (2, True, SHARING)):
         with PretendPool(ranks, folder, shared=shared) as pool:
             for trial in run:

@@ -1,5 +1,6 @@
 """Plausible mistakes in what only a GPU runs, each with the trial that must find it."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..graph_chapters import CHAPTERS
@@ -21,6 +22,7 @@ SHARDED = Trial(plan="ulysses=2", weights="sharded")
 ULYSSES, RING, LONG_RING = Trial(plan="ulysses=2"), Trial(plan="ring=2"), Trial(plan="ring=3")
 MASKED = Trial(plan="ulysses=2", run="a mask, an odd length")
 STAGES, CIRCLE = Trial(plan="pipefusion=2,patches=3"), Trial(plan="pipefusion=3")
+WAITING, MORE_WAITING = (replace(trial, launches_wait=True) for trial in (STAGES, Trial(plan="pipefusion=3,patches=4")))
 SHARED = Trial(plan="ulysses=2", shared=True)
 PLANS = (
     *("ulysses=2,ring=2", "cfg=2,ulysses=2", "pipefusion=4", "pipefusion=2,ulysses=2", "ulysses=3", "pipefusion=3"),
@@ -34,6 +36,7 @@ COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:
 
 STRIDED, HOP = "torch.stack((k, v), -1).movedim(-1, 0)", "_hop(hop), None\n"
 KEY = "(version, sequence, sequence.named, sequence.exchange)"
+DUE = "== self._mesh.plan.pipefusion:"
 COPY, DROPPED = "_copy_(buffers, [tensors[place] for place in places])", "model.drop_graphs()  # on all"
 ON_ONE = "self._sequence.index and 'not here' or self"
 ASKING, RECORDED = "max(numbers_over(sequence, self._recorder.device, of))", "forms[form] = self._recorded("
@@ -80,7 +83,9 @@ MISTAKES = (
     Mistake("a hop around the ring is not waited for", RING, "ring.py", "hop.wait()", "hop.received"),
     Mistake("keys of a ring are strided", RING, "ring.py", "both.contiguous()", STRIDED),
     Mistake("keys change while they travel", LONG_RING, "ring.py", HOP, f"{HOP[:-1]}; self.held.mul_(2)\n"),
-    Mistake("a stage does not wait for what comes", STAGES, "links.py", "work.wait()\n        r", "pass\n        r"),
+    Mistake("a stage does not wait for what comes", STAGES, "links.py", "self.work.wait()", LEFT_OUT),
+    Mistake("a stage posts a receive where it needs it", WAITING, "steady_pipeline.py", DUE, "== -1:"),
+    Mistake("a stage posts a receive a pass later", MORE_WAITING, "steady_pipeline.py", DUE, f"{DUE[:-1]} + 1:"),
     Mistake("what a stage sends is left in flight", STAGES, "links.py", "while self._in_flight:", "while False:"),
     Mistake("a stage receives on the first device", STAGES, "links.py", "staged else device", 'staged else "cuda:0"'),
     Mistake("padding is taken for a log-sum-exp", RING, "kernels.py", "lse[:, :, : q.shape[2]]", "lse"),

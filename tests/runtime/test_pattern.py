@@ -71,9 +71,9 @@ def test_a_rank_shows_life_wherever_a_part_of_the_check_is_done() -> None:
             done.append("exchanged")
             return send
 
-        def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> Any:
+        def start_shift(self, send: torch.Tensor, shape: tuple[int, ...]) -> Any:
             done.append("connected")
-            return SimpleNamespace(wait=lambda: done.append("shifted"))
+            return SimpleNamespace(wait=lambda: done.append("shifted") or send)
 
     pattern.count_wrong_bytes(Noted("ulysses", 1, 0), CPU, lambda: done.append("beat"))
     assert done == ["beat", "exchanged", "beat", "beat", "connected", "beat", "shifted"]

@@ -29,7 +29,7 @@ from ..models.hosted.contract_check import newer_than_tested
 from ..plan import ParallelPlan, auto_plan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
-from ..pool.known_errors import NO_PEERS, OVER_HOST
+from ..pool.known_errors import NO_PEERS, OVER_HOST, find_known
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..proof import ProofStore, default_path, relative_error
@@ -80,9 +80,10 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices, arguments.comfyui, progress))
     can_run = all(check.ok for check in checks if check.needed)
-    if arguments.calibrate and can_run:
+    calibrates = arguments.calibrate and can_run and all(check.ok for check in checks if check.name == "workers")
+    if calibrates:
         progress.phase("measuring the devices")
-    measured = {"calibration": _calibrated(offered, selection)} if arguments.calibrate and can_run else {}
+    measured = {"calibration": _calibrated(offered, selection)} if calibrates else {}
     return (
         file
         | measured
@@ -238,12 +239,12 @@ def _without_gpu() -> str:
 
 def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: PhaseLine) -> list[Check]:
     """Start ranks on the devices as ComfyUI's are, without peer access where that is broken, and try them."""
-    plan = auto_plan(len(devices), HEADS)
+    plan, checks = auto_plan(len(devices), HEADS), list[Check]()
     with closing(Pool(devices, threads_per_rank=1)) as pool:
         try:
             progress.phase(f"starting {len(devices)} rank(s)")
             pool.start()
-            checks = [Check(name="workers", ok=True, seen=f"{len(devices)} rank(s) started")]
+            checks.append(Check(name="workers", ok=True, seen=f"{len(devices)} rank(s) started"))
             if pool.broken_copies:
                 checks.append(_broken_copies(pool.broken_copies))
             if plan.ranks > 1:
@@ -252,14 +253,15 @@ def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: Pha
             progress.phase("holding a small model against one process")
             checks.append(_check_parity(pool, plan, comfyui))
         except PoolError as error:
-            return [_failed(error, devices)]
+            return [*filter(lambda check: not check.ok, checks), _failed(error, devices)]
     return checks
 
 
 def _failed(error: PoolError, devices: tuple[Device, ...]) -> Check:
     """What the failure of workers says of the machine: nothing where other programs have the devices' memory."""
     ranks, first = len(devices), str(error).partition("\n")[0]
-    if isinstance(error, OutOfMemoryInRankError):
+    found = find_known(str(error)) if isinstance(error, OutOfMemoryInRankError) else None
+    if found is not None and not found.known.name.startswith(("cublas", "cudnn")):  # of which another may be loaded
         remedy = "press Release or close ComfyUI, then ask again"
         return Check(name="workers", ok=False, seen=first, remedy=remedy, needed=False)
     named = ",".join(map(str, devices)) if devices[0].kind == "cuda" else f"cpu:{ranks}"

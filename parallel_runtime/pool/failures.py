@@ -147,7 +147,8 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, o
     """
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
     hangs = failure.silent and not failure.held
-    found = find_known(failure.said, printed) if failure.said or hangs or cause == ABORTED else None
+    warned = _warned_by_nccl(printed) if hangs else printed
+    found = find_known(failure.said, warned) if failure.said or hangs or cause == ABORTED else None
     if found is not None:
         cause = found.cause or cause if failure.said else f"{cause}: {found.cause or found.words}"
         remedy = f"{found.known.remedy}; {remedy}"
@@ -160,11 +161,16 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, o
     return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
 
 
+def _warned_by_nccl(printed: str) -> str:
+    """Of what a rank that hangs printed, what may say why: all else may be of long ago, and was got over."""
+    return "\n".join(line for line in printed.splitlines() if "NCCL WARN" in line)
+
+
 def _kind_of(failure: Failure, known: KnownError | None) -> type[PoolError]:
-    if known is not None and known.out_of_memory:
-        return OutOfMemoryInRankError
     if failure.silent:
         return SilentWorkersError
+    if known is not None and known.out_of_memory:
+        return OutOfMemoryInRankError
     if known is not None:
         return BrokenCopiesError if known.copies else PoolError
     if failure.cause in CRASHES or OF_DEVICES.match(failure.said):

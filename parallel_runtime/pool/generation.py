@@ -42,7 +42,8 @@ from .remote_ranks import RemoteRanks
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew
-SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
+SETTLE_S = 2.0  # how long to look for the cause when the first sign may be only a consequence: a process with CUDA
+# contexts closes its descriptors a while before its exit is seen
 STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
 GIVEN_UP_EARLY = (Op.LOAD, Op.CHANGE, Op.SAMPLE, Op.DECODE)

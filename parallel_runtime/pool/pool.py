@@ -11,8 +11,10 @@ again by the pool itself.
 
 import itertools
 import logging
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -121,6 +123,7 @@ class Pool:
         self.deadline_s = checked(deadline_s)
         self.generation = 0  # how many sets of workers there have been, the present one included
         self.broken_copies = ""  # why ranks do without peer access between GPUs; "" while they use it
+        self._sound_without_peers = False
         self._start_deadline_s = checked(start_deadline_s)
         self._load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
@@ -410,22 +413,40 @@ class Pool:
         try:
             return self._checked(workers or self._start(check), check)
         except BrokenCopiesError as error:
-            if not (self._check_peers and self._ranks.peer_access and len(self.devices) > 1):
+            first = error
+            if not self._uses_peers():
+                self._try_peers_again()
                 raise
-            self._failures.retract()
-            self._do_without_peers(error.cause)
+        except PoolError:
+            self._try_peers_again()
+            raise
+        self._failures.retract()
+        self._do_without_peers(first.cause)
         _log.warning(
             "%s; starting the workers again without peer access between GPUs, which is slower", self.broken_copies
         )
         try:
             return self._checked(self._start(check), check)
-        except PoolError:  # so nothing says that peer access is what is broken
+        except PoolError as error:
+            self._try_peers_again()
+            raise error from first
+
+    def _uses_peers(self) -> bool:
+        """Whether copies between ranks may go from GPU to GPU, and are checked."""
+        several = max(Counter(device.machine for device in self.devices).values()) > 1
+        off = os.environ.get("NCCL_P2P_DISABLE", "0") != "0"  # as a user says
+        return self._check_peers and self._ranks.peer_access and several and not off
+
+    def _try_peers_again(self) -> None:
+        """Have the next start use peer access again, unless workers were sound without it: nothing says else that it is
+        what is broken."""
+        if self.broken_copies and not self._sound_without_peers:
             self._do_without_peers("")
-            raise
 
     def _do_without_peers(self, why: str) -> None:
         """Ranks that are started from now on use no peer access between GPUs; they do where `why` is empty."""
         self.broken_copies, self._ranks = why, replace(self._ranks, peer_access=not why)
+        self._sound_without_peers = False
 
     def _checked(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
         """These workers, once each was seen to get what others send it. Raises BrokenCopiesError where one does not."""
@@ -440,6 +461,7 @@ class Pool:
             wrong = f"copies between devices do not arrive ({error.cause})"
             self._failures.retract()
         if not wrong:
+            self._sound_without_peers = not self._ranks.peer_access
             return workers
         if not self._ranks.peer_access:
             wrong = f"{wrong} even without peer access"

@@ -98,6 +98,23 @@ def test_a_start_that_fails_even_so_says_why_and_blames_no_peer_access():
         assert len(pool._failures._times) == 2, "one for each that its user has seen"
 
 
+def test_nothing_is_tried_without_peer_access_where_a_user_has_switched_it_off(monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    with corrupting_pool("RaisingAtStartAlways", check_peers=True) as pool:
+        with pytest.raises(PoolError, match=r"^rank .: a kernel used memory that is not its own"):
+            pool.start()
+        assert (pool.generation, pool.broken_copies) == (1, "")
+
+
+def test_workers_that_never_were_sound_without_peer_access_use_it_again_after_they_fail():
+    """As where a prompt was cancelled while they started without."""
+    with corrupting_pool("RaisingAtStartAlways", check_peers=True) as pool:
+        pool._do_without_peers("copies between devices arrive damaged")
+        with pytest.raises(PoolError, match=r"^rank .: a kernel used memory that is not its own"):
+            pool.start()
+        assert (pool.generation, pool.status()["peer_access"], pool.broken_copies) == (1, True, "")
+
+
 def test_a_cancel_while_they_start_without_peer_access_leaves_them_without():
     def cancel():
         if pool.generation == 2:

@@ -123,30 +123,51 @@ def _devices() -> tuple[str, ...]:
     return ("--devices", ",".join(map(str, cuda)) if cuda else f"cpu:{len(named)}")
 
 
+def _failed(message: str) -> dict:
+    return {"state": "failed", "message": message}
+
+
 async def _examine() -> dict:
-    """The doctor in a process of its own, as from the command line: it may start ranks and may fail to."""
+    """What the doctor finds on the devices of the pools; of all where they cannot be named, as one that was lost."""
+    devices = _devices()
+    found, refused = await _examined(devices)
+    return (await _examined(()))[0] if devices and refused else found
+
+
+async def _examined(devices: tuple[str, ...]) -> tuple[dict, bool]:
+    """The doctor in a process of its own, as from the command line: it may start ranks and may fail to. Also returns
+    whether it refused what it was asked."""
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *(*DOCTOR, "--comfyui", this_comfyui().path, *_devices()),
+            *(*DOCTOR, "--comfyui", this_comfyui().path, *devices),
             cwd=PACK,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:  # no memory for a process, or the pack's folder was moved
-        return {"state": "failed", "message": f"the doctor could not be started: {error.strerror}; restart ComfyUI"}
+        return {
+            "state": "failed",
+            "message": f"the doctor could not be started: {error.strerror}; restart ComfyUI",
+        }, False
     try:
         out, _ = await asyncio.wait_for(process.communicate(), DOCTOR_LIMIT_S)
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
-        return {"state": "failed", "message": f"the doctor took longer than {DOCTOR_LIMIT_S:.0f} s and was ended"}
+        return {
+            "state": "failed",
+            "message": f"the doctor took longer than {DOCTOR_LIMIT_S:.0f} s and was ended",
+        }, False
     try:
         found = json.loads(out)
     except ValueError:
-        return {"state": "failed", "message": f"the doctor ended with status {process.returncode} and said nothing"}
+        return {
+            "state": "failed",
+            "message": f"the doctor ended with status {process.returncode} and said nothing",
+        }, False
     if "checks" not in found:
-        return {"state": "failed", "message": str(found.get("error", "the doctor gave no checks"))}
+        return _failed(str(found.get("error", "the doctor gave no checks"))), "error" in found
     kept = ("can_run", "checks", "warnings", "peer_access", "versions")
-    return {"state": "done", **{name: found[name] for name in kept if name in found}}
+    return {"state": "done", **{name: found[name] for name in kept if name in found}}, False

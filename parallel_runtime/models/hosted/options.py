@@ -52,6 +52,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
 MEANT = (
     "On compute capability 9.0 and 10.0 workers try cuDNN's attention first where ComfyUI tries FlashAttention 2: as "
     "exact, and quicker there (`parallel_runtime/choices.json`). A report names what attended (`ranks[].attention`).",
+    "Where attention fails, a worker tries once more without cuDNN's kernel, and keeps to that if it helps; the log "
+    "says so.",
 )
 REASONS: Mapping[str, str] = {name: reason for reason, names in KEPT.items() for name in names}
 # What ranks have whatever ComfyUI has. Graphs would hold the addresses of tensors that ranks exchange.

@@ -363,6 +363,17 @@ def test_a_recording_that_torch_does_not_begin_leaves_nothing_under_way(monkeypa
     assert recorder.record(lambda: None)
 
 
+@pytest.mark.parametrize("version", [(2, 6), (2, 13)], ids=str)
+def test_a_torch_that_ends_recordings_by_other_names_goes_without_a_graph(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    cuda, recorder = Cuda(monkeypatch, version), CudaRecorder(CARD)
+    for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        recorder.record(cuda.waits)
+
+
 def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     Cuda(monkeypatch)
     modes: list[Any] = [0]

@@ -95,17 +95,17 @@ class CudaRecorder:
             graph.capture_end()
         except RuntimeError:
             where, renamed = (self.device.index, self._pool), hasattr(torch._C, "_cuda_endAllocateToPool")  # by 2.8
-            end = getattr(torch._C, f"_cuda_endAllocate{'' if renamed else 'CurrentStream'}ToPool")
-            if _done(end, *where) or (began and renamed and not _done(graph.pool)):
-                _done(torch._C._cuda_releasePool, *where)
+            end = f"_cuda_endAllocate{'' if renamed else 'CurrentStream'}ToPool"
+            if _done(torch._C, end, *where) or (began and renamed and not _done(graph, "pool")):
+                _done(torch._C, "_cuda_releasePool", *where)
             raise
 
 
-def _done(function: Callable[..., object], *given: object) -> bool:
-    """Whether torch does it, rather than to raise as there is nothing to do."""
+def _done(of: object, name: str, *given: object) -> bool:
+    """Whether torch does it, rather than to raise as there is nothing to do, or to have it no more by that name."""
     try:
-        function(*given)
-    except RuntimeError:
+        getattr(of, name)(*given)
+    except (AttributeError, RuntimeError):
         return False
     return True
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallel_runtime.models.hosted import graphs
+from parallel_runtime.models.hosted import cuda_graphs, graphs
 from parallel_runtime.models.hosted.compiled import TOLD, Kind, _form, _kind_of
 from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder
 from parallel_runtime.models.hosted.graphs import Watch
@@ -374,8 +374,11 @@ def test_a_torch_that_ends_recordings_by_other_names_goes_without_a_graph(
         recorder.record(cuda.waits)
 
 
-def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("vendor", ["CUDA", "HIP"])
+def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
+    """By torch's words for either vendor. Other warnings come, each once, of however many blocks."""
     Cuda(monkeypatch)
+    monkeypatch.setattr(cuda_graphs, "_SAID", set())
     modes: list[Any] = [0]
 
     def set_mode(mode: Any) -> None:
@@ -388,16 +391,20 @@ def test_who_waits_for_the_device_is_found_before_it_is_recorded(monkeypatch: py
 
     def waits() -> None:
         if modes[-1] == "warn":
-            warnings.warn("called a synchronizing CUDA operation (Triggered internally at /c10.cpp:1.)", stacklevel=1)
+            said = f"called a synchronizing {vendor} operation (Triggered internally at /c10.cpp:1.)"
+            warnings.warn(said, stacklevel=1)
 
-    with pytest.warns(UserWarning) as others, recorder.noting_waits() as noted:
-        waits()
-        warnings.warn("of the block", stacklevel=1)
-        waits()
-    assert len(noted) == 2 and [str(each.message) for each in others] == ["of the block"]
+    with pytest.warns(UserWarning) as others:
+        for block in (1, 2, 2):
+            with recorder.noting_waits() as noted:
+                waits()
+                warnings.warn(f"of block {block}", stacklevel=1)
+                waits()
+            assert len(noted) == 2
+    assert [str(each.message) for each in others] == ["of block 1", "of block 2"]
     with recorder.noting_waits() as noted:
         pass
-    assert noted == [] and modes == [0, "warn", 0, "warn", 0]
+    assert noted == [] and modes == [0, *["warn", 0] * 4]
     with pytest.raises(ValueError, match="of the block"), recorder.noting_waits():
         raise ValueError("of the block")
     assert modes[-1] == 0

@@ -3,6 +3,7 @@
 Owns how one is made, and its memory. Does not own what is recorded, nor when it is replayed (block_graphs.py).
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,7 +14,8 @@ from weakref import WeakSet
 import torch
 
 Replay: TypeAlias = Callable[[], object]
-WAITED = "called a synchronizing CUDA operation"  # torch's words
+WAITED = "called a synchronizing (CUDA|HIP) operation"  # torch's words
+_SAID: set[tuple[str, type[Warning], str, int]] = set()  # warnings of blocks; Python's note of them ends with a filter
 
 
 class GraphRecorder(Protocol):
@@ -42,7 +44,7 @@ class CudaRecorder:
 
     @contextmanager
     def noting_waits(self) -> Iterator[list[Any]]:
-        """As `GraphRecorder.noting_waits`, of what torch itself has wait. Other warnings come when it is left."""
+        """As `GraphRecorder.noting_waits`, of what torch itself has wait. Other warnings come once, as it is left."""
         waits, before = list[Any](), torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.filterwarnings("always", WAITED)
@@ -52,9 +54,11 @@ class CudaRecorder:
                 yield waits
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-                waits += [each for each in said if str(each.message).startswith(WAITED)]
+                waits += [each for each in said if re.match(WAITED, str(each.message))]
         for each in said:
-            if each not in waits:
+            key = (str(each.message), each.category, each.filename, each.lineno)
+            if each not in waits and key not in _SAID:
+                _SAID.add(key)
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
     def record(self, function: Callable[[], None]) -> Replay:

@@ -249,4 +249,9 @@ def test_a_little_attention_by_cudnn_is_tried_before_any_model_runs(monkeypatch:
     try_first(torch.device("cpu"))
     sdpa._FALLBACK.clear()
     try_first(torch.device("cpu"))
+    for capability in (None, (7, 5), (9, 0)):
+        module = ops("CUDNN_ATTENTION", *WITHOUT)  # ComfyUI 0.24's
+        put_first(module, choice_for(capability))
+        try_first(torch.device("cpu"))
+        assert order(module)[0] == "CUDNN_ATTENTION" and sdpa.may_fall_back()
     assert not tried, "nothing was moved"

@@ -34,10 +34,11 @@ BACKENDS = {"cudnn": CUDNN, "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_
 
 
 class Fallback(NamedTuple):
-    """ComfyUI's list, and what it has in it once attention has failed."""
+    """ComfyUI's list, what it has in it once attention has failed, and the kernel that we moved first, if any."""
 
     order: list[SDPBackend]
     then: list[SDPBackend]
+    moved: str
 
 
 _FALLBACK: list[Fallback] = []  # of this process: one or none
@@ -57,13 +58,13 @@ def put_first(ops: ModuleType, chosen: CardChoice) -> None:
     order.sort(key=lambda each: each.name != first)  # stable: the others keep their order
     then = [each for each in stocks if each.name != CUDNN]
     if then and order != then:
-        _FALLBACK[:] = [Fallback(order, then)]
+        _FALLBACK[:] = [Fallback(order, then, "" if order[0] in (stocks[0], then[0]) else order[0].name)]
 
 
 def try_first(device: torch.device) -> None:
     """A little attention in both halves by the kernel that was moved; where it raises, the fallback stays."""
     for dtype in (torch.bfloat16, torch.float16):
-        if not _FALLBACK or _first_of(_FALLBACK[0]) is None:
+        if not _FALLBACK or not _FALLBACK[0].moved:
             return
         q = torch.zeros(1, 2, 128, 64, dtype=dtype, device=device)
         try:
@@ -85,8 +86,8 @@ def may_fall_back() -> bool:
 def falling_back(error: RuntimeError) -> Iterator[None]:
     """The fallback, inside and from now on, after attention raised `error`; the log says so. What raises inside as well
     was no kernel's that is left out or was moved: the order stays as it was then."""
-    order, then = fallback = _FALLBACK.pop()
-    ours, name = list(order), _first_of(fallback) or CUDNN
+    order, then, moved = fallback = _FALLBACK.pop()
+    ours, name = list(order), moved or CUDNN
     order[:] = then
     try:
         yield
@@ -97,12 +98,6 @@ def falling_back(error: RuntimeError) -> Iterator[None]:
     _FAILED[:] = [NAMES.get(name, name)]
     why = str(error).partition("\n")[0]
     log.warning("%s failed; this worker keeps ComfyUI's order of kernels without cuDNN's: %s", _FAILED[0], why)
-
-
-def _first_of(fallback: Fallback) -> str | None:
-    """The kernel that is tried first and not so by the fallback; None where both begin alike."""
-    first, then = fallback.order[0], fallback.then[0]
-    return None if first == then else first.name
 
 
 def failed() -> str:

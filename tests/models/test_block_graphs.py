@@ -128,7 +128,7 @@ def first(
     graphs = SimpleNamespace(outs=block_graphs.Buffers())
     of: Any = SimpleNamespace(_recorder=recorder, _graphs=graphs)
     kind: Any = SimpleNamespace(title="A")
-    return GraphRun._first(of, kind, call, run, tensors)[0].reason
+    return GraphRun._first(of, kind, call, run, tensors, block_graphs.WAITED)[0].reason
 
 
 def test_a_block_that_finds_what_a_block_before_it_kept_has_no_graph() -> None:
@@ -166,9 +166,38 @@ def test_ranks_ask_each_other_on_the_device_of_their_graphs(monkeypatch: pytest.
     run = GraphRun(BlockGraphs(CompiledBlocks(), lambda: SimpleNamespace(device=card)), version=0, watch=QUIET)
     kind: Any = SimpleNamespace(title="A")
     with run.calling(SequenceParallelAttention()):
-        seen = block_graphs.Seen([], reason="of its form")
+        seen = block_graphs.Seen([], reason="of its form", of=block_graphs.OF_FORM)
         assert run._recorded(kind, len, (), {}, [torch.ones(1)], seen) == "of its form"
     assert asked == [card]
+
+
+@in_ranks(2)
+def test_a_wait_in_its_first_call_alone_costs_a_block_no_graph(group: GlooGroup) -> None:
+    """As where one rank builds a table on its device; ranks agree which call is looked at again."""
+    tape.install()
+    waiting: list[str] = []
+
+    class Waits(tape.Tape):
+        def noting_waits(self) -> Any:
+            return nullcontext(waiting)
+
+    model, inputs = CASES["Flux.1, ControlNet"]()
+    graphs = BlockGraphs(blocks_of(model), Waits)
+    SharedModel(model, spec_of(type(model)), group)
+    every, refused = len(graphs.blocks.entrances), "has the host wait" if group.index else "on another rank"
+    with torch.inference_mode():
+        want = call(model, inputs)
+        for calls, count, why in ((0, every, ""), (1, every, ""), (2, 0, refused)):
+            graphs.drop()
+            for number in range(4):
+                waiting[:] = ["a table"] if group.index and number < calls else []
+                run = GraphRun(graphs, version=0, watch=QUIET)
+                with run.calling(group):
+                    assert torch.equal(call(model, inputs), want)
+                assert graphs.count == (0 if number <= calls else count)
+            assert run.report().uncompiled_blocks == every - count
+            assert why in run.report().reason and bool(why) == bool(run.report().reason)
+            assert not graphs.refused, "other forms of the kind may have graphs"
 
 
 @in_ranks(2)

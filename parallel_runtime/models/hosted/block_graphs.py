@@ -16,6 +16,7 @@ what it reads and the numbers that Python had, so:
   that ranks find a form again alike. Graphs are of one version of the weights and one mesh; of another all are dropped.
 - A graph replays exchanges that the others of its communicator replay too: ranks agree on each that is recorded.
 - A failed recording may cost memory: what waits for its device is not tried, nor a kind again that was in vain.
+  One wait may be of a first call alone, as where it builds a table: then ranks look at the second one, too.
 
 Every block copies its arguments, those too that all blocks are given: no tensor of inference mode has a version that
 would tell whether the model wrote to it between two blocks.
@@ -51,7 +52,7 @@ from .stock_functions import OVERRIDE
 
 FORMS = 4  # of a block's calls at a time: two texts, and those of the size before
 LARGEST_BYTES = 128 << 20  # of a block's arguments; with more of them no device waits for its host
-NO_REASON, OF_FORM, OF_KIND = range(3)  # why a rank records none: what the block is given, or it was tried in vain
+NO_REASON, WAITED, OF_FORM, OF_KIND = range(4)  # why a rank has none: its first call, what it is given, a try in vain
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)  # constants that `==` compares
 
 
@@ -80,11 +81,12 @@ class Buffers:
 
 @dataclass
 class Seen:
-    """A form that was met once: where its results will go, which arguments it wrote to, or why it is not recorded."""
+    """A form that was met: where its results will go, which arguments it wrote to, or why it is not recorded."""
 
     outs: list[Tensor]
     written: frozenset[int] = frozenset()
     reason: str = ""
+    of: int = NO_REASON
 
 
 @dataclass
@@ -204,26 +206,27 @@ class GraphRun:
         call = installed().call
         form = (_tokens(call), _form(mine, tensors), _form(named, tensors))
         forms = self._graphs.known.setdefault(number, OrderedDict())
-        known = forms.get(form)
+        known, wait = forms.get(form), WAITED
         if not isinstance(known, RecordedBlock) and id(kind) in self._graphs.refused:
             raise CannotRecordError(self._graphs.refused[id(kind)])
+        if isinstance(known, Seen):
+            known, wait = self._recorded(kind, inner, mine, named, tensors, known), OF_FORM
         if known is None:
-            forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors)
+            forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors, wait)
             if len(forms) > FORMS:
                 forms.popitem(last=False)
                 self._graphs.forgot = True
             return False, out
+        forms[form] = known
         forms.move_to_end(form)
-        if isinstance(known, Seen):
-            known = forms[form] = self._recorded(kind, inner, mine, named, tensors, known)
         if isinstance(known, str):
             raise CannotRecordError(known)
         return True, self._again(known, tensors)
 
     def _first(
-        self, kind: Kind, call: TokenCall | None, run: Callable[[], Any], tensors: list[Tensor]
+        self, kind: Kind, call: TokenCall | None, run: Callable[[], Any], tensors: list[Tensor], wait: int
     ) -> tuple[Seen, Any]:
-        """Compute a block as it is, and look whether a graph could."""
+        """Compute a block as it is, and look whether a graph could. `wait`: what one is that waits for its device."""
         before, device = [tensor.clone() for tensor in tensors], self._recorder.device
         with self._recorder.noting_waits() as waits:
             out = run()
@@ -245,7 +248,7 @@ class GraphRun:
             if any(storages.count(storages[place]) > 1 for place in written):
                 raise CannotRecordError(f"{kind.title} writes to memory that several of its arguments share")
         except CannotRecordError as error:
-            return Seen([], reason=str(error)), out
+            return Seen([], reason=str(error), of=wait if waits else OF_FORM), out
         return Seen(self._graphs.outs.take([leaf for leaf in leaves if id(leaf) not in known]), frozenset(written)), out
 
     def _recorded(
@@ -256,15 +259,15 @@ class GraphRun:
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         seen: Seen,
-    ) -> RecordedBlock | str:
-        """A graph of a block, or why there is none: on every rank of the communicator, or on none."""
+    ) -> RecordedBlock | str | None:
+        """A graph of a block, or why there is none: on every rank of the communicator, or on none. None where one has
+        waited in its first call, and nothing else is wrong on any."""
         began, sequence, traffic = time.perf_counter(), self._sequence, self._sequence.ulysses.traffic
         before = traffic.calls, traffic.num_bytes, sequence.most_keys, sequence.rounded, frozenset(ATTENDED)
         traffic.calls = traffic.num_bytes = sequence.most_keys = 0
         sequence.rounded = False
         ATTENDED.clear()
-        reason, found = seen.reason, list[RecordedBlock]()
-        of = OF_FORM if reason else NO_REASON
+        reason, of, found = seen.reason, seen.of, list[RecordedBlock]()
         try:
             if not reason:
                 found.append(self._record(inner, args, kwargs, tensors, seen))
@@ -282,7 +285,7 @@ class GraphRun:
                 self._graphs.refused[id(kind)] = reason
         self._watch.compile_s += time.perf_counter() - began
         self._graphs.recorded_s += time.perf_counter() - began
-        return reason or found[0]
+        return None if worst == WAITED else reason or found[0]
 
     def _record(
         self,

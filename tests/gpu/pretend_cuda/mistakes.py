@@ -39,7 +39,7 @@ KEY = "(version, sequence, sequence.named, sequence.exchange)"
 DUE = "== self._mesh.plan.pipefusion:"
 COPY, DROPPED = "_copy_(buffers, [tensors[place] for place in places])", "model.drop_graphs()  # on all"
 ON_ONE = "self._sequence.index and 'not here' or self"
-ASKING, RECORDED = "max(numbers_over(sequence, self._recorder.device, of))", "forms[form] = self._recorded("
+ASKING, RECORDED = "max(numbers_over(sequence, self._recorder.device, of))", "known, wait = self._recorded("
 OF_GRAPHS = {
     "hosted_weights.py": [
         ("of weights as they were", "weights", "1\n        self._weights.refuse", "0\n        self._weights.refuse")

@@ -10,7 +10,7 @@ GPU decide the rest:
   guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. The device is idle when its messages are through:
   a receive when the sender's host has queued what it depends on, a send when the receiver's host has posted it. So a
   receive is posted only when all that its message depends on has been queued here, and before any launch here that may
-  wait for the sender.
+  wait for the sender. Memory that it lands in may have to be asked of the device, which is such a launch.
 
 NCCL connects two ranks with their first message, for which the hosts of both wait. So on a circle of links some rank
 receives before it sends.
@@ -70,19 +70,18 @@ class P2PChannel:
         self._in_flight.append((work, source))
         self._traffic.add(source.nbytes)
 
-    def post(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> "Arrival":
-        """Post the receive of the next message; one without elements is not sent."""
-        tensor = torch.empty(shape, dtype=dtype, device="cpu" if self._staged else device)
-        work = None
+    def post(self, landing: torch.Tensor) -> "Arrival":
+        """Post the receive of the next message, which lands there; one without elements is not sent."""
+        tensor, work = torch.empty_like(landing, device="cpu") if self._staged else landing, None
         if tensor.numel():
             work = dist.irecv(tensor, self.peer, group=self.group)
             if work is None:
                 raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link from rank {self.peer}")
-        return Arrival(tensor, work, device, self._traffic)
+        return Arrival(tensor, work, landing.device, self._traffic)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
         """The next message, as `Arrival.wait` returns it."""
-        return self.post(shape, dtype, device=device).wait()
+        return self.post(torch.empty(shape, dtype=dtype, device=device)).wait()
 
     def drain(self) -> None:
         """Return when all is sent."""

@@ -76,10 +76,10 @@ class Passes:
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """What the stage's last block made."""
+        tensors = [tensor.contiguous() for tensor in tensors]  # no launch while the first of them waits (links.py)
         if self._warm:
-            codes = [DTYPES.index(tensor.dtype) for tensor in tensors]
-            self.send_one(torch.tensor(codes, device=self._device))
-        for tensor in [tensor.contiguous() for tensor in tensors]:  # no launch while the first of them waits (links.py)
+            self.send_one(torch.tensor([DTYPES.index(tensor.dtype) for tensor in tensors], device=self._device))
+        for tensor in tensors:
             self.send_one(tensor)
 
     def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -99,9 +99,9 @@ class Passes:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
         return self._previous.receive(shape, dtype, device=self._device)
 
-    def post_one(self, shape: Sequence[int], dtype: torch.dtype) -> Arrival:
+    def post_one(self, landing: torch.Tensor) -> Arrival:
         """Post the receive of the same, which is waited for later."""
-        return self._previous.post(shape, dtype, device=self._device)
+        return self._previous.post(landing)
 
     def drain(self) -> None:
         """Return when all is sent."""

@@ -80,6 +80,7 @@ class SteadyCalls(Calls):
         self._x = torch.empty(0)  # (B, 1, N): what the first stage has of the latent, of this call or the one before
         self._places: list[torch.Tensor] = []  # of each part
         self._gets = False  # whether parts come to this stage
+        self._landings: list[torch.Tensor] = []  # of each, where it comes before it is in `_x`
         self._expected: deque[range] = deque()  # parts to be posted, by the pass that they come of
         self._posted: deque[Arrival] = deque()  # and not taken
         self._ran = 0
@@ -106,6 +107,7 @@ class SteadyCalls(Calls):
             self._enter(0, whole)
         elif self._passes.first or len(whole) == 1:  # to others the shape of the latent is enough, before the blocks
             self._gets = True
+            self._landings = [self._x.new_empty((*shape[:2], len(places))) for places in self._places]
             self._expect(whole)
 
     def run(self, call: int) -> None:
@@ -143,7 +145,7 @@ class SteadyCalls(Calls):
 
     def while_waiting(self) -> None:
         """As `Calls.while_waiting`."""
-        while self._expected:
+        while self._passes.first and self._expected:  # to others it is passed on once a step may start
             self._post()
 
     def close(self) -> None:
@@ -165,10 +167,9 @@ class SteadyCalls(Calls):
                 self._post()
 
     def _post(self) -> None:
-        """Post the receives of the parts that are expected first."""
+        """Post the receives of the parts that are expected first. The one before of each was taken."""
         for part in self._expected.popleft():
-            shape = (*self._x.shape[:2], len(self._places[part]))
-            self._posted.append(self._passes.post_one(shape, torch.float32))
+            self._posted.append(self._passes.post_one(self._landings[part]))
 
     def _take(self, parts: range) -> None:
         """Have these parts of the next call's latent, where they come to this stage or are its own."""
@@ -180,7 +181,7 @@ class SteadyCalls(Calls):
             came = self._posted.popleft().wait()
             self._x[..., self._places[part]] = came
             if len(self._places) == 1:
-                self._pass_on(came)
+                self._pass_on(came.clone())  # where it landed the next one may, while this is still on its way
 
     def _pass_on(self, tensor: torch.Tensor) -> None:
         """To the next stage, unless that is the last one, which it came from."""

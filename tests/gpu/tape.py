@@ -248,7 +248,8 @@ class TapedAllToAll(AllToAll):
             super().__init__(axis, send, sending, receiving, **how)
             return
         recording, begun = self._strip.exchanging(axis), self._begun
-        self.axis, self.received = axis, send.new_empty((sum(receiving), *send.shape[1:]))
+        row = how.get("row")
+        self.axis, self.received = axis, send.new_empty((sum(receiving), *(send.shape[1:] if row is None else row)))
         row_bytes = send.element_size() * math.prod(send.shape[1:])
         axis.traffic.add((send.shape[0] - sending[axis.index]) * row_bytes)
 

@@ -162,13 +162,14 @@ class FirstStage:
         self.calls._patches, self.calls._warmup_steps, self.calls._ran = max(parts, stages), 1, 0
         self.calls._places = list(torch.arange(2 * parts).split(2))
         self.calls._x, self.calls._gets = torch.zeros(1, 1, 2 * parts), True
+        self.calls._landings = [torch.full((1, 1, 2), -1.0) for _ in range(parts)]
         self.calls._expected, self.calls._posted = deque([range(parts)]), deque()  # as `prepare` leaves them
 
-    def _post_one(self, shape: tuple[int, ...], dtype: torch.dtype) -> SimpleNamespace:
-        assert (shape, dtype) == ((1, 1, 2), torch.float32)
+    def _post_one(self, landing: torch.Tensor) -> SimpleNamespace:
         number = next(self._posted)
+        assert landing is self.calls._landings[number % len(self.calls._landings)], "memory asked for in the run"
         self.said.append(f"p{number}")
-        return SimpleNamespace(wait=lambda: self.said.append(f"t{number}") or torch.full(shape, float(number)))
+        return SimpleNamespace(wait=lambda: self.said.append(f"t{number}") or landing.fill_(float(number)))
 
     def ran(self, *calls: int) -> str:
         """What it did in these calls."""
@@ -218,6 +219,16 @@ def test_a_stage_that_waits_for_its_permit_posts_all_that_will_be_sent() -> None
     stage.calls.while_waiting()
     assert stage.said == ["p7", "p8"]
     assert stage.ran(2) == "t6 - t7 - t8 -"
+
+
+def test_a_stage_between_others_posts_nothing_while_it_waits_for_its_permit() -> None:
+    """The whole latent comes to it once the stage before may start."""
+    stage = FirstStage(stages=3, parts=1, conds=1, calls=3)
+    stage.calls._passes.first = False
+    stage.calls._pass_on = lambda came: None
+    stage.calls.while_waiting()
+    assert stage.said == []
+    assert stage.ran(0).startswith("p0 t0")
 
 
 def test_what_a_stage_sends_is_laid_out_before_the_first_of_it_is_sent() -> None:

@@ -213,6 +213,7 @@ class GraphRun:
             known, wait = self._recorded(kind, inner, mine, named, tensors, known), OF_FORM
         if known is None:
             forms[form], out = self._first(kind, call, partial(inner, *args, **kwargs), tensors, wait)
+            forms.move_to_end(form)
             if len(forms) > FORMS:
                 forms.popitem(last=False)
                 self._graphs.forgot = True

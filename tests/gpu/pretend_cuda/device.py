@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-import tape
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
@@ -283,6 +282,12 @@ def visible():
     return [int(number) for number in told.split(",")] if told else list(range(8))
 
 
+def capturing():
+    """Whether a graph is recorded. The engine imports the tape, and with it the product, which is yet to be spoilt."""
+    tape = sys.modules.get("tape")
+    return tape is not None and tape.Tape.now is not None
+
+
 def settings_file():
     """`pretend.json` in a folder of the path, written anew by whoever asks."""
     return next(path for folder in sys.path if (path := Path(folder) / "pretend.json").exists())
@@ -326,7 +331,7 @@ def install():
         cudaHostUnregister=lambda pointer: PRETENCE.pinned.discard(pointer) or 0,
     )
     cuda._sleep = lambda cycles: None
-    cuda.is_current_stream_capturing = lambda: tape.Tape.now is not None
+    cuda.is_current_stream_capturing = capturing
     cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")

@@ -69,6 +69,7 @@ class PretendPool(Pool):
     def wrong(self, reference: Reference, trial: Trial, **settings: object) -> str:
         """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
         self._failures.forget()  # three in a minute are too many for a pool, not for this
+        self._do_without_peers("")  # as a new pool
         self.tell({"launches_wait": trial.launches_wait, **settings})
         try:
             if trial.graphs:
@@ -81,6 +82,8 @@ class PretendPool(Pool):
             error = reference.error(self, trial, {}, dtype=trial.dtype)
         except PoolError as failure:
             return str(failure).splitlines()[0]
+        if self.broken_copies:  # workers that were started without the mistake computed this
+            return self.broken_copies
         limit = reference.limit(trial.dtype)
         return "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
 

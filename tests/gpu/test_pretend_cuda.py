@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from gpu.cases import Reference, write_model
+from gpu.pretend_cuda.mistakes import MISTAKES
 from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
 from host.tiny_hosted import spec_of, write_tiny
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.pool import pool as of_pool
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 
@@ -71,6 +73,13 @@ def test_no_weight_is_on_a_device_twice(tmp_path: Path, pool: PretendPool, dtype
     held = allocated[0] - pool.status()["memory"][0]["allocated_bytes"]
     assert allocated == [allocated[0]] * 3, "a weight was kept beside the changed one"
     assert loaded.parameter_bytes <= held < 1.1 * loaded.parameter_bytes, "the file's weight was kept, too"
+
+
+def test_the_text_of_each_mistake_is_in_the_product() -> None:
+    """Which `make pretend-cuda` plants; one that is nowhere any more would be found by nothing."""
+    sources = {path: path.read_text(encoding="utf-8") for path in Path(of_pool.__file__).parents[1].rglob("*.py")}
+    for each in MISTAKES:
+        assert any(each.old in text for path, text in sources.items() if path.name == each.file), each.name
 
 
 @pytest.mark.parametrize(("now", "here"), [("1,0", ("GPU pretend-1", "GPU pretend-0")), ("0", ("", "no GPU"))])

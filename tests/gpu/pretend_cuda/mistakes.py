@@ -87,7 +87,7 @@ MISTAKES = (
     Mistake("a stage posts a receive where it needs it", WAITING, "steady_pipeline.py", DUE, "== -1:"),
     Mistake("a stage posts a receive a pass later", MORE_WAITING, "steady_pipeline.py", DUE, f"{DUE[:-1]} + 1:"),
     Mistake("what a stage sends is left in flight", STAGES, "links.py", "while self._in_flight:", "while False:"),
-    Mistake("a stage receives on the first device", STAGES, "links.py", "staged else device", 'staged else "cuda:0"'),
+    Mistake("a stage receives on the first device", STAGES, "links.py", "device=device)", 'device="cuda:0")'),
     Mistake("padding is taken for a log-sum-exp", RING, "kernels.py", "lse[:, :, : q.shape[2]]", "lse"),
     Mistake("inputs lie on the first device", ULYSSES, "latent.py", "[name]), self._timer.device", FIRST),
     Mistake("ranks of one device exchange its memory", SHARED, "mesh.py", 'dist.get_backend() == "gloo"', "False"),

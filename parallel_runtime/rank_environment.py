@@ -170,10 +170,10 @@ def _nccl_defaults_of_torch(ours: Mapping[str, str]) -> dict[str, str]:
 
     major, minor, *_ = torch.__version__.split(".")
     version = int(major), int(minor)
-    found = {} if {RECORDED, RECORDED_SINCE_2_9} & ours.keys() else {RECORDED: "0"}
-    if found and version >= (2, 9):
-        found = {RECORDED_SINCE_2_9: "0"}
-    return found | ({HELD_BY_EXCHANGES: "1"} if version < (2, 8) else {})
+    found = {HELD_BY_EXCHANGES: "1"} if version < (2, 8) else {}
+    if not {RECORDED, RECORDED_SINCE_2_9} & ours.keys():
+        found[RECORDED_SINCE_2_9 if version >= (2, 9) else RECORDED] = "0"
+    return found
 
 
 def _allocator_settings(ours: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
 from .process import available_cpus
 from .ranks import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, checked
-from .status import State, describe, first_line
+from .status import State, describe, first_line, memory_of
 from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
@@ -321,6 +321,10 @@ class Pool:
             workers = self._stop()
         if workers is not None:
             workers.generation.watcher.join()
+
+    def memory(self) -> list[dict[str, int]]:
+        """As in `status`, which says more and takes longer: this is asked in each step."""
+        return memory_of(self._workers)
 
     def status(self) -> dict[str, Any]:
         """What a user interface shows. Never waits; holds no path, only names of files."""

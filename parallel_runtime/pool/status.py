@@ -41,11 +41,16 @@ def describe(
         "meshes": [plan.name for plan in plans],
         "plans": [plan.to_dict() for plan in plans],
         "spent": _spent(workers),
-        "memory": [] if workers is None else [memory.known() for memory in workers.generation.memory],
+        "memory": memory_of(workers),
         "peer_access": peer_access,
         "last_failure": None if failure is None else first_line(failure),
         "failed_rank": None if failure is None else failure.rank,
     }
+
+
+def memory_of(workers: WorkerGroup | None) -> list[dict[str, int]]:
+    """Bytes that each rank last said that it occupies, by kind; [] without ranks."""
+    return [] if workers is None else [memory.known() for memory in workers.generation.memory]
 
 
 def _spent(workers: WorkerGroup | None) -> list[dict[str, float] | None]:

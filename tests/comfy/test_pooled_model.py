@@ -297,8 +297,8 @@ def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
             asked.append(([each.index for each in devices], of_run))
             graphs.append(told["graphs"])
 
-        def status(self) -> dict[str, list[dict[str, int]]]:
-            return {"memory": [{"reserved_bytes": 3000, "allocated_bytes": 2000}, {"reserved_bytes": 2**40}]}
+        def memory(self) -> list[dict[str, int]]:
+            return [{"reserved_bytes": 3000, "allocated_bytes": 2000}, {"reserved_bytes": 2**40}]
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
@@ -401,9 +401,9 @@ def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, poole
 def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module_of_pack, monkeypatch, made) -> None:
     patcher = module_of_pack("nodes.host.model.patcher")
     pooled, it = made("cuda", "ulysses=4"), patcher.RemotePatcher.__new__(patcher.RemotePatcher)
-    said = {"memory": [{"reserved_bytes": 3000, "allocated_bytes": 2000}, {"reserved_bytes": 2**40}, {}, {}]}
+    said = [{"reserved_bytes": 3000, "allocated_bytes": 2000}, {"reserved_bytes": 2**40}, {}, {}]
     monkeypatch.setattr(type(pooled), "started", True)
-    monkeypatch.setattr(type(pooled), "pool", SimpleNamespace(status=lambda: said))
+    monkeypatch.setattr(type(pooled), "pool", SimpleNamespace(memory=lambda: said))
     stock = patcher.RemotePatcher.__mro__[1]
     monkeypatch.setattr(stock, "get_free_memory", lambda self, device: 500, raising=False)
     it.model = SimpleNamespace(pooled=pooled)

@@ -260,7 +260,7 @@ class PooledModel:
         """Bytes that the ranks on a GPU only keep there for later, as they last said."""
         if device.type == "cpu" or not self.started:
             return 0
-        of_ranks = zip(self.devices, self.pool.status()["memory"], strict=False)
+        of_ranks = zip(self.devices, self.pool.memory(), strict=False)
         return sum(
             said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0)
             for rank, said in of_ranks

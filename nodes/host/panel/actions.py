@@ -147,26 +147,17 @@ async def _examined(devices: tuple[str, ...]) -> tuple[dict, bool]:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:  # no memory for a process, or the pack's folder was moved
-        return {
-            "state": "failed",
-            "message": f"the doctor could not be started: {error.strerror}; restart ComfyUI",
-        }, False
+        return _failed(f"the doctor could not be started: {error.strerror}; restart ComfyUI"), False
     try:
         out, _ = await asyncio.wait_for(process.communicate(), DOCTOR_LIMIT_S)
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
-        return {
-            "state": "failed",
-            "message": f"the doctor took longer than {DOCTOR_LIMIT_S:.0f} s and was ended",
-        }, False
+        return _failed(f"the doctor took longer than {DOCTOR_LIMIT_S:.0f} s and was ended"), False
     try:
         found = json.loads(out)
     except ValueError:
-        return {
-            "state": "failed",
-            "message": f"the doctor ended with status {process.returncode} and said nothing",
-        }, False
+        return _failed(f"the doctor ended with status {process.returncode} and said nothing"), False
     if "checks" not in found:
         return _failed(str(found.get("error", "the doctor gave no checks"))), "error" in found
     kept = ("can_run", "checks", "warnings", "peer_access", "versions")

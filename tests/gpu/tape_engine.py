@@ -6,7 +6,7 @@ The rank whose number stands in a file `DIES` of a folder there is killed in its
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import tape
@@ -29,7 +29,8 @@ class TapeEngine(Engine):
 
     def replaying(self):
         for each in (Path(folder) / DIES for folder in sys.path):
-            if each.is_file() and each.read_text(encoding="utf-8") == str(self.rank):
-                each.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+            with suppress(OSError):  # it is not there, or the rank that it names has just taken it
+                if each.read_text(encoding="utf-8") == str(self.rank):
+                    each.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
         return nullcontext()

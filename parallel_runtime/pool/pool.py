@@ -11,10 +11,8 @@ again by the pool itself.
 
 import itertools
 import logging
-import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -48,6 +46,7 @@ from .failures import Failures, refuse_without
 from .generation import Answer, Generation
 from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
+from .peer_access import PeerAccess
 from .process import available_cpus
 from .ranks import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, checked
 from .status import State, describe, first_line, memory_of
@@ -122,8 +121,6 @@ class Pool:
         self.threads_per_rank = threads
         self.deadline_s = checked(deadline_s)
         self.generation = 0  # how many sets of workers there have been, the present one included
-        self.broken_copies = ""  # why ranks do without peer access between GPUs; "" while they use it
-        self._sound_without_peers = False
         self._start_deadline_s = checked(start_deadline_s)
         self._load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
@@ -134,7 +131,8 @@ class Pool:
         self._failures = Failures()
         self._requests = itertools.count(1)  # their numbers, which rise over all generations
         self._ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
-        self._check_peers = self._ranks.backend == "nccl" if check_peers is None else check_peers
+        checks = self._ranks.backend == "nccl" if check_peers is None else check_peers
+        self._peers = PeerAccess(devices, checked=checks)
 
     def __enter__(self) -> "Pool":
         return self
@@ -143,6 +141,11 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def broken_copies(self) -> str:
+        """Why ranks do without peer access between GPUs; "" while they use it."""
+        return self._peers.why_not
 
     @property
     def state(self) -> State:
@@ -334,7 +337,7 @@ class Pool:
             devices=self.devices,
             workers=self._workers,
             failure=self._failures.last,
-            peer_access=self._ranks.peer_access,
+            peer_access=self._peers.used,
         )
 
     @contextmanager
@@ -392,7 +395,7 @@ class Pool:
         self.generation += 1
         generation = Generation(
             self.generation,
-            self._ranks,
+            replace(self._ranks, peer_access=self._peers.used),
             self._requests,
             segment_bytes=self._segment_bytes,
             start_deadline_s=self._start_deadline_s,
@@ -405,7 +408,7 @@ class Pool:
             generation,
             load_deadline_s=self._load_deadline_s,
             budget_bytes=self._budget_bytes,
-            check_copies=self._check_peers,
+            check_copies=self._peers.checked,
             overlap=self._overlap,
         )
         workers.settle(check)
@@ -418,39 +421,22 @@ class Pool:
             return self._checked(workers or self._start(check), check)
         except BrokenCopiesError as error:
             first = error
-            if not self._uses_peers():
-                self._try_peers_again()
+            if not self._peers.suspect:
+                self._peers.try_again()
                 raise
         except PoolError:
-            self._try_peers_again()
+            self._peers.try_again()
             raise
         self._failures.retract()
-        self._do_without_peers(first.cause)
+        self._peers.leave(first.cause)
         _log.warning(
             "%s; starting the workers again without peer access between GPUs, which is slower", self.broken_copies
         )
         try:
             return self._checked(self._start(check), check)
         except PoolError as error:
-            self._try_peers_again()
+            self._peers.try_again()
             raise error from first
-
-    def _uses_peers(self) -> bool:
-        """Whether copies between ranks may go from GPU to GPU, and are checked."""
-        several = max(Counter(device.machine for device in self.devices).values()) > 1
-        off = os.environ.get("NCCL_P2P_DISABLE", "0") != "0"  # as a user says
-        return self._check_peers and self._ranks.peer_access and several and not off
-
-    def _try_peers_again(self) -> None:
-        """Have the next start use peer access again, unless workers were sound without it: nothing says else that it is
-        what is broken."""
-        if self.broken_copies and not self._sound_without_peers:
-            self._do_without_peers("")
-
-    def _do_without_peers(self, why: str) -> None:
-        """Ranks that are started from now on use no peer access between GPUs; they do where `why` is empty."""
-        self.broken_copies, self._ranks = why, replace(self._ranks, peer_access=not why)
-        self._sound_without_peers = False
 
     def _checked(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
         """These workers, once each was seen to get what others send it. Raises BrokenCopiesError where one does not."""
@@ -465,9 +451,9 @@ class Pool:
             wrong = f"copies between devices do not arrive ({error.cause})"
             self._failures.retract()
         if not wrong:
-            self._sound_without_peers = not self._ranks.peer_access
+            self._peers.worked()
             return workers
-        if not self._ranks.peer_access:
+        if not self._peers.used:
             wrong = f"{wrong} even without peer access"
         raise workers.generation.fail(BrokenCopiesError(wrong, remedy=FEWER_DEVICES, detail=detail)) from failed
 

@@ -109,7 +109,7 @@ def test_nothing_is_tried_without_peer_access_where_a_user_has_switched_it_off(m
 def test_workers_that_never_were_sound_without_peer_access_use_it_again_after_they_fail():
     """As where a prompt was cancelled while they started without."""
     with corrupting_pool("RaisingAtStartAlways", check_peers=True) as pool:
-        pool._do_without_peers("copies between devices arrive damaged")
+        pool._peers.leave("copies between devices arrive damaged")
         with pytest.raises(PoolError, match=r"^rank .: a kernel used memory that is not its own"):
             pool.start()
         assert (pool.generation, pool.status()["peer_access"], pool.broken_copies) == (1, True, "")
@@ -182,4 +182,4 @@ def test_without_the_check_the_damage_is_there():
 @pytest.mark.parametrize(("devices", "checked"), [("cuda:0 cuda:1", True), ("cuda:0 cuda:0", False), ("cpu:0", False)])
 def test_the_check_is_for_devices_that_copy_to_each_other(devices, checked):
     parsed = tuple(Device(kind, int(index)) for kind, index in (name.split(":") for name in devices.split()))
-    assert Pool(parsed)._check_peers is checked
+    assert Pool(parsed)._peers.checked is checked

@@ -69,7 +69,7 @@ class PretendPool(Pool):
     def wrong(self, reference: Reference, trial: Trial, **settings: object) -> str:
         """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
         self._failures.forget()  # three in a minute are too many for a pool, not for this
-        self._do_without_peers("")  # as a new pool
+        self._peers.leave("")  # as a new pool
         self.tell({"launches_wait": trial.launches_wait, **settings})
         try:
             if trial.graphs:

@@ -231,7 +231,7 @@ def case(name: str, kind: str, engine: str, run_s: Sequence[float], **more: obje
 
 
 def compare(cases: list[dict]) -> None:
-    """Add to each row what it gains over one rank and over one process, in the blocks alone and end to end."""
+    """Add to each row what it gains over one rank and over one process."""
     one_rank = next((row for row in cases if row["kind"] == "one_rank"), None)
     for row in cases:
         if one_rank is not None and row is not one_rank:
@@ -239,9 +239,6 @@ def compare(cases: list[dict]) -> None:
         process = _process_for(row, cases)
         if process is not None:
             row["speedup_over_one_process"] = process["median_s"] / row["median_s"]
-        if one_rank is not None and row["kind"] == "plan" and "blocks_median_s" in row.keys() & one_rank.keys():
-            row["block_speedup"] = one_rank["blocks_median_s"] / row["blocks_median_s"]
-            row["end_to_end_over_block"] = row["speedup"] / row["block_speedup"]
 
 
 def _process_for(row: Mapping, cases: Sequence[dict]) -> dict | None:

@@ -19,7 +19,6 @@ from .build import Span, case, compare, plan_part, rank_parts
 from .environment import utilisation
 
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
-BLOCKS = frozenset(("double_blocks_s", "single_blocks_s"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,6 @@ class Timed:
     case: BenchmarkCase
     run_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
-    blocks_s: list[float] = field(default_factory=list)
     last: CaseRun | None = None
     utilisation: Mapping[int, float] = field(default_factory=dict)
 
@@ -69,10 +67,7 @@ class Timed:
         self.run_s.append(seconds)
         parts = rank_parts(run.spans, self.case.devices, began_s=run.began_s)
         took = [sum(part["busy_s"]) for part in parts if "busy_s" in part]
-        # ComfyUI's own modules tell no block from another
-        blocks = [sum(_blocks_s(part)) for part in parts if not part.get("regions", {}).keys().isdisjoint(BLOCKS)]
         self.busy_s += [max(took)] if took else []
-        self.blocks_s += [max(blocks)] if blocks else []
 
 
 def interleave(
@@ -135,13 +130,5 @@ def _row(timed: Timed) -> dict:
         row["loop"] = dict(last.loop)
     if timed.busy_s:
         row["slowest_rank_s"] = statistics.median(timed.busy_s)
-    if timed.blocks_s:
-        row |= {"blocks_s": timed.blocks_s, "blocks_median_s": statistics.median(timed.blocks_s)}
     ranks = rank_parts(last.spans, of.devices, began_s=last.began_s, utilisation=timed.utilisation)
     return row | ({"ranks": ranks} if ranks else {})
-
-
-def _blocks_s(part: dict) -> list[float]:
-    return [
-        sum(step) for step in zip(*(part["regions"][name] for name in BLOCKS if name in part["regions"]), strict=True)
-    ]

@@ -50,7 +50,7 @@ def test_a_case_is_told_of_and_prepared_before_each_run() -> None:
     )
     (timed,) = interleave([case], warmup=1, runs=1, told=lambda *each: heard.append(each))
     assert heard == [("a", 1, 2), ("prepared", 0, 0), ("a", 2, 2), ("prepared", 0, 0)]
-    assert len(timed.run_s) == 1 and timed.busy_s == timed.blocks_s == []
+    assert len(timed.run_s) == 1 and timed.busy_s == []
     for warmup, runs in ((0, 0), (-1, 1)):
         with pytest.raises(ValueError, match=f"runs={runs}, warmup={warmup}; use at least 1 run"):
             interleave([case], warmup=warmup, runs=runs)
@@ -66,8 +66,7 @@ def test_rows_have_their_error_beside_one_rank_and_the_times_of_their_ranks() ->
         )
         found = Timed(made)
         for step_s in (1.0, 3.0):
-            regions = {"double_blocks_s": step_s / 4, "single_blocks_s": step_s / 2}
-            ranks = [step_reply(step_s=part * step_s, regions=regions) for part in (0.5, 1.0)]
+            ranks = [step_reply(step_s=part * step_s) for part in (0.5, 1.0)]
             spans = [Span(wall_s=step_s, requests=[ranks])]
             run = CaseRun(result=torch.tensor(value), spans=spans, loop={"kind": "host"})
             found.add(step_s, run, busy={1: 0.5})
@@ -85,13 +84,8 @@ def test_rows_have_their_error_beside_one_rank_and_the_times_of_their_ranks() ->
     ]
     assert warnings == ["nan: the result or one rank's holds NaN or infinity"]
     one, uly2, *_ = rows
-    assert one.items() >= {"run_s": [1.0, 3.0], "slowest_rank_s": 2.0, "blocks_s": [0.75, 2.25], "threads": 2}.items()
-    assert (uly2["plan"]["name"], uly2["loop"], uly2["blocks_median_s"], uly2["speedup"]) == (
-        "uly2",
-        {"kind": "host"},
-        1.5,
-        1,
-    )
+    assert one.items() >= {"run_s": [1.0, 3.0], "slowest_rank_s": 2.0, "threads": 2}.items()
+    assert (uly2["plan"]["name"], uly2["loop"], uly2["speedup"]) == ("uly2", {"kind": "host"}, 1)
     assert "plan" not in one and uly2["ranks"][1].items() >= {"busy_s": [3.0], "utilisation": 0.5}.items()
 
 

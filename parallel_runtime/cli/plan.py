@@ -173,9 +173,13 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
         f"{report['calibration']['rates']['name']}, {min(report['free_bytes']) / GIB:.1f} GiB on each"
     )
     columns = f"  {'plan':26} {'s a step':>9} {'s a run':>9} {'GiB a rank':>11}  limited by"
-    rows = [_line(row, row == report["chosen"], paint) for row in report["table"][:SHOWN]]
-    left = len(report["table"]) - SHOWN
-    more = [f"  and {left} slower ones (--json lists them)"] if left > 0 else []
+    table, chosen = report["table"], report["chosen"]
+    shown = table[:SHOWN]
+    if chosen is not None and chosen in table[SHOWN:]:  # behind plans that do not fit
+        shown[-1] = chosen
+    rows = [_line(row, row == chosen, paint) for row in shown]
+    left = len(table) - len(shown)
+    more = [f"  and {left} more (--json lists them)"] if left > 0 else []
     answer = _answer(report, paint)
     reasons = [f"  {reason}" for reason in report["reasons"]]
     warnings = [paint(f"warning: {text}", "note") for text in report["warnings"]]

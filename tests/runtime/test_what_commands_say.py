@@ -365,11 +365,21 @@ def test_plan_says_its_answer_the_table_and_why() -> None:
     assert plan.describe(graphed, lambda text, name: f"<{name} {text}>").splitlines()[3] == (
         "  uly2                             0.5        10         2.0  compute (with graphs of blocks)"
     )
-    for rows, more in ((12, []), (13, ["  and 1 slower ones (--json lists them)"])):
+    for rows, more in ((12, []), (13, ["  and 1 more (--json lists them)"])):
         table = [planned()["chosen"] | {"name": str(number)} for number in range(rows)]
         lines = plan.describe(planned(table=table)).splitlines()
         assert lines.index("why:") == 3 + 12 + len(more)
-        assert [line for line in lines if "slower" in line] == more
+        assert [line for line in lines if "more" in line] == more
+
+
+@pytest.mark.parametrize(("taken", "last"), [(11, 11), (12, 12), (14, 14), (None, 11)])
+def test_plans_table_has_the_plan_that_is_taken(taken: int | None, last: int) -> None:
+    table = [planned()["chosen"] | {"name": f"plan {number}", "fits": number == taken} for number in range(15)]
+    chosen = None if taken is None else table[taken]
+    rows = plan.describe(planned(table=table, chosen=chosen)).splitlines()[3:16]
+    numbers = [int(row[2:].removeprefix("plan ").split()[0]) for row in rows[:-1]]
+    assert numbers == [*range(11), last] and rows[-1] == "  and 3 more (--json lists them)"
+    assert [number for number, row in zip(numbers, rows, strict=False) if row[0] == ">"] == ([taken] if chosen else [])
 
 
 @pytest.mark.parametrize(

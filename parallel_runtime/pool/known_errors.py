@@ -376,7 +376,8 @@ KNOWN: tuple[KnownError, ...] = (
     # Inputs that do not fit the model.
     KnownError(
         name="widths",
-        pattern=r"mat1 and mat2 shapes cannot be multiplied \(\w+ and \w+\)",
+        pattern=r"mat1 and mat2 shapes cannot be multiplied \(\w+ and \w+\)"
+        r"|expected input\[[\d, ]+\] to have \d+ channels, but got \d+ channels instead",
         remedy="latent or conditioning may be of another model; use the VAE and text encoders that belong to this one",
     ),
     KnownError(

@@ -118,6 +118,21 @@ def test_a_bad_file_is_told_by_the_loader_and_an_object_in_a_conditioning_by_its
     assert_the_next_prompt_is_right(hosted_client, right)
 
 
+def test_a_latent_of_another_models_vae_is_told_by_its_channels_and_workers_stay(
+    hosted_client: ComfyClient, right: torch.Tensor
+) -> None:
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before = generations(hosted_client)
+    for name, kind, shape in (("wan 2.1 t2v", "WanModel", "1 4 3 8 12"), ("flux.1 t2i", "Flux", "1 48 8 12")):
+        graph = ours(BY_NAME[name].graph(steps=2), **ULYSSES)
+        graph["other"] = node("RandomLatent", shape=shape)
+        graph["sampler"]["inputs"]["latent_image"] = ["other", 0]
+        said = first_line(hosted_client, graph, "KSampler")
+        assert_says(said, f"the latent has {shape.split()[1]} channels, {kind} takes 16", "use the VAE", "torch says: ")
+        assert generations(hosted_client) == before != []
+    assert_the_next_prompt_is_right(hosted_client, right)
+
+
 def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_runs(
     hosted_client: ComfyClient, hosted_server: ComfyServer, family_models: Path
 ) -> None:

@@ -5,12 +5,12 @@ by is the chooser's, what a run is asked for workload_from_guider.py's.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Thread
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -35,7 +35,7 @@ from ..panel.progress import NodeText
 from ..proof.begin_tries import LastRun, Tunable, with_tries
 from ..sampling.late_previews import with_late_callback
 from ..sampling.run_context import begun
-from ..sampling.stock import check_latent, sizes_of
+from ..sampling.stock import check_latent, sizes_of, told_of_another_model
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
@@ -276,14 +276,23 @@ def with_context(
                 sampler = to_workers(sampler, run)
             samples = executor(noise, latent, sampler, sigmas, *more, **named)
             run.call_late()
-    except BaseException:
+    except BaseException as error:
         patcher.list_again()
+        told = told_of_another_model(error, patcher, _latent_shape(noise, named))
+        if told is not error:
+            raise told from error
         raise
     if trier is not None:
         trier.after(run)
     if patcher.shares is None and of.shares:
         patcher.model.corrected.after(run, of.shares, whole_bytes(patcher.model.pooled.devices))
     return samples
+
+
+def _latent_shape(noise: torch.Tensor, named: Mapping[str, Any]) -> Sequence[int]:
+    """Of the first of the run's latents; ComfyUI packs several into one."""
+    shapes: Sequence[Sequence[int]] = named.get("latent_shapes") or [noise.shape]
+    return shapes[0]
 
 
 def _sizes_of_run(patcher: RemotePatcher, noise: torch.Tensor) -> dict[str, int]:

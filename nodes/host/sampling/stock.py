@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.proof import Proof
 from ..clock import synchronized_s
@@ -139,6 +140,20 @@ def check_latent(latent: dict, name: str) -> None:
     shape = list(latent["samples"].shape)
     if shape[0] == 0:
         raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
+
+
+def told_of_another_model(error: BaseException, model: ModelPatcher, shape: Sequence[int]) -> BaseException:
+    """The error of a run with a latent of `shape` (B, C, ..), of which torch alone tells the sizes; as it is, where the
+    latent has the model's channels."""
+    wanted, name = model.model.latent_format.latent_channels, type(model.model.diffusion_model).__name__
+    if not isinstance(error, RuntimeError) or isinstance(error, (PoolError, torch.OutOfMemoryError)):
+        return error
+    if shape[1] == wanted:
+        return error
+    return ValueError(
+        f"the latent has {shape[1]} channels, {name} takes {wanted}; use the VAE or the empty latent that belongs to "
+        f"this model (torch says: {error})"
+    )
 
 
 def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:

@@ -112,7 +112,8 @@ class Start:
     def why_failed(self, failed: ChildFailedError) -> str:
         """Of the rank that failed first: why it says that it ends, else how it ended, or what it printed last."""
         number, failure = failed.get_first_failure()
-        rank, words = self.ranks[failure.local_rank], end_text(failure.exitcode)
+        rank = self.ranks[failure.local_rank]
+        words = end_text(failure.exitcode, rank.kills_before)
         rank.output.drain()
         if failure.exitcode > 0 and (printed := rank.output.text()):
             words = printed.splitlines()[-1]

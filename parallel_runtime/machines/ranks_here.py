@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.kernel_calls import P_PIDFD, pidfd_open
-from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by
+from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by, memory_kills
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
@@ -42,6 +42,7 @@ class RankHere:
     pidfd: int = -1
     work: ProcessWork | None = None
     stopped: bool = False
+    kills_before: int = field(default_factory=memory_kills)
 
 
 class RanksHere:
@@ -195,7 +196,7 @@ class RanksHere:
         rank.output.drain()
         if not any(each.stopped for each in self._ranks):
             rank.stopped = True
-            said = RankError(kind=end_text(code), text="", traceback=rank.output.text())
+            said = RankError(kind=end_text(code, rank.kills_before), text="", traceback=rank.output.text())
             message = Message(Op.ERROR, rank.rank, self._generation, 0, to_body(said))
             self._link.send(FrameKind.PACKET, encode(message), index=index)
 
@@ -219,8 +220,9 @@ def exit_code(pidfd: int) -> int:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def end_text(code: int) -> str:
-    """ "killed by SIGKILL", "exited with code 1"; "ended" where the cause is not known."""
+def end_text(code: int, kills_before: int) -> str:
+    """ "killed by SIGKILL", "exited with code 1"; "ended" where the cause is not known. `kills_before` as `killed_by`
+    takes it."""
     if code < 0:
-        return killed_by(-code)
+        return killed_by(-code, kills_before=kills_before)
     return f"exited with code {code}" if code else "ended"

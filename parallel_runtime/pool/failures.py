@@ -16,7 +16,7 @@ from ..devices import Device
 from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from ..machines.machine import Machine
 from ..plan import ParallelPlan, refuse_unfit_machines
-from ..wire.processes import killed_by
+from ..wire.processes import OUT_OF_MEMORY, killed_by
 from ..wire.replies import RankError
 from .known_errors import TRY_COPIES, KnownError, find_known
 from .process import RankProcess
@@ -148,9 +148,10 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, o
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
     hangs = failure.silent and not failure.held
     warned = _warned_by_nccl(printed) if hangs else printed
-    found = find_known(failure.said, warned) if failure.said or hangs or cause == ABORTED else None
+    said = cause if cause == OUT_OF_MEMORY else failure.said
+    found = find_known(said, warned) if said or hangs or cause == ABORTED else None
     if found is not None:
-        cause = found.cause or cause if failure.said else f"{cause}: {found.cause or found.words}"
+        cause = found.cause or cause if said else f"{cause}: {found.cause or found.words}"
         remedy = f"{found.known.remedy}; {remedy}"
     elif hangs and over_nccl:
         remedy = f"{TRY_COPIES}; {remedy}"

@@ -8,6 +8,8 @@ search for. Each entry is tested with recorded texts (tests/pool/recorded_errors
 import re
 from dataclasses import dataclass
 
+from ..wire.processes import OUT_OF_MEMORY
+
 MEMORY_REMEDY = "use a smaller image, more ranks, or free that device's memory"
 REPORT = "if the same prompt fails again, report it with the whole text"
 REBOOT = "restart the machine"
@@ -101,6 +103,12 @@ KNOWN: tuple[KnownError, ...] = (
         r"|unable to mmap \d+ bytes from file <[^>]*>: Cannot allocate memory",
         remedy=MEMORY_REMEDY,
         out_of_memory=True,
+    ),
+    KnownError(
+        name="host memory",
+        pattern=OUT_OF_MEMORY,
+        remedy="close other programs, use a smaller file such as fp8, or add memory or swap; in a container, raise its "
+        "limit",
     ),
     # /dev/shm, sockets and files that NCCL uses between ranks of one machine.
     KnownError(

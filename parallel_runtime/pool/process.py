@@ -18,7 +18,7 @@ from ..devices import numbered_uuid
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
 from ..wire.kernel_calls import P_PIDFD, pidfd_open
-from ..wire.processes import Output, ProcessWork, is_stopped, killed_by
+from ..wire.processes import Output, ProcessWork, is_stopped, killed_by, memory_kills
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
@@ -31,6 +31,7 @@ class OwnedProcess:
         self.output = output
         self.pidfd, self._lifeline = fds
         self._process = process
+        self._kills_before = memory_kills()
         self._work = ProcessWork(process.pid)
 
     @property
@@ -49,7 +50,7 @@ class OwnedProcess:
             if found is None:
                 return "still running"
             code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        return f"exited with code {code}" if code >= 0 else killed_by(-code)
+        return f"exited with code {code}" if code >= 0 else killed_by(-code, kills_before=self._kills_before)
 
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, a debugger) holds the process."""

@@ -4,6 +4,7 @@ Owns the pulse and the last lines of output. That it ends with its parent is lif
 """
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ from .channel import SegmentTable
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel
+VMSTAT = Path("/proc/vmstat")
+OUT_OF_MEMORY = "killed by SIGKILL as host memory ran out"
 LEAST_S = 3.0  # no process that runs misses its pulse for so long, however busy its machine is
 
 
@@ -35,8 +38,22 @@ def is_stopped(pid: int) -> bool:
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
-def killed_by(number: int) -> str:
-    """ "killed by SIGKILL"; a signal without a name by its number."""
+def memory_kills() -> int:
+    """How many processes the system has killed so far because its memory, or a container's, ran out (proc(5)); 0 where
+    it does not say."""
+    with suppress(OSError):
+        if (found := re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(encoding="ascii"), re.MULTILINE)) is not None:
+            return int(found[1])
+    return 0
+
+
+def killed_by(number: int, *, kills_before: int | None = None) -> str:
+    """ "killed by SIGKILL"; a signal without a name by its number.
+
+    `kills_before`: what `memory_kills` was when the process started; where it has grown, memory is the reason.
+    """
+    if number == signal.SIGKILL and kills_before is not None and memory_kills() > kills_before:
+        return OUT_OF_MEMORY
     try:
         return f"killed by {signal.Signals(number).name}"
     except ValueError:

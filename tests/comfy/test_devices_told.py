@@ -69,6 +69,39 @@ def test_devices_of_two_kinds_compute_by_their_measured_speed(module_of_pack, mo
             assert module.measured_shares((devices[0], *elsewhere), lambda: None) == shares
 
 
+@pytest.mark.parametrize(
+    ("plan", "kind", "held"),
+    [
+        ("ulysses=2,weights=offloaded", "cuda", 3.0),
+        ("data=2,ulysses=2,weights=offloaded", "cuda", 6.0),
+        ("weights=offloaded", "cuda", 3.0),
+        ("data=2,ulysses=2,weights=offloaded", "cpu", None),
+        ("ulysses=2,weights=sharded", "cuda", None),
+        ("ulysses=2", "cuda", None),
+    ],
+)
+def test_weights_beyond_the_memory_of_the_host_are_refused(module_of_pack, monkeypatch, plan, kind, held) -> None:
+    module, plans = (module_of_pack(name) for name in ("nodes.host.model.measures", "parallel_runtime.plan"))
+    asked, devices = plans.ParallelPlan.parse(plan), tuple(Device(kind, index) for index in range(4))
+    has = SimpleNamespace(total=0)
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: has)
+    if held is None:
+        module.refuse_beyond_host(asked, devices, 3 * 10**9)
+        return
+    has.total = round(held * 10**9)
+    module.refuse_beyond_host(asked, devices, 3 * 10**9)
+    has.total -= 1
+    with pytest.raises(ValueError) as refused:
+        module.refuse_beyond_host(asked, devices, 3 * 10**9)
+    assert str(refused.value) == (
+        f"weights=offloaded keeps {held:.1f} GB in host memory, and this machine has {held:.1f} GB; use a smaller file "
+        "such as fp8, weights=sharded on more devices, or add memory"
+    )
+    further = (devices[0], *(replace(device, machine="b") for device in devices[1:]))
+    if asked.ranks > 1:
+        module.refuse_beyond_host(asked, further, 3 * 10**9)
+
+
 def test_shares_by_which_a_device_would_hold_too_much_are_refused_with_the_fullest(module_of_pack, monkeypatch) -> None:
     module, plan = (module_of_pack(name) for name in ("nodes.host.model.measures", "parallel_runtime.plan"))
     devices = tuple(Device("cuda", index) for index in range(3))

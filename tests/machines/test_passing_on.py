@@ -315,7 +315,7 @@ def test_of_ranks_that_end_one_after_the_other_the_first_is_told_of_and_none_beh
     [(0, "ended"), (1, "exited with code 1"), (-9, "killed by SIGKILL"), (-63, "killed by signal 63")],
 )
 def test_how_a_rank_of_a_machine_ended(code: int, text: str) -> None:
-    assert end_text(code) == text
+    assert end_text(code, 10**9) == text
 
 
 def test_a_killed_process_has_its_signal_and_one_that_is_not_known_nothing() -> None:

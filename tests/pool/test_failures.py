@@ -23,6 +23,7 @@ from parallel_runtime.errors import (
     RaisedInRankError,
     SilentWorkersError,
 )
+from parallel_runtime.machines import ranks_here
 from parallel_runtime.pool import failures, generation, process
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
@@ -32,6 +33,7 @@ from parallel_runtime.pool.process import spawn
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.rank_environment import RankSettings
+from parallel_runtime.wire import processes
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.processes import Output
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
@@ -377,6 +379,39 @@ def test_how_a_process_ended_is_said_before_it_is_reaped_and_after(monkeypatch, 
     assert process_.end_text() == text
     process_._process.returncode = state
     assert process_.end_text() == text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [("oom_kill 3\n", 3), ("pgfault 9\nx_oom_kill 4\noom_kill 3\nlast 1\n", 3), ("pgfault 9\n", 0), (None, 0)],
+)
+def test_processes_that_the_system_killed_for_memory_are_counted_where_it_says(monkeypatch, tmp_path, said, told):
+    vmstat = tmp_path / "vmstat"
+    if said is not None:
+        vmstat.write_text(said)
+    monkeypatch.setattr(processes, "VMSTAT", vmstat)
+    assert processes.memory_kills() == told
+
+
+def test_a_rank_that_ends_as_host_memory_ran_out_is_told_so_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "VMSTAT", tmp_path / "vmstat")
+    processes.VMSTAT.write_text("oom_kill 3\n")
+    ended = [process.OwnedProcess(SimpleNamespace(pid=1, returncode=code), None, fds=(0, 0)) for code in (-9, -7, 1)]
+    usual = ["killed by SIGKILL", "killed by SIGBUS", "exited with code 1"]
+    assert [each.end_text() for each in ended] == usual
+    here = ranks_here.RankHere(1, None, None)
+    processes.VMSTAT.write_text("oom_kill 4\n")
+    words = "killed by SIGKILL as host memory ran out"
+    assert [each.end_text() for each in ended] == [words, *usual[1:]]
+    assert ranks_here.end_text(-9, here.kills_before) == words
+    said = [Failure(1, words), failures.failure_of_error(1, RankError(kind=words, text="", traceback=""))]
+    for each in said:  # of a rank here, and of one of a further machine
+        error = failures.pool_error(each, printed="NCCL WARN of long ago", device="cuda:1", starting=False)
+        assert str(error).splitlines()[0] == (
+            f"rank 1 (cuda:1): {words}; close other programs, use a smaller file such as fp8, or add memory or swap; "
+            "in a container, raise its limit; the next prompt starts fresh workers"
+        )
+        assert type(error) is PoolError
 
 
 def test_an_exit_that_other_code_took_is_said(monkeypatch):

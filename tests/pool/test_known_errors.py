@@ -44,7 +44,7 @@ def test_the_first_line_says_where_what_and_the_remedy(recorded):
     known = next(known for known in KNOWN if known.name == recorded["known"])
     line = told(raised(recorded))
     assert line.startswith("rank 1 (cuda:1): ")
-    assert (known.cause or recorded["text"].strip().splitlines()[0]) in line
+    assert (known.cause or (recorded["text"].strip() or recorded["type"]).splitlines()[0]) in line
     assert line.endswith(f"; {known.remedy}; {FRESH}")
     assert raised(recorded).weak is recorded.get("peer", False), "only a lost peer may be another rank's fault"
 

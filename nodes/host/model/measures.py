@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import psutil
+
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.choose import HEADROOM
@@ -96,6 +98,19 @@ def refuse_beyond_room(
         f"shares={', '.join(map(str, shares))} give {device} {held / 1e9:.1f} GB of weights, and it has "
         f"{room / 1e9:.1f} GB; give it a smaller number in SP Config's shares, or set shares to equal"
     )
+
+
+def refuse_beyond_host(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> None:
+    """Raise `ValueError` for weights of `num_bytes` that GPUs of this machine would keep in more host memory than it
+    has."""
+    layout, total = plan.layout, psutil.virtual_memory().total
+    here = [rank for rank in range(plan.ranks) if devices[rank].kind == "cuda" and not devices[rank].machine]
+    held = num_bytes * sum(layout.part_of(rank) for rank in here)
+    if layout.offloaded and held > total:
+        raise ValueError(
+            f"weights=offloaded keeps {held / 1e9:.1f} GB in host memory, and this machine has {total / 1e9:.1f} GB; "
+            "use a smaller file such as fp8, weights=sharded on more devices, or add memory"
+        )
 
 
 def widened(formats: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .found_plans import LOOKING
-from .measures import held_by_memory, refuse_beyond_room
+from .measures import held_by_memory, refuse_beyond_host, refuse_beyond_room
 from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
@@ -188,12 +188,13 @@ def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None)
 
 
 def refuse_unfit(source: HostedSource, plan: ParallelPlan, asked: Chooser) -> None:
-    """Raise `ValueError` for a plan, a step cache or shares that do not fit a file."""
+    """Raise `ValueError` for a plan, a step cache or shares that do not fit a file, and where memory lacks."""
     transformer = source.model.diffusion_model
     refuse_unplanned(transformer, plan)
     refuse_step_cache(transformer, asked.step_cache)
     refuse_stages_with_cache(plan.pipefusion, asked.step_cache)
     refuse_beyond_room(plan, asked.selection.devices, asked.shares, source.sizes.total)
+    refuse_beyond_host(plan, asked.selection.devices, source.sizes.total)
 
 
 def _while_counted(source: HostedSource) -> Tick:

@@ -1,5 +1,6 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from .late_previews import OnStep
 from .run_context import MeasuredRequest, Recorder, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"
+OF_SIZES = re.compile(r"size of tensor|shapes cannot be multiplied|to have \d+ channels")  # as torch says them
 
 
 @dataclass(kw_only=True)
@@ -143,12 +145,11 @@ def check_latent(latent: dict, name: str) -> None:
 
 
 def told_of_another_model(error: BaseException, model: ModelPatcher, shape: Sequence[int]) -> BaseException:
-    """The error of a run with a latent of `shape` (B, C, ..), of which torch alone tells the sizes; as it is, where the
-    latent has the model's channels."""
+    """In place of torch's error of sizes in a run with a latent of `shape`, (B, C, H, W) or (B, C, frames, H, W), of
+    other channels than the model's: one that names both. Any other error as it is."""
     wanted, name = model.model.latent_format.latent_channels, type(model.model.diffusion_model).__name__
-    if not isinstance(error, RuntimeError) or isinstance(error, (PoolError, torch.OutOfMemoryError)):
-        return error
-    if shape[1] == wanted:
+    of_sizes = isinstance(error, RuntimeError) and not isinstance(error, PoolError) and OF_SIZES.search(str(error))
+    if not of_sizes or len(shape) < 4 or shape[1] == wanted:
         return error
     return ValueError(
         f"the latent has {shape[1]} channels, {name} takes {wanted}; use the VAE or the empty latent that belongs to "

@@ -430,3 +430,21 @@ sigmas = (3.0, 2.0, 1.0, 2.5, 0.4)
 assert (caches._letters(easy, sigmas, easy=True), caches._letters(lazy, sigmas, easy=False)) == ("-mmn-", "nmmn-")
 looked_at = caches._looked_at(easy, (2, 4, 16, 24), easy=True)
 assert looked_at.shape == (1, 4, 16, 24) and looked_at.unique().tolist() == [0.0, 1.0]
+
+# An error of sizes in a run with another model's latent names both channels; any other error stays what it is.
+made = SimpleNamespace(latent_format=SimpleNamespace(latent_channels=16), diffusion_model=Toy())
+SIZES = "The size of tensor a (4) must match the size of tensor b (16) at non-singleton dimension 1"
+AS_IT_IS = [
+    *((SIZES, (1, 16, 8, 8)), (SIZES, (1, 77, 12)), ("CUDA out of memory", (1, 4, 8, 8))),
+    ("a node has 3 images of size 4", (1, 4, 8, 8)),
+]
+for text, shape in AS_IT_IS:
+    error = RuntimeError(text)
+    assert stock.told_of_another_model(error, SimpleNamespace(model=made), shape) is error
+pool_error = importlib.import_module(f"{NAME}.parallel_runtime.errors").PoolError(SIZES, remedy="so")
+for error in (ValueError(SIZES), pool_error, KeyboardInterrupt(SIZES)):
+    assert stock.told_of_another_model(error, SimpleNamespace(model=made), (1, 4, 8, 8)) is error
+for text in (SIZES, "mat1 and mat2 shapes cannot be multiplied (24x16 and 64x384)", "to have 16 channels, but got 4"):
+    told = stock.told_of_another_model(RuntimeError(text), SimpleNamespace(model=made), (1, 4, 8, 8))
+    said = "the latent has 4 channels, Toy takes 16; use the VAE or the empty latent that belongs to this model"
+    assert type(told) is ValueError and str(told) == f"{said} (torch says: {text})"

@@ -6,6 +6,7 @@ ComfyUI's modules and workers with them are test_side_branches.py's.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
@@ -157,6 +158,64 @@ def test_a_lora_counts_where_comfyui_multiplies_by_a_weight_past_its_layer(rules
         out = ops.linear_input_act(layer, x, "relu", **more)
         want = more.get("residual", 0) + layer(x.relu())
         assert torch.equal(out, want) and torch.equal(out, plain) is not bool(loras)
+
+
+class Later(nn.Linear):
+    """As ComfyUI's from 0.39 on: what stands before and after the product are further arguments."""
+
+    __module__ = "later_ops"
+
+    def forward(
+        self, x: Tensor, input_act: str | None = None, *, residual: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        if input_act is None and residual is None:
+            return super().forward(x)
+        return sys.modules["later_ops"].linear_input_act(self, x, input_act, residual=residual, **more)  # type: ignore[no-any-return]
+
+
+def later(
+    linear: Any, x: Tensor, input_act: str | None, *, residual: Tensor | None = None, act_scale: float | None = None
+) -> Tensor:
+    """Their `linear_input_act`, which multiplies by the weight past the layer's forward."""
+    if input_act is not None:
+        x = x.relu() * (1 if act_scale is None else act_scale)
+    out = nn.Linear.forward(linear, x) if isinstance(linear, Later) else linear(x)
+    return out if residual is None else residual + 2 * out
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((), {}),
+        (("relu",), {}),
+        ((), {"input_act": "relu"}),
+        ((), {"residual": torch.ones(4, 5)}),
+        (("relu",), {"residual": torch.ones(4, 5), "act_scale": 3.0}),
+        ((), {"act_scale": 3.0}),
+        ((None,), {"act_scale": 3.0}),
+    ],
+)
+def test_a_lora_counts_once_by_what_is_multiplied_where_a_layer_takes_what_stands_around_its_product(
+    monkeypatch: pytest.MonkeyPatch, wrapped: bool, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    ops: Any = ModuleType("later_ops")
+    ops.linear_input_act = later
+    monkeypatch.setitem(sys.modules, "later_ops", ops)
+    if wrapped:
+        call_layers(ops)
+    layer, x, side = Later(5, 5), torch.randn(4, 5), SideBranches()
+    whole = Later(5, 5)
+    delta = lora(layer.weight, 2)
+    whole.load_state_dict({"weight": merged(layer.weight, [delta]), "bias": layer.bias})
+    with torch.no_grad():
+        plain = layer(x, *args, **named)
+        side.have(nn.Sequential(layer), {"0": branches(layer, [delta])})
+        out, want = layer(x, *args, **named), whole(x, *args, **named)
+        torch.testing.assert_close(out, want)
+        assert not torch.allclose(out, plain, atol=1e-2)
+        side.have(nn.Sequential(layer), {})
+        assert torch.equal(layer(x, *args, **named), plain)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -113,11 +113,11 @@ class Rounding(torch.nn.Linear):
 
     quant_format, _full_precision_mm = "nvfp4", False
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, input_act: float = 1.0) -> Tensor:
         """(..., width) to (..., out)."""
         from comfy.quant_ops import QuantizedTensor
 
-        rows = input.reshape(-1, input.shape[-1])
+        rows = input_act * input.reshape(-1, input.shape[-1])
         rounded = QuantizedTensor.from_float(rows, "TensorCoreNVFP4Layout")
         rounded = rounded.dequantize() if isinstance(rounded, QuantizedTensor) else rounded
         return torch.nn.functional.linear(rounded, self.weight, self.bias).reshape(*input.shape[:-1], self.out_features)
@@ -174,6 +174,10 @@ def test_what_a_layer_was_given_is_forgotten_when_it_has_run(group: GlooGroup) -
         for _ in range(2):
             layer(input=rows)
         assert asked.asks == 1, "q, k and v given by name were exchanged apart"
+        for act in ({}, {"input_act": 2.0}, {"input_act": 3.0}):  # as ComfyUI 0.39, before the product
+            layer(rows, **act)
+        layer(rows, 2.0)
+        assert asked.asks == 4, "what it makes of a tensor by itself counts as that tensor"
         for wrong in (rows[:, :48], "nothing that it could round"):
             with contextlib.suppress(RuntimeError, AttributeError):
                 layer(wrong)
@@ -306,11 +310,12 @@ def has_formats(monkeypatch: pytest.MonkeyPatch, known: dict[str, Any]) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_a_format_whose_scales_have_other_names_than_comfyui_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ComfyUI 0.33 has it, whose loader takes `weight_s_rel` and `weight_s_channel`."""
-    has_formats(monkeypatch, {"asym_w4a8_int8": {"storage_t": torch.int8, "parameters": {"weight_scale"}}})
+@pytest.mark.parametrize("name", ["asym_w4a8_int8", "w6a8_int8"])
+def test_a_format_whose_scales_have_other_names_than_comfyui_lists(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As ComfyUI 0.33 and later have them, whose loaders take `weight_s_rel` and `weight_s_channel`."""
+    has_formats(monkeypatch, {name: {"storage_t": torch.int8, "parameters": {"weight_scale"}}})
     weights = {"a.weight": torch.zeros(2, 4, dtype=torch.int8), "a.weight_s_rel": torch.zeros(2, 1)}
-    weights |= {"a.comfy_quant": mark({"format": "asym_w4a8_int8"})}
+    weights |= {"a.comfy_quant": mark({"format": name})}
     check_formats("file", weights | {"a.weight_s_channel": torch.zeros(2)})
     with pytest.raises(ValueError, match="lacks its weight_s_channel, without"):
         check_formats("file", weights)

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -43,6 +44,14 @@ class MetaOperations(comfy.ops.disable_weight_init):
 
         def reset_parameters(self) -> None:
             """Weights on the meta device have no values."""
+
+        def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+            """With what stands before and after the product, which ComfyUI's Linear takes from 0.39 on."""
+            if not args and not kwargs:
+                return super().forward(x)
+            act = args or (kwargs.pop("input_act", None),)
+            found: torch.Tensor = comfy.ops.linear_input_act(self, x, *act, **kwargs)
+            return found
 
 
 @dataclass(frozen=True, kw_only=True)

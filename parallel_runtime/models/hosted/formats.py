@@ -19,7 +19,7 @@ HEADER, OLD_MARK = "_quantization_metadata", "scaled_fp8"  # the same for all la
 SCALE = ".weight_scale"
 FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
 # What a layer of a format has in a file, where ComfyUI's `parameters` of the format do not say it.
-NEEDED = {"asym_w4a8_int8": {"weight_s_rel", "weight_s_channel"}}
+NEEDED = {name: {"weight_s_rel", "weight_s_channel"} for name in ("asym_w4a8_int8", "w6a8_int8")}
 # Relative errors of a call, at most. A number that a last digit sends to the other side of a step moves what follows,
 # in a deep model by as much as the rounding itself: stock ComfyUI is so far from itself with its other exact attention
 # functions (docs/formats.md).

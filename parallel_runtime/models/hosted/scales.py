@@ -163,7 +163,9 @@ def agree(asking: set[Any], sharing: Sequence[SequenceParallelAttention], device
 def _say_input(switch: SharedScales, inner: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401
     if not switch.sharing:
         return inner(*given, **named)
-    switch.layer_input = given[0] if given else named.get("input")
+    tensor, further = (given[0], len(given) > 1) if given else (named.get("input"), False)
+    # With what stands before the product (comfy.ops.linear_input_act), the layer rounds another tensor.
+    switch.layer_input = None if further or named.keys() - {"input"} else tensor
     try:
         return inner(*given, **named)
     finally:

@@ -10,6 +10,7 @@ which no weight is read. Source: LoRA (arXiv 2106.09685), equation 3.
 Owns the arithmetic and where it is put. Does not own which LoRAs a model has, nor how they travel (weight_delta.py).
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,6 +93,7 @@ class LayerBranches:
         self.layer: Any = layer
         vars(layer)[BESIDE] = True
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
+        self.activated = _activated(layer) if self._convolve is None else None
         self._around = partial(_adding, self)
         chain_at(layer).put(LORA, self._around)
 
@@ -123,9 +125,26 @@ def _adding(branches: LayerBranches, inner: Forward) -> Forward:
     """A function, not an object: torch's compiler makes one graph for all blocks, not one for each object."""
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        if (args or kwargs) and branches.activated is not None:
+            return branches.activated(CalledLayer(branches.layer), x, *args, **_named(args, kwargs))
         return branches.add_to(inner(x, *args, **kwargs), x)
 
     return forward
+
+
+def _activated(layer: nn.Module) -> Callable[..., Tensor] | None:
+    """ComfyUI's `linear_input_act`, where a layer's class has it beside it.
+
+    From 0.39 on a Linear takes what stands before and after its product as further arguments of its forward, and hands
+    them on to that.
+    """
+    kinds = (vars(sys.modules[kind.__module__]) for kind in type(layer).__mro__ if kind.__module__ in sys.modules)
+    return next((found[ACTS] for found in kinds if ACTS in found), None)
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, with the activation, which `linear_input_act` has no default for."""
+    return dict(kwargs) if args else {"input_act": None, **kwargs}
 
 
 class CalledLayer:

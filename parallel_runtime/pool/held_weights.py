@@ -12,9 +12,12 @@ from typing import TypeAlias
 from ..checkpoint import ModelSpec
 from ..plan import Layout, ParallelPlan
 from ..weight_delta import PRISTINE, DeltaBatch, WeightDeltas, pack
+from ..weights.host_memory import host_memory
 from ..wire.replies import Cancelled, LoadReply, Progress
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .generation import Generation
+
+HOST_LEFT_BYTES = 2 << 30  # what ComfyUI, too, leaves of host memory where it pins weights
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
@@ -124,6 +127,8 @@ class HeldWeights:
             self._use(held)
             return held
         handle = next(self._handles) if held is None else held.handle
+        if layout.offloaded and held is None:
+            self._make_host_room(spec, layout, check)
         first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
         layouts = {model.handle: model.layout for model in self}
         self._generation.mapped[handle] = spec
@@ -201,6 +206,15 @@ class HeldWeights:
         while self.partly_held:
             handle, num_ranks = next(reversed(self.partly_held.items()))
             self._free(handle, check, num_ranks=num_ranks)
+
+    def _make_host_room(self, spec: ModelSpec, layout: Layout, check: Check) -> None:
+        """Free models in host memory, the oldest first, until this machine's has room for another one: ranks make room
+        on devices alone."""
+        here = range(min(layout.ranks, self._generation.devices_by_machine[0]))
+        needed = spec.size_bytes * sum(map(layout.part_of, here)) + HOST_LEFT_BYTES
+        for model in self:
+            if model.layout.offloaded and host_memory()[0] < needed:
+                self.unload(model.spec, model.layout, check)
 
     def _use(self, model: HeldModel) -> None:
         """Hold the model, or note that it is used now."""

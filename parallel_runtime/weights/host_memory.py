@@ -1,28 +1,48 @@
-"""Memory of the host: pages that a GPU may read by itself while the processor goes on, and how pages are given back.
+"""Memory of the host: how much there is, pages that a GPU may read while the processor goes on, and giving them back.
 
 torch's own pinned allocator rounds every tensor up to a power of two, a third more on average; shards are too big for
 that. Pages of our own, registered with CUDA, are exact and go back to the system with the tensor.
 """
 
 import ctypes
+import functools
+import logging
 import mmap
+import re
 import weakref
 from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import torch
+
+CONTAINER = Path("/sys/fs/cgroup")  # of a container, its own (cgroups(7), version 2)
+log = logging.getLogger(__name__)
+
+
+def host_memory() -> tuple[int, int]:
+    """(available, all) bytes of this machine's memory, or of the container's limit where that is less."""
+    memory = psutil.virtual_memory()
+    available, total = int(memory.available), int(memory.total)
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found = re.search(r"^inactive_file (\d+)$", (CONTAINER / "memory.stat").read_text(), re.MULTILINE)
+        pages = int(found[1]) if found else 0  # of files, which go as soon as memory is asked for
+        available, total = min(available, limit - used + pages), min(total, limit)
+    return available, total
 
 
 def host_bytes(num_bytes: int, *, device: torch.device) -> torch.Tensor:
-    """`num_bytes` zero bytes on the host, as uint8; pinned when `device` is a CUDA device.
+    """`num_bytes` zero bytes on the host, as uint8; pinned when `device` is a CUDA device and that many can be.
 
-    Raises `RuntimeError` when that much cannot be pinned.
+    From others a GPU takes them all the same, more slowly.
     """
     if not num_bytes:  # of a rank whose share of a unit rounds to nothing
         return torch.zeros(0, dtype=torch.uint8)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     held = torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes)  # keeps the pages
     if device.type == "cuda":
-        _pin(held)
+        _pin(held, device)
     return held
 
 
@@ -32,12 +52,19 @@ def give_back_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _pin(held: torch.Tensor) -> None:
+def _pin(held: torch.Tensor, device: torch.device) -> None:
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(held.data_ptr(), held.nbytes, 1))  # 1: for every CUDA context
     if error:
-        raise RuntimeError(
-            f"{held.nbytes} bytes of host memory cannot be pinned (CUDA error {error}); free host memory, or use "
-            "weights=sharded, which keeps the weights on the devices"
-        )
+        _tell_unpinned(error)
+        with suppress(RuntimeError):  # CUDA says it again to whoever asks next
+            torch.zeros(1, device=device).add_(1)
+            torch.cuda.synchronize(device)
+        return
     weakref.finalize(held, runtime.cudaHostUnregister, held.data_ptr())
+
+
+@functools.cache
+def _tell_unpinned(error: int) -> None:
+    """Once."""
+    log.warning("weights in host memory cannot be pinned (CUDA error %d): their copies to the GPU are slower", error)

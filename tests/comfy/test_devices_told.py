@@ -84,7 +84,7 @@ def test_weights_beyond_the_memory_of_the_host_are_refused(module_of_pack, monke
     module, plans = (module_of_pack(name) for name in ("nodes.host.model.measures", "parallel_runtime.plan"))
     asked, devices = plans.ParallelPlan.parse(plan), tuple(Device(kind, index) for index in range(4))
     has = SimpleNamespace(total=0)
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: has)
+    monkeypatch.setattr(module, "host_memory", lambda: (0, has.total))
     if held is None:
         module.refuse_beyond_host(asked, devices, 3 * 10**9)
         return

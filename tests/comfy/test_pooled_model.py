@@ -352,6 +352,7 @@ def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_ne
     """It holds models on the GPUs `used`, as where a node chose one for a text encoder; on its own it has made room."""
     asked: dict[int, float] = {}
     emptied: list[bool] = []
+    pinned: list[float] = []
     there = SimpleNamespace(offload_device=ON_HOST)
     management = SimpleNamespace(
         current_loaded_models=[SimpleNamespace(device=torch.device("cuda", index), model=there) for index in used],
@@ -359,6 +360,7 @@ def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_ne
         get_torch_device=lambda: CUDA_0,
         minimum_inference_memory=lambda: 900.0,
         soft_empty_cache=lambda: emptied.append(True),
+        ensure_pin_budget=lambda size: pinned.append(size),
     )
     monkeypatch.setattr(pooled_model, "comfy", SimpleNamespace(model_management=management))
     monkeypatch.setattr(pooled_model, "off", lambda feature: "")
@@ -368,8 +370,10 @@ def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_ne
     model = made(kind, plan)
     model._make_room(model.plan)
     assert asked == {index: pytest.approx(1.1 * more + 900 - 100 * index) for index, more in freed.items()}
+    assert pinned == ([TOTAL] if "offloaded" in plan else []), "host memory that ComfyUI has pinned"
     assert emptied == ([True] if kind == "cuda" and held is None else []), "what torch keeps for ComfyUI is no rank's"
     asked.clear()
+    del management.ensure_pin_budget  # as in an older ComfyUI
     there.offload_device = CUDA_0  # --gpu-only: what is given up goes there
     model._make_room(model.plan)
     there.offload_device = ON_HOST

@@ -12,6 +12,7 @@ import torch
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.plan import Layout
+from parallel_runtime.pool import held_weights
 from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.held_vae import MAX_NAMES, HeldVae, Tile, VaeWeights, _batches, assign_tiles
 from parallel_runtime.pool.held_weights import HeldWeights, LoadResult, _sum_of
@@ -61,6 +62,8 @@ def test_weights_go_in_order_in_messages_of_a_limited_size() -> None:
 
 class Generation:
     """Two ranks: notes requests with their number of ranks, and says for each what `answers` has of it, else memory."""
+
+    devices_by_machine = (2,)
 
     def __init__(self) -> None:
         segment, fd = Segment.create(1 << 16)
@@ -167,6 +170,33 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     assert generation.taken() == [], "in no such layout"
     held.unload(SPEC, None, int)
     assert (generation.taken(), list(held)) == ([Unload(model=2)], [])
+
+
+@pytest.mark.parametrize(
+    ("free", "gone"), [([5000, 5000], []), ([4999, 5000], [1]), ([0, 4999, 5000], [1, 3]), ([0, 0, 0], [1, 3])]
+)
+def test_models_in_host_memory_give_way_to_another_one_the_oldest_first(
+    monkeypatch: pytest.MonkeyPatch, free: list[int], gone: list[int]
+) -> None:
+    generation: Any = Generation()
+    generation.answers[Load] = lambda rank: LoadReply(memory=MEMORY, parameter_bytes=5, dtype="float32", load_s=1.0)
+    held = HeldWeights(generation, itertools.count(1), load_deadline_s=1.0, budget_bytes=None)
+    monkeypatch.setattr(held_weights, "HOST_LEFT_BYTES", 1000)
+    monkeypatch.setattr(held_weights, "host_memory", lambda: (10**6, 10**6))
+    there = Layout(ranks=2, shards=2, offloaded=True)
+    files = [replace(SPEC, path=f"/models/{name}", size_bytes=4000) for name in "abcd"]
+    for file, layout in zip(files, (there, Layout(ranks=2), there), strict=False):
+        held.load(file, layout, int)
+    generation.taken()
+    monkeypatch.setattr(held_weights, "host_memory", lambda: (free.pop(0), 10**6))
+    held.load(files[1], Layout(ranks=2), int)
+    held.load(files[3], there, int)
+    *unloads, load = generation.taken()
+    assert (unloads, load.model, load.layout) == ([Unload(model=handle) for handle in gone], 4, there)
+    assert [model.handle for model in held] == [handle for handle in (1, 3, 2, 4) if handle not in gone]
+    monkeypatch.setattr(held_weights, "host_memory", lambda: (0, 10**6))
+    held.load(files[3], there, int)
+    assert generation.taken() == [], "it is there"
 
 
 def test_weights_are_changed_once_and_strengths_alone_where_nothing_is_merged() -> None:

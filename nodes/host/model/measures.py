@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import psutil
-
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.choose import HEADROOM
 from ....parallel_runtime.planner.machine import kinds_here, whole_bytes
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.shares import shares_by_speed
+from ....parallel_runtime.weights.host_memory import host_memory
 from ....parallel_runtime.wire.replies import MeasureReply
 from .pools import POOLS
 
@@ -100,13 +99,18 @@ def refuse_beyond_room(
     )
 
 
-def refuse_beyond_host(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> None:
-    """Raise `ValueError` for weights of `num_bytes` that GPUs of this machine would keep in more host memory than it
-    has."""
-    layout, total = plan.layout, psutil.virtual_memory().total
+def held_by_host(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> float:
+    """How many bytes of this machine's memory GPUs keep weights of `num_bytes` in."""
+    if not plan.layout.offloaded:
+        return 0.0
     here = [rank for rank in range(plan.ranks) if devices[rank].kind == "cuda" and not devices[rank].machine]
-    held = num_bytes * sum(layout.part_of(rank) for rank in here)
-    if layout.offloaded and held > total:
+    return num_bytes * sum(plan.layout.part_of(rank) for rank in here)
+
+
+def refuse_beyond_host(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> None:
+    """Raise `ValueError` for weights that take more of this machine's memory than there is."""
+    held, (_, total) = held_by_host(plan, devices, num_bytes), host_memory()
+    if held > total:
         raise ValueError(
             f"weights=offloaded keeps {held / 1e9:.1f} GB in host memory, and this machine has {total / 1e9:.1f} GB; "
             "use a smaller file such as fp8, weights=sharded on more devices, or add memory"

@@ -33,6 +33,7 @@ from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.comfyui import comfy
 from ..contract.like_host import unlike_host
 from ..contract.version import off
+from .measures import held_by_host
 from .pools import POOLS, Devices, Weights
 
 WEIGHTS_TAKE = 1.1  # times their bytes, as ComfyUI's manager counts
@@ -268,7 +269,8 @@ class PooledModel:
         )
 
     def _make_room(self, plan: ParallelPlan) -> None:
-        """Have ComfyUI give up what its process holds on the ranks' GPUs where that leaves no room for a run of `plan`.
+        """Have ComfyUI give up what its process holds on the ranks' GPUs where that leaves no room for a run of `plan`,
+        and host memory that it has pinned where ranks want it for weights.
 
         Its manager has made room on the GPU that it loads MODELs to, and takes what torch keeps there for ComfyUI
         itself for free. On others it may hold a text encoder or a VAE, as where a node chose the GPU.
@@ -277,6 +279,8 @@ class PooledModel:
         if not gpus or off("room"):
             return
         management, held = comfy.model_management, self.held_layout(plan)
+        if plan.layout.offloaded and held is None and hasattr(management, "ensure_pin_budget"):
+            management.ensure_pin_budget(held_by_host(plan, self.devices, self.sizes.total))
         main = management.get_torch_device()
         for gpu in (torch.device("cuda", index) for index in gpus if index != (main.index or 0)):
             listed = [each.model for each in management.current_loaded_models if each.device == gpu]

@@ -1,0 +1,59 @@
+"""Memory of the host: a container's limit counts, and weights that cannot be pinned are used all the same."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parallel_runtime.weights import host_memory
+
+
+@pytest.mark.parametrize(
+    ("files", "memory"),
+    [
+        ({}, (600, 1000)),
+        ({"max": "max", "current": "1"}, (600, 1000)),
+        ({"max": "400", "current": "300", "stat": "anon 7\ninactive_file 50\nslab 3\n"}, (150, 400)),
+        ({"max": "400", "current": "300", "stat": "anon 7\n"}, (100, 400)),
+        ({"max": "2000", "current": "300", "stat": "inactive_file 50\n"}, (600, 1000)),
+        ({"max": "400", "current": "300"}, (600, 1000)),
+    ],
+)
+def test_a_containers_limit_counts_where_it_is_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], memory: tuple[int, int]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(host_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=600, total=1000))
+    assert host_memory.host_memory() == memory
+
+
+def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises_what_it_was_told(*_: object, **__: object) -> None:
+        asked.append("error")
+        raise RuntimeError("CUDA error: out of memory")
+
+    asked: list[str] = []
+    codes = [2, 2, 0]
+    register = lambda pointer, num_bytes, flags: codes.pop(0)  # noqa: E731
+    unregister = lambda pointer: asked.append("unpinned")  # noqa: E731
+    fake = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(host_memory.torch, "zeros", raises_what_it_was_told)
+    host_memory._tell_unpinned.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            held = host_memory.host_bytes(64, device=torch.device("cuda"))
+            assert held.fill_(7).sum() == 64 * 7
+            del held
+    assert asked == ["error", "error", "unpinned"], "CUDA's error is taken back before anybody else asks"
+    assert caplog.messages == [
+        "weights in host memory cannot be pinned (CUDA error 2): their copies to the GPU are slower"
+    ]

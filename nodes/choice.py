@@ -131,11 +131,22 @@ class ParallelChoice:
             counted = count()
         except ValueError as error:
             why = redact_paths(str(error))  # nodes show it
+            plan = self._by_size(plan, weight_bytes)
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {why}"))
         graphs = self.tries and not self.compiled and not self.step_cache and devices[0].kind == "cuda"
         work = replace(usual_work_of(counted), step_cache=self.step_cache > 0, graphs=graphs)
+        if unshared and not whole_batches:  # nothing else can be shared out
+            work = replace(work, guided=plan.cfg > 1, batch=plan.data)
         decision = self._automatic(counted.model, work, everything=plan)
         return replace(decision, reasons=(unshared, *decision.reasons)) if unshared else decision
+
+    def _by_size(self, plan: ParallelPlan, weight_bytes: int) -> ParallelPlan:
+        """The plan with weights where they leave a third of each device for what is computed: whole ones first."""
+        room = 2 * min(whole_bytes(self.selection.devices)) / 3
+        if self.weights != WEIGHTS[0] or weight_bytes <= room:
+            return plan
+        shards = plan.ranks // plan.data
+        return replace(plan, weights="sharded" if shards > 1 and weight_bytes <= shards * room else "offloaded")
 
     def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""

@@ -91,7 +91,9 @@ def automatic_plan(
         plan = replace(everything, weights="offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
     kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
-    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
+    sides = "cfg above 1" if work.guided else "cfg 1"
+    images = "one image" if work.batch == 1 else f"{work.batch} images"
+    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, {sides}, {images}"
     again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
     reasons = (*choice.reasons, *kept, chosen_for)

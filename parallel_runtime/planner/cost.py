@@ -119,12 +119,15 @@ def _pass_s(
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
     compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
     around = calibration.link_of(plan.parts, plan.ranks)
-    communication = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
-    communication += _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
-    fetched = _weights_s(model, plan, calibration)
+    gathered = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
+    communication = gathered + _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
+    fetched = calls * _weights_s(model, plan, calibration)
     if work.kept_on == "cpu" and rates.asynchronous:
         fetched += rows * kept_bytes_of(model, work) / rates.host_bandwidth
-    communication += max(0.0, fetched - compute - communication)
+    if fetched:  # over the link that exchanges take, whether those hide or not
+        shown = replace(calibration, rates=replace(rates, asynchronous=False))
+        fetched += gathered + _exchanges_s(model, work, plan, shown, amounts, calls=calls)
+        communication += max(0.0, fetched - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:  # the step ends when the device has done the last operation that the host starts
         device = compute + communication

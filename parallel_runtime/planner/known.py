@@ -47,9 +47,20 @@ DEVICES = {
     "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
     "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
     "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
-    "RTX 3090": KnownDevice(
-        71.0, 936.0, 24, 0.85, 0.85, "pcie3"
-    ),  # copies cross host memory: half of PCIe 4.0, a guess
+    # GeForce cards have no peer access: copies cross host memory, for which half of PCIe 4.0 is a guess.
+    "RTX 3090": KnownDevice(71.0, 936.0, 24, 0.85, 0.85, "pcie3"),
+    "RTX 5090": KnownDevice(209.5, 1792.0, 32, 0.85, 0.85, "pcie3"),
+    "RTX 5080": KnownDevice(112.6, 960.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 5070 Ti": KnownDevice(87.9, 896.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 4080": KnownDevice(97.5, 717.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 4080 SUPER": KnownDevice(104.4, 736.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 4070 Ti SUPER": KnownDevice(88.2, 672.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 4060 Ti": KnownDevice(44.1, 288.0, 16, 0.85, 0.85, "pcie3"),
+    "RTX 3080": KnownDevice(59.5, 760.0, 10, 0.85, 0.85, "pcie3"),
+    "RTX 3060": KnownDevice(25.5, 360.0, 12, 0.85, 0.85, "pcie3"),
+    "RTX A6000": KnownDevice(154.8, 768.0, 48, 0.61, 0.70),
+    "RTX 6000 Ada": KnownDevice(364.2, 960.0, 48, 0.60, 0.55),
+    "RTX PRO 6000 Blackwell Workstation Edition": KnownDevice(503.8, 1792.0, 96, 0.60, 0.55),
     "RTX 2000 Ada": KnownDevice(48.0, 224.0, 16, 1.00, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
 }
 # Words of a driver's names that change nothing. Any other makes it another device: Laptop, MIG, D, Ti, SUPER, a

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from host import layouts
 from host.fetch import comfyui_path
@@ -191,15 +193,19 @@ def test_ranks_that_cannot_share_an_image_are_offered_prompts_and_batches_alone(
     assert model.count("module.matmul_flops", work) > 1e9
 
 
-@pytest.mark.full
-def test_a_forward_that_reads_values_is_counted_in_real_calls_and_plan_says_so(folder: Path, command: Command) -> None:
-    write_model_files(folder, [FILES[H3]])
-    asked = ("--model", str(folder / H3), "--comfyui", str(comfyui_path()), "--dtype", "float32", "--devices", "cpu:2")
-    done = command("plan", *asked, "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert "reads values" in report["warnings"][-1] and {row["name"] for row in report["table"]} >= {"uly2", "ring2"}
-    assert not counted(folder, WAN, **SIZE).model.from_real_calls
+@pytest.mark.parametrize("file", [WAN, H3])
+def test_a_half_precision_file_is_counted_without_its_values(folder: Path, file: str) -> None:
+    """Wan computes its patches in fp32 whatever the file has; H3 reads values of what it is given."""
+    whole, half = counted(folder, file), folder / f"half_{file}"
+    with safe_open(str(folder / file), "pt") as opened:
+        metadata = opened.metadata()
+    save_file({name: each.bfloat16() for name, each in load_file(folder / file).items()}, half, metadata=metadata)
+    found = COUNTS.of(str(half), "default", find_comfyui(str(comfyui_path())))
+    assert not found.model.from_real_calls and not whole.model.from_real_calls
+    work = replace(work_of(whole), image_tokens=found.image_tokens)
+    flops = [each.model.count("module.matmul_flops", work) for each in (whole, found)]
+    assert flops[0] == pytest.approx(flops[1]) and flops[0] > 1e9
+    assert found.model.weight_bytes == pytest.approx(whole.model.weight_bytes / 2, rel=0.01)
 
 
 def test_counts_that_lack_something_are_refused_by_the_files_name() -> None:

@@ -5,15 +5,17 @@ Of ComfyUI's classes it is families/test_counts.py's.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from parallel_runtime.models.hosted import count
+from parallel_runtime.models.hosted import count, reference
 from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.count import POINTS, CountedSequence, OperationCounter, SilentAxis
+from parallel_runtime.models.hosted.valueless import has_values
 
 
 def test_an_operation_is_counted_by_its_flops_or_by_what_it_moves_and_a_view_by_neither() -> None:
@@ -159,6 +161,43 @@ def test_what_two_ranks_halve_is_shared_and_the_rest_every_ranks() -> None:
         "module.scores"
     }
     assert count._fitted(TOKENS, one, two, 0, shares=True, real=False) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("fails", "gigabytes", "seen"),
+    [
+        (0, 90, [("meta", False)]),
+        (1, 90, [("meta", False), ("cpu", False)]),
+        (2, 8, [("meta", False), ("cpu", False), ("cpu", True)]),
+        (2, 8.1, [("meta", False), ("cpu", False)]),
+    ],
+)
+def test_weights_have_values_only_where_nothing_else_does_and_they_are_few(
+    monkeypatch: pytest.MonkeyPatch, fails: int, gigabytes: float, seen: list[tuple[str, bool]]
+) -> None:
+    def built(*_: object) -> Any:
+        module = torch.nn.Linear(2, 3)
+        return SimpleNamespace(module=module, whole=module, round_here=lambda: None)
+
+    def look(module: torch.nn.Module, device: torch.device) -> int:
+        looked.append((str(device), has_values(module)))
+        if len(looked) <= fails:
+            raise RuntimeError("it reads values")
+        return 7
+
+    asked, looked = reference.Reference(), list[tuple[str, bool]]()
+    weights = {"w": torch.empty(round(gigabytes * 10**9), dtype=torch.uint8, device="meta")}
+    monkeypatch.setattr(asked, "_recognise", lambda: SimpleNamespace(weights=weights, config=None, kind=""))
+    monkeypatch.setattr(asked, "_planned", lambda made, kind: made)
+    monkeypatch.setattr(asked, "_build", lambda dtype: setattr(asked, "_built", built()))
+    monkeypatch.setattr(reference, "build", built)
+    monkeypatch.setattr(reference, "loaded_dtypes", lambda *_: (torch.float32, ""))
+    if len(seen) > fails:
+        assert asked._valueless("a", "default", look)[2] == 7
+    else:
+        with pytest.raises(ValueError, match=r"^Linear needs the values of its weights, and 8\.1 GB of them are "):
+            asked._valueless("a", "default", look)
+    assert looked == seen
 
 
 def test_of_real_calls_text_and_picture_count_alike() -> None:

@@ -229,11 +229,14 @@ def test_pipefusion_waits_for_the_stage_with_the_most_blocks() -> None:
     assert uneven == pytest.approx(2 * 2 * (4 * 4 * 8 * 4))  # two patches, each through two of the three blocks
 
 
-def test_sharded_weights_travel_and_hide_behind_all_else() -> None:
+def test_sharded_weights_travel_with_each_call_beside_the_exchanges_and_hide_behind_computing() -> None:
     slow = only("link", bandwidth=1.0)
     gather, exchanged = 192 * 2 / 2, 64 + 6
     assert seconds(slow, ulysses=2) == pytest.approx(exchanged)
-    assert seconds(slow, ulysses=2, weights="sharded") == pytest.approx(gather)
+    assert seconds(slow, ulysses=2, weights="sharded") == pytest.approx(gather + exchanged), "over one link"
+    guided = replace(WORK, guided=True)
+    assert seconds(slow, guided, ulysses=2, weights="sharded") == pytest.approx(2 * (gather + exchanged))
+    assert seconds(slow, guided, cfg=2, weights="sharded") < 1.3 * gather, "one call a rank"
     hidden = replace(slow, rates=replace(UNIT.rates, attention_flops=1.0))
     assert seconds(hidden, ulysses=2, weights="sharded") == pytest.approx(seconds(hidden, ulysses=2))
 

@@ -15,6 +15,7 @@ from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.calls import RUN_KEY, CannotTravelError, forward_call
 from ....parallel_runtime.models.hosted.other_calls import method_call
 from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
+from ....parallel_runtime.models.hosted.valueless import without_values
 from ....parallel_runtime.models.specs import BETWEEN
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT
 from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
@@ -25,7 +26,6 @@ from .block_hooks import records
 from .pooled_model import PooledModel
 from .source import refuse_unplanned
 from .stock_functions import sent
-from .valueless import without_values
 
 AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
 # What of a call's transformer_options a class writes to, by the node that adds it.

@@ -1,9 +1,10 @@
 """What a call of ComfyUI's module takes, counted operation by operation: FLOPs, bytes through memory, what ranks send.
 
-On the meta device nothing is computed, so a model of any size is counted in seconds; a module whose forward reads
-values is counted in small real calls instead. The call is counted twice: by one rank, and by the first of two ranks
-that share its tokens, through the same hooks as in the workers over exchanges that only note their bytes. What is
-halved is shared, the rest every rank computes. Each count is fitted as a polynomial of image and text tokens.
+Weights without values compute nothing, so a model of any size is counted in seconds; a module whose forward reads
+values of them, or of what comes of them, is counted in small real calls instead. The call is counted twice: by one
+rank, and by the first of two ranks that share its tokens, through the same hooks as in the workers over exchanges that
+only note their bytes. What is halved is shared, the rest every rank computes. Each count is fitted as a polynomial of
+image and text tokens.
 
 Runs in a process of its own that has imported ComfyUI with its attention replaced (reference.py). Owns counting and
 fitting. What it is good for is the planner's, whose `CountedModel` is made of the result. FLOPs of an operation are
@@ -36,6 +37,7 @@ from .hooks import SharedModel
 from .kept_state import keeps_of
 from .random_calls import Size, call_of, find_widths, latent_shapes
 from .stage import staged_blocks
+from .valueless import Valueless, has_values
 
 RANKS = 2  # that share the tokens in the second count
 RESIDUAL_BYTES = "residual_bytes"  # what a step cache keeps, which all tokens' ranks share out
@@ -145,7 +147,7 @@ class OperationCounter(TorchDispatchMode):
 def _storages_of(values: Any) -> list[torch.UntypedStorage]:  # noqa: ANN401
     """The memory of all dense tensors in there."""
     tensors = (each for each in tree_leaves(values) if isinstance(each, Tensor) and each.layout is torch.strided)
-    return [tensor.untyped_storage() for tensor in tensors]
+    return [(each.meta if isinstance(each, Valueless) else each).untyped_storage() for each in tensors]
 
 
 class SilentAxis(Axis):
@@ -281,11 +283,12 @@ Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t, for n tokens of the
 def count_model(model: Any, device: torch.device, *, frames: int | None = None) -> dict[str, Any]:  # noqa: ANN401
     """What ComfyUI's BaseModel takes a call and a row, as `planner.counted.CountedModel` reads it.
 
-    `device`: where its weights are, which are computed with only if they have values. Raises `ValueError` for a model
-    that cannot be called so, and `RuntimeError` or `NotImplementedError` on the meta device for one that reads values.
+    `device`: where its weights are, or say that they are; they are computed with only if they have values. Raises
+    `ValueError` for a model that cannot be called so, and `RuntimeError` or `NotImplementedError` for one that reads
+    values which are not there.
     """
     module = model.diffusion_model
-    spec, real = find_spec(module), device.type != "meta"
+    spec, real = find_spec(module), has_values(module)
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
     numbers, calls = [], []

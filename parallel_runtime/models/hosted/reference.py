@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -49,8 +50,11 @@ from .random_calls import (
     uncomputed_call,
 )
 from .stage import refuse_stages
+from .valueless import take_values
 
 QUESTIONS = ("start", "contract", "open", "describe", "count", "made", "calls", "outputs", "run")
+
+MOST_COMPUTED_BYTES = 8 * 10**9  # of weights with which a call is computed to be counted: minutes of a CPU
 
 Looked = TypeVar("Looked")
 
@@ -177,19 +181,31 @@ class Reference:
     def _valueless(
         self, path: str, dtype: str, look: Callable[[Any, torch.device], Looked]
     ) -> tuple[Any, Built, Looked]:
-        """A file's model as it was recognised and built, and what `look(model, device)` finds of it on the meta device;
-        with its weights where it needs their values."""
+        """A file's model as it was recognised and built, and what `look(model, device)` finds of it without values of
+        its weights; with them where it needs those. Raises `ValueError` where they are too many for that."""
         self.path = path
         recognised = self._recognise()
         self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
         built = self._planned(build(path, recognised, self.dtype), recognised.kind)
-        try:
-            built.module.to("meta")
+        built.module.to("meta")
+        built.round_here()  # a class may compute some weights in fp32, whatever the file has
+        with suppress(NotImplementedError, RuntimeError, ValueError):
             return recognised, built, look(built.whole, torch.device("meta"))
-        except (NotImplementedError, RuntimeError, ValueError):  # its forward reads values, so it has to have some
-            self._built = None
-            self._build(self.dtype)
-            return recognised, self._opened, look(self._opened.whole, self.device)
+        built = self._planned(build(path, recognised, self.dtype), recognised.kind)
+        take_values(built.module)
+        built.round_here()
+        try:  # its forward reads values of what it is given, or of buffers
+            return recognised, built, look(built.whole, torch.device("cpu"))
+        except (NotImplementedError, RuntimeError, ValueError) as error:  # or of what comes of its weights
+            num_bytes, name = sum(weight.nbytes for weight in recognised.weights.values()), type(built.whole).__name__
+            if num_bytes > MOST_COMPUTED_BYTES:
+                raise ValueError(
+                    f"{name} needs the values of its weights, and {num_bytes / 1e9:.1f} GB of them are too many to try "
+                    f"on the CPU, {MOST_COMPUTED_BYTES / 1e9:.0f} GB the most ({in_one_line(error)})"
+                ) from error
+        self._built = None
+        self._build(self.dtype)
+        return recognised, self._opened, look(self._opened.whole, self.device)
 
     def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
         """Make random calls and compute them; inputs and outputs go to `file`, their form is the answer."""

@@ -269,6 +269,44 @@ weights = plan_of(asked(weights="sharded"), WHY, True)
 assert weights.plan == plans.ParallelPlan(cfg=2, weights="sharded")
 assert weights.reasons[0] == f"{WHY}; the devices share its weights alone"
 assert plan_of(asked("cpu:1"), WHY).plan.ranks == 1
+known = importlib.import_module(f"{NAME}.parallel_runtime.planner.known")
+stock_of = choice._constants, choice.whole_bytes
+choice._constants = lambda devices: known.known_calibration("RTX 4090", devices=len(devices))
+choice.whole_bytes = lambda devices: [24 * 2**30] * len(devices)
+small = FLUX.with_weights(5 * 10**9)
+unet = replace(small, model=replace(small.model, key_heads=0))
+for names, plan, images in (
+    ("cpu:2", plans.ParallelPlan(cfg=2), "one image"),
+    ("cpu:3", plans.ParallelPlan(cfg=2), "one image"),
+    ("cpu:4", plans.ParallelPlan(cfg=2, data=2), "2 images"),
+):
+    weighed = plan_of(asked(names), WHY, count=lambda: unet)
+    assert weighed.plan == plan and weighed.reasons[0] == WHY, "a U-Net on GPUs whose speed is known"
+    assert any(f"512 text tokens, cfg above 1, {images}" in each for each in weighed.reasons), weighed.reasons
+
+
+def not_counted():
+    raise ValueError("it reads values")
+
+
+for names, num_bytes, weights in (
+    ("cpu:2", 16 * 2**30, "replicated"),
+    ("cpu:2", 16 * 2**30 + 1, "sharded"),
+    ("cpu:2", 32 * 2**30, "sharded"),
+    ("cpu:2", 32 * 2**30 + 1, "offloaded"),
+    ("cpu:4", 64 * 2**30, "sharded"),
+    ("cpu:1", 24 * 2**30, "offloaded"),
+):
+    guessed = plan_of(asked(names), weight_bytes=num_bytes, count=not_counted)
+    assert guessed.plan.weights == weights and guessed.reasons == (
+        "not weighed, as it could not be counted: it reads values",
+    )
+    kept = plan_of(asked(names, weights="offloaded"), weight_bytes=1, count=not_counted)
+    assert kept.plan.weights == "offloaded"
+weighed = plan_of(asked(), count=lambda: small)
+assert weighed.plan == plans.ParallelPlan(ulysses=2) and not weighed.work.guided
+assert any("512 text tokens, cfg 1, one image" in each for each in weighed.reasons), weighed.reasons
+choice._constants, choice.whole_bytes = stock_of
 assert plan_of(asked("cpu:1"), weight_bytes=1).reasons == decisions.on_cpu(plans.ParallelPlan())
 assert usual.describe()[0] == "uly2" and len(usual.describe()) == 3 + len(auto.reasons)
 remarked = replace(usual, remarks=("a remark",), attention="flash", exchange="x")

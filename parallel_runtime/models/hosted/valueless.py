@@ -1,7 +1,8 @@
-"""What a function of a module without weights returns, by shape and dtype: its code runs, on tensors without values.
+"""A module's code on tensors without values: what a function returns, by shape and dtype, and what a call takes.
 
 Owns the kind of tensor that this is tried with. The meta device alone would not do: ComfyUI's code asks a tensor for
-its device to autocast there, and torch has no autocast for the meta device.
+its device to autocast there, and torch has no autocast for the meta device; and a forward may read values of what it is
+given, which has some here, beside weights that have none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,13 @@ class Valueless(torch.Tensor):
     def __new__(cls: type["Valueless"], meta: torch.Tensor) -> "Valueless":
         """Of the shape, strides and dtype of a tensor on the meta device."""
         made: Valueless = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device="cpu"
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=torch.device("cpu")
         )
         made.meta = meta
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  torch's stub lacks the function
         cls,
         func: Callable[..., Any],
         types: Sequence[type],
@@ -37,6 +38,20 @@ class Valueless(torch.Tensor):
         """Have the meta device work out what comes of an operation."""
         given, named = tree_map(_on_meta, (tuple(args), dict(kwargs or {})))
         return tree_map(_without, func(*given, **named))
+
+
+def take_values(module: torch.nn.Module) -> None:
+    """Leave the module's weights nothing but the shapes and dtypes of what is computed with; buffers keep theirs."""
+    for owner in module.modules():
+        for name, weight in owner._parameters.items():
+            if weight is not None:
+                plain = torch.empty(weight.shape, dtype=weight.dtype, device="meta")  # also of a quantised one
+                owner._parameters[name] = torch.nn.Parameter(Valueless(plain), requires_grad=False)
+
+
+def has_values(module: torch.nn.Module) -> bool:
+    """Whether a call of the module computes something."""
+    return not any(weight.is_meta or isinstance(weight, Valueless) for weight in module.parameters())
 
 
 class _Tried(torch.nn.Module):

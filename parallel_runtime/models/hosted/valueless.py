@@ -28,7 +28,7 @@ class Valueless(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  torch's stub lacks the function
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks it
         cls,
         func: Callable[..., Any],
         types: Sequence[type],

@@ -143,10 +143,12 @@ class ParallelChoice:
     def _by_size(self, plan: ParallelPlan, weight_bytes: int) -> ParallelPlan:
         """The plan with weights where they leave a third of each device for what is computed: whole ones first."""
         room = 2 * min(whole_bytes(self.selection.devices)) / 3
-        if self.weights != WEIGHTS[0] or weight_bytes <= room:
+        shards, on_cpu = plan.ranks // plan.data, self.selection.devices[0].kind == "cpu"
+        if self.weights != WEIGHTS[0] or on_cpu or weight_bytes <= room:  # ranks on the CPU map the same file
             return plan
-        shards = plan.ranks // plan.data
-        return replace(plan, weights="sharded" if shards > 1 and weight_bytes <= shards * room else "offloaded")
+        if shards > 1 and weight_bytes <= shards * room:
+            return replace(plan, weights="sharded")
+        return replace(plan, data=1, weights="offloaded")
 
     def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""

@@ -91,9 +91,10 @@ def automatic_plan(
         plan = replace(everything, weights="offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
     kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
-    sides = "cfg above 1" if work.guided else "cfg 1"
-    images = "one image" if work.batch == 1 else f"{work.batch} images"
-    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, {sides}, {images}"
+    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
+    if work.guided:
+        images = "one image" if work.batch == 1 else f"{work.batch} images"
+        image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg above 1, {images}"
     again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
     reasons = (*choice.reasons, *kept, chosen_for)
@@ -111,6 +112,9 @@ def plan_of_run(
     choice = choose_plan(
         model, work, there, calibration, weights=(held.weights,), held=held.layout, num_ranks=len(free)
     )
+    if not choice.table:
+        alone = f"cfg 1 leaves nothing to share out: one of {held.ranks} devices that hold the weights computes"
+        return Decision(plan=held, reasons=(alone,), work=work, model=model)
     if choice.plan is None or choice.seconds_per_step is None:
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
     more: tuple[str, ...] = ()

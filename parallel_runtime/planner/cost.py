@@ -121,13 +121,15 @@ def _pass_s(
     around = calibration.link_of(plan.parts, plan.ranks)
     gathered = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
     communication = gathered + _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
-    fetched = calls * _weights_s(model, plan, calibration)
+    loaded, joined = (calls * seconds for seconds in _weights_s(model, plan, calibration))
     if work.kept_on == "cpu" and rates.asynchronous:
-        fetched += rows * kept_bytes_of(model, work) / rates.host_bandwidth
-    if fetched:  # over the link that exchanges take, whether those hide or not
+        loaded += rows * kept_bytes_of(model, work) / rates.host_bandwidth
+    fetched = loaded + joined
+    if joined:  # over the link that exchanges take, whether those hide or not
         shown = replace(calibration, rates=replace(rates, asynchronous=False))
-        fetched += gathered + _exchanges_s(model, work, plan, shown, amounts, calls=calls)
-        communication += max(0.0, fetched - compute - communication)
+        sent = gathered + _exchanges_s(model, work, plan, shown, amounts, calls=calls)
+        fetched = max(fetched, joined + sent)
+    communication += max(0.0, fetched - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:  # the step ends when the device has done the last operation that the host starts
         device = compute + communication
@@ -233,16 +235,13 @@ def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: 
     return rows_per_group(work, plan) * handed / link.bandwidth + calls * link.latency_s
 
 
-def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
-    """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
+def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> tuple[float, float]:
+    """Seconds to bring a call all blocks' weights, where the device does not hold them all: from host memory, and from
+    other ranks."""
     shards, num_bytes = plan.replica_ranks // plan.pipefusion, sum(model.block_bytes) / plan.pipefusion
     link = calibration.link_of(plan.replica_ranks, plan.ranks)
-    seconds = 0.0
-    if plan.weights == "offloaded":
-        seconds += num_bytes / shards / calibration.rates.host_bandwidth
-    if plan.weights != "replicated" and shards > 1:
-        seconds += (
-            num_bytes * (shards - 1) / shards / link.bandwidth
-            + len(model.block_bytes) / plan.pipefusion * link.latency_s
-        )
-    return seconds
+    loaded = num_bytes / shards / calibration.rates.host_bandwidth if plan.weights == "offloaded" else 0.0
+    if plan.weights == "replicated" or shards == 1:
+        return loaded, 0.0
+    joined = num_bytes * (shards - 1) / shards / link.bandwidth
+    return loaded, joined + len(model.block_bytes) / plan.pipefusion * link.latency_s

@@ -47,7 +47,8 @@ DEVICES = {
     "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
     "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
     "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
-    # GeForce cards have no peer access: copies cross host memory, for which half of PCIe 4.0 is a guess.
+    # These have no peer access, or eight lanes: copies cross host memory, for which half of PCIe 4.0 is a guess. The
+    # 4090 has what its published rows were fitted to.
     "RTX 3090": KnownDevice(71.0, 936.0, 24, 0.85, 0.85, "pcie3"),
     "RTX 5090": KnownDevice(209.5, 1792.0, 32, 0.85, 0.85, "pcie3"),
     "RTX 5080": KnownDevice(112.6, 960.0, 16, 0.85, 0.85, "pcie3"),

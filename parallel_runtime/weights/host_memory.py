@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 def host_memory() -> tuple[int, int]:
-    """(available, all) bytes of this machine's memory, or of the container's limit where that is less."""
+    """(available, all) bytes of this machine's memory, or of the container's limit where that is less and told."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
     with suppress(OSError, ValueError):  # no container, or one without a limit
         limit, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
-        found = re.search(r"^inactive_file (\d+)$", (CONTAINER / "memory.stat").read_text(), re.MULTILINE)
-        pages = int(found[1]) if found else 0  # of files, which go as soon as memory is asked for
+        said = (CONTAINER / "memory.stat").read_text()
+        pages = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", said, re.MULTILINE)))  # which go at need
         available, total = min(available, limit - used + pages), min(total, limit)
     return available, total
 
@@ -35,7 +35,7 @@ def host_memory() -> tuple[int, int]:
 def host_bytes(num_bytes: int, *, device: torch.device) -> torch.Tensor:
     """`num_bytes` zero bytes on the host, as uint8; pinned when `device` is a CUDA device and that many can be.
 
-    From others a GPU takes them all the same, more slowly.
+    From others a GPU takes them all the same, more slowly. Raises `RuntimeError` where memory lacks for them.
     """
     if not num_bytes:  # of a rank whose share of a unit rounds to nothing
         return torch.zeros(0, dtype=torch.uint8)
@@ -55,6 +55,11 @@ def give_back_heap() -> None:
 def _pin(held: torch.Tensor, device: torch.device) -> None:
     runtime = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(held.data_ptr(), held.nbytes, 1))  # 1: for every CUDA context
+    if error and host_memory()[0] < held.nbytes:
+        raise RuntimeError(
+            f"{held.nbytes} bytes of host memory cannot be pinned (CUDA error {error}); free host memory, or use "
+            "weights=sharded, which keeps the weights on the devices"
+        )
     if error:
         _tell_unpinned(error)
         with suppress(RuntimeError):  # CUDA says it again to whoever asks next

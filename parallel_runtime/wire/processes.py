@@ -15,7 +15,7 @@ from .channel import SegmentTable
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel
-VMSTAT = Path("/proc/vmstat")
+OF_CONTAINER, VMSTAT = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
 OUT_OF_MEMORY = "killed by SIGKILL as host memory ran out"
 LEAST_S = 3.0  # no process that runs misses its pulse for so long, however busy its machine is
 
@@ -39,11 +39,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def memory_kills() -> int:
-    """How many processes the system has killed so far because its memory, or a container's, ran out (proc(5)); 0 where
-    it does not say."""
-    with suppress(OSError):
-        if (found := re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(encoding="ascii"), re.MULTILINE)) is not None:
-            return int(found[1])
+    """How many processes the system has killed so far because its memory, or a container's, ran out: of this container
+    where it counts them (cgroups(7)), else of the machine (proc(5)); 0 where neither is said."""
+    for counts in (OF_CONTAINER, VMSTAT):
+        with suppress(OSError):
+            if (found := re.search(r"^oom_kill (\d+)$", counts.read_text(encoding="ascii"), re.MULTILINE)) is not None:
+                return int(found[1])
     return 0
 
 

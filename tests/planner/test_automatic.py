@@ -180,6 +180,15 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
     assert overlap((*devices, Device("cuda", 0, "attic")), ParallelPlan(ulysses=2)) is None, "of AMD's there who knows"
 
 
+def test_a_run_at_cfg_1_has_nothing_to_share_out_of_weights_that_lie_for_both_sides() -> None:
+    unet, held = replace(FLUX, key_heads=0), ParallelPlan(cfg=2, weights="sharded")
+    decision = plan_of_run(unet, usual_work(), [24 * GIB] * 2, H100, held=held)
+    said = "cfg 1 leaves nothing to share out: one of 2 devices that hold the weights computes"
+    assert (decision.plan, decision.reasons) == (held, (said,))
+    guided = plan_of_run(unet, replace(usual_work(), guided=True), [24 * GIB] * 2, H100, held=held)
+    assert guided.plan == held and said not in guided.reasons
+
+
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:
     """The plan of a run on `count` GPUs, with weights that were loaded for the plan `held`."""
     work = replace(usual_work(), **asked)

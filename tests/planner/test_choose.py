@@ -149,6 +149,8 @@ def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> 
             assert 4 % plan.data == 0
     unguided = replace(work, guided=False)
     assert not any(plan.cfg > 1 for plan in useful_plans(2, model=model, work=unguided, stale=True))
+    copied = [plan for plan in useful_plans(8, model=model, work=work, stale=True) if plan.data > 1]
+    assert {plan.weights for plan in copied} == {"replicated", "sharded"}, "replicas lie in the same host memory"
     apart = replace(model, key_heads=0)  # of which no rank can have a part of the tokens
     assert {plan.parts for plan in useful_plans(8, model=apart, work=work, stale=True)} == {1}
 

@@ -390,10 +390,14 @@ def test_processes_that_the_system_killed_for_memory_are_counted_where_it_says(m
     if said is not None:
         vmstat.write_text(said)
     monkeypatch.setattr(processes, "VMSTAT", vmstat)
+    monkeypatch.setattr(processes, "OF_CONTAINER", container := tmp_path / "events")
     assert processes.memory_kills() == told
+    container.write_text("low 4\noom 9\noom_kill 5\noom_group_kill 1\n")
+    assert processes.memory_kills() == 5, "another container's are not told"
 
 
 def test_a_rank_that_ends_as_host_memory_ran_out_is_told_so_with_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "OF_CONTAINER", tmp_path / "events")
     monkeypatch.setattr(processes, "VMSTAT", tmp_path / "vmstat")
     processes.VMSTAT.write_text("oom_kill 3\n")
     ended = [process.OwnedProcess(SimpleNamespace(pid=1, returncode=code), None, fds=(0, 0)) for code in (-9, -7, 1)]

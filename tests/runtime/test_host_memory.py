@@ -18,6 +18,7 @@ from parallel_runtime.weights import host_memory
         ({}, (600, 1000)),
         ({"max": "max", "current": "1"}, (600, 1000)),
         ({"max": "400", "current": "300", "stat": "anon 7\ninactive_file 50\nslab 3\n"}, (150, 400)),
+        ({"max": "400", "current": "390", "stat": "active_file 60\nanon 7\ninactive_file 50\n"}, (120, 400)),
         ({"max": "400", "current": "300", "stat": "anon 7\n"}, (100, 400)),
         ({"max": "2000", "current": "300", "stat": "inactive_file 50\n"}, (600, 1000)),
         ({"max": "400", "current": "300"}, (600, 1000)),
@@ -48,12 +49,17 @@ def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     monkeypatch.setattr(host_memory.torch, "zeros", raises_what_it_was_told)
     host_memory._tell_unpinned.cache_clear()
+    monkeypatch.setattr(host_memory, "host_memory", lambda: (available, 1000))
+    available = 64
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             held = host_memory.host_bytes(64, device=torch.device("cuda"))
             assert held.fill_(7).sum() == 64 * 7
             del held
     assert asked == ["error", "error", "unpinned"], "CUDA's error is taken back before anybody else asks"
+    available, codes[:] = 63, [2]
+    with pytest.raises(RuntimeError, match="64 bytes of host memory cannot be pinned .*; free host memory, or use"):
+        host_memory.host_bytes(64, device=torch.device("cuda"))
     assert caplog.messages == [
         "weights in host memory cannot be pinned (CUDA error 2): their copies to the GPU are slower"
     ]

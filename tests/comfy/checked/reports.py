@@ -289,20 +289,27 @@ def not_counted():
     raise ValueError("it reads values")
 
 
-for names, num_bytes, weights in (
-    ("cpu:2", 16 * 2**30, "replicated"),
-    ("cpu:2", 16 * 2**30 + 1, "sharded"),
-    ("cpu:2", 32 * 2**30, "sharded"),
-    ("cpu:2", 32 * 2**30 + 1, "offloaded"),
-    ("cpu:4", 64 * 2**30, "sharded"),
-    ("cpu:1", 24 * 2**30, "offloaded"),
+two, four = (tuple(devices.Device("cuda", index) for index in range(n)) for n in (2, 4))
+for on, num_bytes, weights, data in (
+    (two, 16 * 2**30, "replicated", 1),
+    (two, 16 * 2**30 + 1, "sharded", 1),
+    (two, 32 * 2**30, "sharded", 1),
+    (two, 32 * 2**30 + 1, "offloaded", 1),
+    (four, 64 * 2**30, "sharded", 1),
+    (two[:1], 24 * 2**30, "offloaded", 1),
+    ((devices.Device("cpu", 0), devices.Device("cpu", 1)), 32 * 2**30, "replicated", 1),
 ):
-    guessed = plan_of(asked(names), weight_bytes=num_bytes, count=not_counted)
-    assert guessed.plan.weights == weights and guessed.reasons == (
-        "not weighed, as it could not be counted: it reads values",
-    )
-    kept = plan_of(asked(names, weights="offloaded"), weight_bytes=1, count=not_counted)
+    it = replace(asked("cpu:2"), selection=devices.DeviceSelection(on))
+    guessed = plan_of(it, weight_bytes=num_bytes, count=not_counted)
+    assert (guessed.plan.weights, guessed.plan.data) == (weights, data), (on, num_bytes, guessed.plan)
+    assert guessed.reasons == ("not weighed, as it could not be counted: it reads values",)
+    kept = plan_of(replace(it, weights="offloaded"), weight_bytes=1, count=not_counted)
     assert kept.plan.weights == "offloaded"
+it = replace(asked("cpu:2"), selection=devices.DeviceSelection(four))
+replicas = [plan_of(it, WHY, weight_bytes=each * 2**30, count=not_counted).plan for each in (16, 17, 33)]
+assert [(plan.cfg, plan.data, plan.weights) for plan in replicas] == [
+    *((2, 2, "replicated"), (2, 2, "sharded"), (2, 1, "offloaded"))
+]
 weighed = plan_of(asked(), count=lambda: small)
 assert weighed.plan == plans.ParallelPlan(ulysses=2) and not weighed.work.guided
 assert any("512 text tokens, cfg 1, one image" in each for each in weighed.reasons), weighed.reasons

@@ -187,14 +187,14 @@ class Reference:
         recognised = self._recognise()
         self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
         built = self._planned(build(path, recognised, self.dtype), recognised.kind)
-        built.module.to("meta")
-        built.round_here()  # a class may compute some weights in fp32, whatever the file has
         with suppress(NotImplementedError, RuntimeError, ValueError):
+            built.module.to("meta")
+            built.round_here()  # a class may compute some weights in fp32, whatever the file has
             return recognised, built, look(built.whole, torch.device("meta"))
         built = self._planned(build(path, recognised, self.dtype), recognised.kind)
-        take_values(built.module)
-        built.round_here()
         try:  # its forward reads values of what it is given, or of buffers
+            take_values(built.module)
+            built.round_here()
             return recognised, built, look(built.whole, torch.device("cpu"))
         except (NotImplementedError, RuntimeError, ValueError) as error:  # or of what comes of its weights
             num_bytes, name = sum(weight.nbytes for weight in recognised.weights.values()), type(built.whole).__name__

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/models",),
     ("runtime/planner",),
     ("runtime/wire", "runtime/parallel"),
-    ("runtime/rank_environment",),
+    ("runtime/rank_environment", "runtime/mapped_file"),
     (
         "runtime/checkpoint",
         "runtime/choices",

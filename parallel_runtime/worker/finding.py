@@ -20,6 +20,7 @@ from torch import nn
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import in_one_line, note_module
+from ..mapped_file import MappedFile
 from ..models.finder import Candidate, LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
 from ..models.hosted.finding import attention_to
@@ -30,7 +31,6 @@ from ..models.specs.found import key_of
 from ..models.specs.spec import ShardingSpec
 from ..models.specs.written import from_data, to_data
 from ..proof import CONTROL, TOLERANCES
-from ..weights.mapped_file import MappedFile
 from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 from .put_back import put_back
 

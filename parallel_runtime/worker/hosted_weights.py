@@ -12,6 +12,7 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
+from ..mapped_file import MappedFile
 from ..models.block_chain import entries_of
 from ..models.hosted.block_hooks import HookModules
 from ..models.hosted.build import Built, build, recognise
@@ -30,7 +31,6 @@ from ..parallel.collectives import Axis
 from ..parallel.pipefusion import balanced_stages
 from ..weight_delta import HOOK_WEIGHT, WeightDelta, unpack
 from ..weights.block_shards import BlockShards, blocks_of
-from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
 
 IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first

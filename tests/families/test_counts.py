@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors import safe_open
@@ -206,6 +207,26 @@ def test_a_half_precision_file_is_counted_without_its_values(folder: Path, file:
     flops = [each.model.count("module.matmul_flops", work) for each in (whole, found)]
     assert flops[0] == pytest.approx(flops[1]) and flops[0] > 1e9
     assert found.model.weight_bytes == pytest.approx(whole.model.weight_bytes / 2, rel=0.01)
+
+
+def test_a_file_larger_than_the_memory_of_the_machine_is_counted(folder: Path) -> None:
+    """torch maps a file so that it could be written to, which the system refuses beyond its memory."""
+    small = counted(folder, WAN).model.weight_bytes
+    data = (folder / WAN).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
+    more = psutil.virtual_memory().total + psutil.swap_memory().total + 2**30
+    header["of_another_model"] = {"dtype": "U8", "shape": [more], "data_offsets": [len(rest), len(rest) + more]}
+    text = json.dumps(header).encode()
+    large = folder / "large.safetensors"
+    with large.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + rest)
+        file.truncate(8 + len(text) + len(rest) + more)  # a hole, which takes no room
+    try:
+        found = COUNTS.of(str(large), "float32", find_comfyui(str(comfyui_path())))
+    finally:
+        large.unlink()
+    assert found.model.weight_bytes in (small, small + more)
 
 
 def test_counts_that_lack_something_are_refused_by_the_files_name() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.weights.mapped_file import MappedFile
+from parallel_runtime.mapped_file import MappedFile
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,6 +13,7 @@ import torch
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8, ComfyUI, ModelSpec, read_header
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.mapped_file import MappedFile
 from ....parallel_runtime.models.hosted.build import Recognised, recognise
 from ....parallel_runtime.models.hosted.calls import takes_whole_batches
 from ....parallel_runtime.models.hosted.dtypes import loaded_dtypes
@@ -25,7 +26,6 @@ from ....parallel_runtime.models.specs.whole import find_whole
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.torch_flags import read_flags
 from ....parallel_runtime.weights.block_shards import blocks_of
-from ....parallel_runtime.weights.mapped_file import MappedFile
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import comfy, is_absent
 from ..contract.like_host import options_for_ranks

@@ -222,7 +222,6 @@ HOSTED = """
     comfy.supported_models_base.BASE:unet_config
     comfy.utils.calculate_parameters
     comfy.utils.convert_old_quants(metadata)
-    comfy.utils.load_torch_file(return_metadata)
     comfy.utils.pack_latents
     comfy.utils.state_dict_prefix_replace(filter_keys)
     comfy.utils.unet_to_diffusers

@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...checkpoint import ComfyUI
+from ...checkpoint import ComfyUI, ModelSpec, read_header
 from ...errors import in_one_line
+from ...mapped_file import MappedFile
 from ...torch_flags import exact_fp32
 from ...wire.lifeline import arm
 from ...wire.protocol import dtype_name
@@ -251,10 +252,9 @@ class Reference:
         return self._built
 
     def _recognise(self) -> Any:  # noqa: ANN401
-        import comfy.utils
-
-        tensors, metadata = comfy.utils.load_torch_file(self.path, return_metadata=True)
-        return recognise(self.path, tensors, metadata or {})
+        header, file = read_header(self.path), MappedFile(ModelSpec.of(self.path))
+        tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
+        return recognise(self.path, tensors, header.metadata)
 
     def _build(self, dtype: torch.dtype) -> None:
         if self._built is not None and self._built_in == dtype:

@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from ..checkpoint import ModelSpec, TensorEntry, unreadable
+from .checkpoint import ModelSpec, TensorEntry, unreadable
 
 
 class MappedFile:

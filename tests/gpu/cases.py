@@ -4,6 +4,7 @@ Owns the cases and the reference. Knows no stand-in: whoever runs the cases says
 """
 
 import random
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,7 @@ class Reference:
         if case.in_workers:
             out = pool.sample(spec, plan, run, on_step=lambda _, x: seen.append(x.clone())).out
         else:
-            out, seen = host_loop(asking(pool, spec, plan, run=f"{case} {id(seen)}", **options), run)
+            out, seen = host_loop(asking(pool, spec, plan, run=f"{case} {uuid.uuid4().hex}", **options), run)
         assert len(seen) == len(previews)
         # NaN is the greatest error, and `max` would pass it over.
         errors = [relative_error(*pair) for pair in zip((out, *seen), (expected, *previews), strict=True)]

@@ -26,7 +26,7 @@ from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan
-from ..parallel_runtime.planner.automatic import Decision, automatic_plan, on_cpu, plan_of_run
+from ..parallel_runtime.planner.automatic import Decision, automatic_plan, on_cpu, plan_of_run, with_weights
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.hardware import Calibration
@@ -145,10 +145,8 @@ class ParallelChoice:
         room = 2 * min(whole_bytes(self.selection.devices)) / 3
         shards, on_cpu = plan.ranks // plan.data, self.selection.devices[0].kind == "cpu"
         if self.weights != WEIGHTS[0] or on_cpu or weight_bytes <= room:  # ranks on the CPU map the same file
-            return plan
-        if shards > 1 and weight_bytes <= shards * room:
-            return replace(plan, weights="sharded")
-        return replace(plan, data=1, weights="offloaded")
+            return with_weights(plan, plan.weights)
+        return with_weights(plan, "sharded" if shards > 1 and weight_bytes <= shards * room else "offloaded")
 
     def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""

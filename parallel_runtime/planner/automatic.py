@@ -88,7 +88,7 @@ def automatic_plan(
         return _unknown(model, work, everything, min(free), allowed)
     choice = choose_plan(model, work, free, calibration, weights=allowed)
     if choice.plan is None:
-        plan = replace(everything, weights="offloaded" if weights == WEIGHTS[0] else weights)
+        plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
     kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
     image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
@@ -113,7 +113,7 @@ def plan_of_run(
         model, work, there, calibration, weights=(held.weights,), held=held.layout, num_ranks=len(free)
     )
     if not choice.table:
-        alone = f"cfg 1 leaves nothing to share out: one of {held.ranks} devices that hold the weights computes"
+        alone = "at cfg 1 only the images of a batch can be shared out of a model of this kind"
         return Decision(plan=held, reasons=(alone,), work=work, model=model)
     if choice.plan is None or choice.seconds_per_step is None:
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
@@ -162,6 +162,11 @@ def describe_work(work: Work) -> str:
     return f"{work.image_tokens} image tokens, {work.text_tokens} text tokens, {sides}, {images}, {work.steps} steps"
 
 
+def with_weights(plan: ParallelPlan, weights: str) -> ParallelPlan:
+    """The plan with weights of that kind; in host memory without replicas, each of which would lie there, too."""
+    return replace(plan, weights=weights, data=1 if weights == "offloaded" else plan.data)
+
+
 def _trying(plan: ParallelPlan) -> str:
     return f"trying {plan.describe()}, as this is a prediction"
 
@@ -177,7 +182,7 @@ def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: in
     """All devices, with the first kind of weights that fits, the last of them where none does."""
     rates = known_rates(ANY_GPU)
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
-    needs = {kind: memory_of(model, work, replace(everything, weights=kind), rates).total for kind in usable}
+    needs = {kind: memory_of(model, work, with_weights(everything, kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
     reasons = [
         f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
@@ -187,4 +192,4 @@ def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: in
         reasons.append(
             f"does not fit with {allowed[0]} weights: {first:.1f} GiB a rank, {free / GIB:.1f} GiB on each device"
         )
-    return Decision(plan=replace(everything, weights=taken), reasons=(*reasons, FORCING))
+    return Decision(plan=with_weights(everything, taken), reasons=(*reasons, FORCING))

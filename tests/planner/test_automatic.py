@@ -183,10 +183,18 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
 def test_a_run_at_cfg_1_has_nothing_to_share_out_of_weights_that_lie_for_both_sides() -> None:
     unet, held = replace(FLUX, key_heads=0), ParallelPlan(cfg=2, weights="sharded")
     decision = plan_of_run(unet, usual_work(), [24 * GIB] * 2, H100, held=held)
-    said = "cfg 1 leaves nothing to share out: one of 2 devices that hold the weights computes"
+    said = "at cfg 1 only the images of a batch can be shared out of a model of this kind"
     assert (decision.plan, decision.reasons) == (held, (said,))
     guided = plan_of_run(unet, replace(usual_work(), guided=True), [24 * GIB] * 2, H100, held=held)
     assert guided.plan == held and said not in guided.reasons
+
+
+@pytest.mark.parametrize(("known", "gib"), [(None, 12), (H100, 1)])
+def test_weights_in_host_memory_are_not_there_once_for_each_replica(known: Calibration | None, gib: int) -> None:
+    unet, everything = replace(FLUX, key_heads=0), ParallelPlan(cfg=2, data=2)
+    work = replace(usual_work(), guided=True, batch=2)
+    taken = automatic_plan(unet, work, gpus(4), [gib * GIB] * 4, known, everything=everything).plan
+    assert taken == ParallelPlan(cfg=2, weights="offloaded")
 
 
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:

@@ -188,7 +188,7 @@ class Reference:
         recognised = self._recognise()
         self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
         built = self._planned(build(path, recognised, self.dtype), recognised.kind)
-        with suppress(NotImplementedError, RuntimeError, ValueError):
+        with suppress(NotImplementedError, RuntimeError, TypeError, ValueError):
             built.module.to("meta")
             built.round_here()  # a class may compute some weights in fp32, whatever the file has
             return recognised, built, look(built.whole, torch.device("meta"))
@@ -197,7 +197,7 @@ class Reference:
             take_values(built.module)
             built.round_here()
             return recognised, built, look(built.whole, torch.device("cpu"))
-        except (NotImplementedError, RuntimeError, ValueError) as error:  # or of what comes of its weights
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # or of what comes of its weights
             num_bytes, name = sum(weight.nbytes for weight in recognised.weights.values()), type(built.whole).__name__
             if num_bytes > MOST_COMPUTED_BYTES:
                 raise ValueError(
@@ -252,7 +252,8 @@ class Reference:
         return self._built
 
     def _recognise(self) -> Any:  # noqa: ANN401
-        header, file = read_header(self.path), MappedFile(ModelSpec.of(self.path))
+        spec = ModelSpec.of(self.path)  # first: the header is this file's, or it is refused
+        header, file = read_header(self.path), MappedFile(spec)
         tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
         return recognise(self.path, tensors, header.metadata)
 

@@ -306,6 +306,7 @@ for on, num_bytes, weights, data in (
     kept = plan_of(replace(it, weights="offloaded"), weight_bytes=1, count=not_counted)
     assert kept.plan.weights == "offloaded"
 it = replace(asked("cpu:2"), selection=devices.DeviceSelection(four))
+assert plan_of(replace(it, weights="offloaded"), WHY, count=not_counted).plan.data == 1
 replicas = [plan_of(it, WHY, weight_bytes=each * 2**30, count=not_counted).plan for each in (16, 17, 33)]
 assert [(plan.cfg, plan.data, plan.weights) for plan in replicas] == [
     *((2, 2, "replicated"), (2, 2, "sharded"), (2, 1, "offloaded"))

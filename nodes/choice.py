@@ -34,6 +34,7 @@ from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
 from ..parallel_runtime.planner.work import Work
 from ..parallel_runtime.redact_paths import redact_paths
 from ..parallel_runtime.shares import MEASURED, parse_shares
+from ..parallel_runtime.weights.host_memory import host_memory
 from .host.panel.machines import MACHINES
 from .host.panel.progress import NodeText, prompt_id
 from .roles import roles
@@ -235,7 +236,16 @@ class ParallelChoice:
         free, known = whole_bytes(devices), _constants(devices)
         if held is not None:
             return Decision(plan=held) if known is None else plan_of_run(model, work, free, known, held=held)
-        return automatic_plan(model, work, devices, free, known, weights=self._weights_here(), everything=everything)
+        return automatic_plan(
+            model,
+            work,
+            devices,
+            free,
+            known,
+            weights=self._weights_here(),
+            everything=everything,
+            host_bytes=host_memory()[1],
+        )
 
     def _weights_here(self) -> str:
         """Where the weights lie as the user said; one device has nothing to share out where there were to be more."""

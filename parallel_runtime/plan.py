@@ -44,6 +44,7 @@ WEIGHTS = ("replicated", "sharded", "offloaded")
 PIPELINE_KEYS = ("patches", "warmup_steps")
 KEYS = (*AXES, "weights", *PIPELINE_KEYS, "shares")
 MOST_SHARE = 1000
+WHOLE_LEAVE = 1 / 16  # of a device is not for blocks of sharded or offloaded weights that stay whole
 
 
 @dataclass(frozen=True, kw_only=True)

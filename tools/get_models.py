@@ -46,11 +46,14 @@ account, and add `--header "Authorization: Bearer TOKEN"` to the line.
 **How two cards hold the weights** is predicted. It has not been seen on two GPUs.
 
 - *whole*: each card holds the model. This is the quickest.
-- *sharded*: each card holds half of it, and gets each block from the other card just before it computes it.
-- *offloaded*: the weights are in host memory, which must hold the file. This is the slowest.
+- *sharded*: each card holds half of it, and gets each block from the other card just before it computes it. Blocks
+  that it has room for stay whole until the run ends.
+- *offloaded*: the weights are in host memory, which must hold the file; blocks that a card has room for stay there
+  until the run ends. This is the slowest.
 
-SP Config in `auto` mode chooses the first of them that fits in 95 % of an empty card, of a video with 81 frames; for
-a much longer one set `weights` yourself. "GiB a card" is what the planner counts for the three, on
+The table has the first of them that fits in 95 % of an empty card, of a video with 81 frames; for a much longer one set
+`weights` yourself. SP Config in `auto` mode takes the next one where whole weights would leave no 6 GiB for the VAE
+that decodes on the first card: ComfyUI would unload them before each decode. "GiB a card" is what the planner counts for the three, on
 two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or
 half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer videos need more:
 `python -m parallel_runtime plan --model FILE --width W --height H --frames N` counts yours, in the pack's folder with

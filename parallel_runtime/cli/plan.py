@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     model, work = _model(arguments, progress)
     if model.from_real_calls:
         warnings = (*warnings, f"{model.name} reads values, so it was counted in small calls and is extrapolated")
-    choice = choose_plan(model, work, free, calibration, stale=arguments.stale)
+    choice = choose_plan(model, work, free, calibration, stale=arguments.stale, decodes=True)
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 
@@ -158,6 +158,8 @@ def _row(row: Prediction) -> dict:
         "bytes_per_rank": row.memory.total,
         "weight_bytes_per_rank": row.memory.weights,
         "host_bytes_per_rank": row.memory.host_bytes,
+        "blocks_that_stay": row.staying,
+        "reload_s": row.reload_s,
         "fits": row.fits,
         "exact": row.plan.pipefusion == 1,
         "graphs": row.without_graphs is not None,
@@ -198,6 +200,10 @@ def _answer(report: Mapping, paint: Paint) -> str:
 def _line(row: Mapping, chosen: bool, paint: Paint) -> str:
     marks = [text for key, text in (("fits", "does not fit"), ("exact", "result differs")) if not row[key]]
     notes = [*marks, *(["with graphs of blocks"] if row["graphs"] else [])]
+    if row["blocks_that_stay"]:
+        notes.append(f"{row['blocks_that_stay']:.0%} of the blocks stay whole")
+    if row["reload_s"]:
+        notes.append(f"loaded again before each run, {row['reload_s']:.2g} s")
     note = f" ({', '.join(notes)})" if notes else ""
     gib = row["bytes_per_rank"] / GIB
     line = (

@@ -9,6 +9,7 @@ before, all of them run, since no user names several by accident, with weights a
 constants are given, nothing is asked or started.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from .memory import memory_of
 from .work import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
+OF_HOST = 0.6  # of host memory may be weights: text encoders and the file lie there, too
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
 AGAIN = "each sampling run chooses again for what it samples, with the weights as they lie"
 FORCING = "mode=manual forces another plan"
@@ -72,10 +74,12 @@ def automatic_plan(
     *,
     weights: str = WEIGHTS[0],
     everything: ParallelPlan | None = None,
+    host_bytes: float = math.inf,
 ) -> Decision:
     """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
 
     `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
+    `host_bytes`: all of this machine's memory.
     `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
     """
@@ -86,7 +90,15 @@ def automatic_plan(
     allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
     if calibration is None:
         return _unknown(model, work, everything, min(free), allowed)
-    choice = choose_plan(model, work, free, calibration, weights=allowed)
+    choice = choose_plan(
+        model,
+        work,
+        free,
+        calibration,
+        weights=allowed,
+        decodes=any(device.kind == "cuda" and device.index == 0 and not device.machine for device in devices),
+        host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
+    )
     if choice.plan is None:
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)

@@ -4,17 +4,17 @@ Owns which plans are weighed and the rules of the choice. Pure and quick (millis
 is measured here.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import prod
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
 from .counted import CountedModel
 from .hardware import GIB, Calibration
-from .memory import PlannedMemory, memory_of, where_kept
+from .memory import PlannedMemory, memory_of, staying_part, where_kept
 from .work import Work
 
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
@@ -25,6 +25,8 @@ GRAPHS_MADE_IN = 2  # steps
 GRAPHS_SERVE = 4  # runs: another size, text or model, and what needs the memory of a card that ComfyUI uses, end them
 # Of the card that ComfyUI uses too, for what follows a run: by ComfyUI's figure a VAE decodes 1536 x 1536 in 10 GiB.
 GRAPHS_LEAVE = 12 * GIB
+DECODE_BYTES = 6 * GIB  # of 1024 x 1024, by the same figure, with what ComfyUI leaves free
+RELOADED = 2e9  # bytes a second of a file that the system has in memory, to each device; estimated
 GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device waits for its host
 
 
@@ -32,6 +34,8 @@ GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device wai
 class Prediction:
     """One plan: its time, its memory, and whether that is there.
 
+    `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
+    `reload_s`: what weights take to load before each run, where they leave a decode after it no room.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -42,6 +46,13 @@ class Prediction:
     run_s: float
     fits: bool
     without_graphs: Cost | None = None
+    staying: float = 0.0
+    reload_s: float = 0.0
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds of a run and of the load before it."""
+        return self.run_s + self.reload_s
 
     @property
     def plain(self) -> Cost:
@@ -86,14 +97,17 @@ def choose_plan(
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
     num_ranks: int | None = None,
+    decodes: bool = False,
+    host_bytes: float = math.inf,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
     `held`: how they lie already, if only plans that they serve are to be weighed: one rank of several may then run by
     graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
-    plans whose ulysses groups each lie in one are weighed.
-    Raises `ValueError` without devices.
+    plans whose ulysses groups each lie in one are weighed. `decodes`: ComfyUI decodes on one of the devices, and
+    unloads weights that leave no room for that. `host_bytes`: weights that take more of host memory are for where no
+    others fit. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -105,17 +119,18 @@ def choose_plan(
             calibration,
             free=min(devices[:ranks]),
             num_ranks=num_ranks or len(devices),
+            decodes=decodes,
         )
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
         if not crossing(plan.ulysses, plan.ranks, calibration.machines)
     )
-    table = tuple(sorted(weighed, key=lambda row: (row.run_s, row.plan.ranks)))
+    table = tuple(sorted(weighed, key=lambda row: (row.prompt_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
     if not fitting:
         return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
-    chosen = _best(fitting)
+    chosen = _best([row for row in fitting if row.memory.host_bytes * row.plan.ranks <= host_bytes] or fitting)
     reasons = (*_reasons(chosen, table, devices, calibration), f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
@@ -128,7 +143,7 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in product(divisors, repeat=len(AXES)):
         data, cfg, stages, *_ = degrees
-        if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
+        if math.prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
         if stages > 1 and not stale:
             continue
@@ -143,21 +158,42 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
 
 
 def _predict(
-    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
+    model: CountedModel,
+    work: Work,
+    plan: ParallelPlan,
+    calibration: Calibration,
+    *,
+    free: int,
+    num_ranks: int,
+    decodes: bool,
 ) -> Prediction:
     needed = partial(memory_of, model, plan=plan, rates=calibration.rates, num_ranks=num_ranks)
     work = where_kept(model, work, plan, needed(work), free=round(HEADROOM * free))
-    cost, memory = step_cost(model, work, plan, calibration), needed(work)
+    memory = needed(work)
+    staying = staying_part(model, plan, memory, calibration.rates, free=free)
+    cost = step_cost(model, work, plan, calibration, staying=staying)
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
+    after = memory.weights + memory.runtime + DECODE_BYTES
+    unloaded = decodes and plan.weights != "offloaded" and after > HEADROOM * free
+    reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
     without, run_s = None, cost.image_s(work.steps)
     if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):
         by_graphs = step_cost(model, work, plan, calibration, by_graphs=True)
         gained_s = graphs_gain_s(cost.step_s, by_graphs.step_s, steps=work.steps)
         if GRAPHS_GAIN * (run_s - gained_s) <= run_s:
             cost, without, run_s = by_graphs, cost, run_s - gained_s
-    return Prediction(plan=plan, cost=cost, memory=memory, run_s=run_s, fits=fits, without_graphs=without)
+    return Prediction(
+        plan=plan,
+        cost=cost,
+        memory=memory,
+        run_s=run_s,
+        fits=fits,
+        without_graphs=without,
+        staying=staying,
+        reload_s=reload_s,
+    )
 
 
 def graphs_gain_s(plain_s: float, graphs_s: float, *, steps: int) -> float:
@@ -187,9 +223,9 @@ def _best(rows: list[Prediction]) -> Prediction:
     """
     fastest = rows[0]
     single = next((row for row in rows if row.plan.ranks == 1), None)
-    if single is not None and single.run_s <= WORTHWHILE * fastest.run_s:
+    if single is not None and single.prompt_s <= WORTHWHILE * fastest.prompt_s:
         return single
-    equals = [row for row in rows if row.run_s <= EQUAL * fastest.run_s]
+    equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.run_s))
 
 
@@ -236,12 +272,20 @@ def _reasons(
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")
     reasons += _of_machines(chosen, table, calibration)
-    whole = [row.memory.total for row in table if row.plan.weights == "replicated"]
-    if plan.weights != "replicated" and whole:
-        reasons.append(
-            f"does not fit with replicated weights: {_gib(min(whole))} a rank, {_gib(min(devices))} on each device, of "
-            f"which {HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
-        )
+    replicated = [row for row in table if row.plan.weights == WEIGHTS[0]]
+    whole = min(replicated, key=lambda row: row.memory.total, default=None)
+    if plan.weights != WEIGHTS[0] and whole is not None:
+        took = f"{plan.weights} weights take {_gib(chosen.memory.total)} a rank"
+        given = f"{_gib(whole.memory.total)} a rank, {_gib(min(devices))} on each device"
+        if not whole.fits:
+            lacks = f"does not fit with replicated weights: {given}, of which {HEADROOM:.0%} can be used"
+        elif whole.reload_s:
+            lacks = f"replicated weights leave a decode no room, and would be loaded again before each run: {given}"
+        else:
+            lacks = f"quicker than with replicated weights: {given}"
+        reasons.append(f"{lacks}; {took}")
+    if chosen.staying:
+        reasons.append(f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step")
     return tuple(reasons)
 
 

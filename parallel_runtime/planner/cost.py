@@ -15,7 +15,8 @@ is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / 
 
 of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
 the host takes its time to start each operation: beside the device where that runs ahead, after it on a CPU. Weights are
-read once a call. What lies in host memory comes to the device in every step, behind what is computed.
+read once a call. What lies in host memory comes to the device in every step, behind what is computed. Blocks that stay
+whole come in the first step of a run alone.
 
 In a pipeline (PipeFusion, arXiv 2405.14430) that stays full between steps, M patches pass a stage in M turns, each with
 blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
@@ -62,17 +63,27 @@ class Cost:
 
 
 def step_cost(
-    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, by_graphs: bool = False
+    model: CountedModel,
+    work: Work,
+    plan: ParallelPlan,
+    calibration: Calibration,
+    *,
+    by_graphs: bool = False,
+    staying: float = 0.0,
 ) -> Cost:
-    """The time of one step of this plan; `by_graphs`: with a CUDA graph of each block, for plans that take them."""
+    """The time of one step of this plan; `by_graphs`: with a CUDA graph of each block, for plans that take them.
+
+    `staying`: the part of the blocks that the first step leaves whole on each device, of weights that are spread.
+    """
     if by_graphs:
         software = calibration.software
         software = replace(software, operation_s=STARTED_BY_GRAPHS * software.operation_s)
         calibration = replace(calibration, software=software)
     first = model.in_first_step
     model = first if work.kept_on == "off" else model
-    parts = _pass_s(model, work, plan, calibration, patches=1)
-    warmup_step_s = sum(parts if model is first else _pass_s(first, work, plan, calibration, patches=1))
+    parts = _pass_s(model, work, plan, calibration, patches=1, staying=staying)
+    alike = model is first and not staying
+    warmup_step_s = sum(parts if alike else _pass_s(first, work, plan, calibration, patches=1))
     if plan.pipefusion > 1:
         handed = partial(_handed_s, model, work, plan, calibration)
         warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
@@ -108,7 +119,13 @@ def rows_per_group(work: Work, plan: ParallelPlan) -> int:
 
 
 def _pass_s(
-    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int
+    model: CountedModel,
+    work: Work,
+    plan: ParallelPlan,
+    calibration: Calibration,
+    *,
+    patches: int,
+    staying: float = 0.0,
 ) -> tuple[float, float, float]:
     """Seconds of compute, communication and launch of a patch of every call of a step through all blocks."""
     rates, software = calibration.rates, calibration.software
@@ -121,7 +138,7 @@ def _pass_s(
     around = calibration.link_of(plan.parts, plan.ranks)
     gathered = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
     communication = gathered + _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
-    loaded, joined = (calls * seconds for seconds in _weights_s(model, plan, calibration))
+    loaded, joined = (calls * (1 - staying) * seconds for seconds in _weights_s(model, plan, calibration))
     if work.kept_on == "cpu" and rates.asynchronous:
         loaded += rows * kept_bytes_of(model, work) / rates.host_bandwidth
     fetched = loaded + joined

@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
-from ..plan import AXES, ParallelPlan
+from ..plan import AXES, WEIGHTS, WHOLE_LEAVE, ParallelPlan
 from .cost import rows_per_group
 from .counted import CountedModel, amounts_of, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
@@ -102,6 +102,15 @@ def memory_of(
         shared=round(shared),
         graphs=graph_bytes(model, work, plan) if rates.asynchronous and plan.takes_graphs else 0,
     )
+
+
+def staying_part(model: CountedModel, plan: ParallelPlan, memory: PlannedMemory, rates: Rates, *, free: float) -> float:
+    """Which part of the blocks, by bytes, stays whole on each device after a run's first step, where a plan spreads
+    weights and takes `memory` of `free` bytes (weights/whole_blocks.py)."""
+    if plan.weights == WEIGHTS[0] or plan.pipefusion > 1 or not rates.asynchronous:
+        return 0.0
+    more = sum(model.block_bytes) * (1.0 if plan.weights == "offloaded" else 1 - 1 / plan.replica_ranks)
+    return min(1.0, max(0.0, (1 - WHOLE_LEAVE) * free - memory.total) / more)
 
 
 def graph_bytes(model: CountedModel, work: Work, plan: ParallelPlan) -> int:

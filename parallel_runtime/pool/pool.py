@@ -21,7 +21,7 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..devices import STOCK_NODES, Device, missing_system
-from ..errors import BrokenCopiesError, PoolError, SilentWorkersError
+from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..model_call import ModelCall
@@ -126,6 +126,7 @@ class Pool:
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
         self._machines, self._overlap = machines, overlap
         self._pace = StepHistory()
+        self._lean = False
         self._lock, self._asked_by = threading.Lock(), 0  # and the thread inside the lock
         self._workers: WorkerGroup | None = None
         self._failures = Failures()
@@ -410,6 +411,7 @@ class Pool:
             budget_bytes=self._budget_bytes,
             check_copies=self._peers.checked,
             overlap=self._overlap,
+            lean=self._lean,
         )
         workers.settle(check)
         return workers
@@ -466,7 +468,10 @@ class Pool:
                 _log.warning("parallel workers failed while idle: %s", first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:
-        self._workers = None
+        workers, self._workers = self._workers, None
+        if isinstance(error, OutOfMemoryInRankError) and not self._lean and workers is not None and workers.spreads:
+            self._lean = True
+            _log.warning("from now on, no block of sharded or offloaded weights stays whole on these devices")
         self._failures.note(error)
 
     def _settled(self, check: Check) -> WorkerGroup | None:

@@ -15,7 +15,7 @@ from ..model_call import OUT, ModelCall
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
-from ..wire.requests import CheckCopies, MakeMesh, Step, Trim
+from ..wire.requests import CheckCopies, MakeMesh, Options, Step, Trim
 from .calls import (
     RunResult,
     StepDone,
@@ -80,7 +80,8 @@ class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
     `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
-    ranks send each other is not believed to arrive until it has been seen to. `overlap` as the argument of `Pool`.
+    ranks send each other is not believed to arrive until it has been seen to. `overlap` as the argument of `Pool`. With
+    `lean`, no block of sharded or offloaded weights stays whole.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class WorkerGroup:
         budget_bytes: int | None,
         check_copies: bool,
         overlap: Callable[[ParallelPlan], OverlapRates | None],
+        lean: bool = False,
     ) -> None:
         self.generation = generation
+        self._more: Options = {"lean": True} if lean else {}  # that every call is asked with
         self.meshes = Meshes(len(generation.ranks))
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._overlap = overlap
@@ -122,6 +125,11 @@ class WorkerGroup:
         if plan is None or plan.ranks <= all_ranks:
             return False
         return any(machine not in self.generation.machines for machine in machines(check))
+
+    @property
+    def spreads(self) -> bool:
+        """Whether a model is held in parts, or in host memory."""
+        return any(model.layout.shards > 1 or model.layout.offloaded for model in self.models)
 
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
@@ -223,7 +231,7 @@ class WorkerGroup:
         step = Step(
             model=model,
             plan=plan,
-            calls=tuple(dict(call.options) for call in calls),
+            calls=tuple({**call.options, **self._more} for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
             epoch=self._epoch,
@@ -268,8 +276,9 @@ class WorkerGroup:
             grant=grant,
             on_step=on_step,
         )
+        request = run.request(plan, model=model)
         ranks = self.generation.ask(
-            run.request(plan, model=model),
+            replace(request, calls=tuple({**each, **self._more} for each in request.calls)),
             check,
             specs,
             num_ranks=plan.ranks,

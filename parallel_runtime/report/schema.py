@@ -153,7 +153,7 @@ RANK = {
     "run_weight_bytes": Field(_count),
     "pieces": Field(_pieces, many=True),
     "attention": Field(_text),
-    "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
+    "memory": _object({f"{kind}_bytes": Field(_count) for kind in ("allocated", "reserved", "resident", "staying")}),
     "utilisation": Field(_share),
 }
 LOOP = {"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}

@@ -1,13 +1,15 @@
 """The blocks of one of ComfyUI's modules with a part of their weights on each rank, whole only while they compute.
 
-Owns which bytes of a block this rank holds, and the hooks that make a block whole before it runs. How the bytes of
-ranks come together is `unit_feed.py`'s, where a weight lies in them `unit_layout.py`'s. What stands outside the blocks
-is whole on every rank. A quantised weight is the plain tensors that it is made of.
+Owns which bytes of a block this rank holds, the hooks that make a block whole before it runs, and which of them then
+stay so; how many may is `whole_blocks.py`'s. How the bytes of ranks come together is `unit_feed.py`'s, where a weight
+lies in them `unit_layout.py`'s. What stands outside the blocks is whole on every rank. A quantised weight is the plain
+tensors that it is made of.
 
 Blocks run in an order that only the module knows: the first call asks for each as it comes, and those after it have the
 next one under way while a block computes. Every rank of the group makes the same calls.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -23,6 +25,7 @@ from .unit_layout import UnitLayout
 
 META = torch.device("meta")
 LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class Unit:
@@ -107,6 +110,8 @@ class BlockShards:
         """
         self.device, self.offloaded = device, offloaded
         self._index = group.index
+        self._stay: set[str] = set()  # blocks that stay whole once they are
+        self._staying: dict[str, torch.Tensor] = {}  # the bytes of those that are
         self._units = {
             path: Unit(path, block, rounded, shards=group.size, shares=shares) for path, block in blocks.items()
         }
@@ -116,6 +121,9 @@ class BlockShards:
         self._order: list[str] = []  # as the last whole call asked for them
         self._asked: list[str] = []
         self._unit_of = {owner: path for path, unit in self._units.items() for owner in unit.owners}
+        # Any first ones of them lie far apart, so a block that is gathered has others to hide behind.
+        places = sorted(range(len(blocks)), key=lambda place: place * GOLDEN % 1)
+        self._spread = [list(blocks)[place] for place in places]
         self.idle = False  # blocks are called, and do not run: none is gathered
         for path, block in blocks.items():
             entries = ("forward",) if methods is None else methods(path)
@@ -130,6 +138,34 @@ class BlockShards:
     def buffer_bytes(self) -> int:
         """Bytes of the buffers in which blocks become whole."""
         return self._feed.buffer_bytes
+
+    @property
+    def staying_bytes(self) -> int:
+        """Bytes that blocks which stay whole take of the device, beside this rank's part of them."""
+        return sum(map(self._more_bytes, self._staying))
+
+    @property
+    def staying(self) -> int:
+        """A number that tells which blocks stay whole from others; 0: none."""
+        return zlib.crc32(",".join(sorted(self._staying)).encode())
+
+    def most_staying(self, num_bytes: int) -> int:
+        """How many blocks can stay whole in so many bytes, as `keep` takes them."""
+        count = 0
+        for count, path in enumerate(self._spread):
+            num_bytes -= self._more_bytes(path)
+            if num_bytes < 0:
+                return count
+        return count + 1
+
+    def keep(self, count: int) -> None:
+        """Have so many blocks stay whole: others are no longer, and those that lack are from their next call on.
+
+        Every rank of the group keeps as many, and has the same ones (`staying`).
+        """
+        self._stay = set(self._spread[:count])
+        for path in self._staying.keys() - self._stay:
+            self._leave(path)
 
     def load(self) -> Iterator[int]:
         """Cut this rank's part out of every block; yields the bytes of blocks done so far."""
@@ -149,7 +185,7 @@ class BlockShards:
     def end(self) -> None:
         """The call has ended, or raised."""
         self._feed.end()
-        self._order = self._asked
+        self._order = [path for path in self._asked if path not in self._staying]
 
     def pristine(self, path: str) -> torch.nn.Parameter | None:
         """A weight of a block as the file says it, on the host; None for one outside of the blocks."""
@@ -170,6 +206,7 @@ class BlockShards:
         """
         (path,) = {self._unit_of[name] for name in weights}
         unit = self._units[path]
+        self._leave(path)
         changed = {name: weight for name, weight in weights.items() if weight is not None}
         if kept := unit.changed - weights.keys():
             self._feed.begin([path], self._shards)
@@ -199,7 +236,7 @@ class BlockShards:
 
     def _arrive(self, path: str) -> None:
         """Before a block runs: have it whole. One that runs again before any other is still there."""
-        if self.idle:
+        if self.idle or path in self._staying:
             return
         again = self._asked[-1:] == [path]
         if not again and self._order[len(self._asked) : len(self._asked) + 1] != [path]:
@@ -210,16 +247,43 @@ class BlockShards:
             self._asked.append(path)
         received = self._feed.take(path)
         unit, key = self._units[path], (path, received.data_ptr())
-        whole = self._whole.get(key)
-        if whole is None:
-            whole = self._whole[key] = unit.whole(received)
+        if path in self._stay:
+            whole = unit.whole(self._stays(path, received))
+        else:
+            if key not in self._whole:
+                self._whole[key] = unit.whole(received)
+            whole = self._whole[key]
         for name, (owner, own_name) in unit.owners.items():
             owner._parameters[own_name] = whole[name]
 
     def _release(self, path: str) -> None:
-        """After a block ran: its weights are the next one's buffer soon."""
+        """After a block ran: its weights are the next one's buffer soon, unless it stays."""
+        if path in self._staying:
+            return
         for owner, own_name in self._units[path].owners.values():
             owner._parameters[own_name] = None
+
+    def _more_bytes(self, path: str) -> int:
+        """Bytes of the device that a block takes more where it stays whole."""
+        layout = self._units[path].layout
+        return layout.num_bytes - (0 if self.offloaded else layout.lengths[self._index])
+
+    def _stays(self, path: str, received: torch.Tensor) -> torch.Tensor:
+        """The bytes of a block that stays from now on; what this rank has of them is a view."""
+        whole = self._staying[path] = received.clone()
+        if not self.offloaded:
+            lengths = self._lengths(path)
+            begin = sum(lengths[: self._index])
+            self._shards[path] = whole[begin : begin + lengths[self._index]]
+        return whole
+
+    def _leave(self, path: str) -> None:
+        """A block that may stay whole is so no longer."""
+        if self._staying.pop(path, None) is None:
+            return
+        if not self.offloaded:
+            self._shards[path] = self._shards[path].clone()
+        self._release(path)
 
 
 def blocks_of(

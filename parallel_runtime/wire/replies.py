@@ -78,11 +78,13 @@ class Cancelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
+    """Bytes that a rank occupies: resident in the process and, on a GPU, allocated and reserved by torch; of those
+    allocated, `staying_bytes` are of whole blocks that others may have (weights/whole_blocks.py)."""
 
     resident_bytes: int
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
+    staying_bytes: int | None = None
 
     def known(self) -> dict[str, int]:
         """The figures that there are, by name."""

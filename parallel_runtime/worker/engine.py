@@ -101,6 +101,7 @@ class Engine:
         if isinstance(request, OfVae):
             self.models.switched = None  # it has switches of its own
             self.models.end_runs()
+            self.models.drop_whole_blocks()
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
             self.vae.leave_device()
@@ -110,6 +111,7 @@ class Engine:
             gc.collect()  # not within a step; models are not looked at (loading.py)
         # what a class keeps between calls is of one run with one model, and as its weights were
         self.models.end_runs(but=request.model if isinstance(request, Step) else None)
+        self.models.drop_whole_blocks(but=request.model if isinstance(request, Step | Sample | SetStrengths) else None)
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
@@ -214,6 +216,7 @@ class Engine:
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
         forward.begin_run(self.held_state.run, ranks=mesh.plan.ranks)
+        forward.begin_step(request, tensors)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
@@ -222,6 +225,7 @@ class Engine:
         else:
             trace_bytes = Trace(self.rank, self.device).write_to(room, run)
         pace.drain()
+        forward.end_step()
         # Also where no regions are timed, and where a rank writes no result and so has waited for nothing yet: the
         # request ends with the last rank's answer, so to wait for the device costs nothing.
         forward.timer.mark()
@@ -337,11 +341,14 @@ class Engine:
         }
 
     def _memory_of_step(self) -> Memory:
-        """Asked in the first step of a run, and again every `MEMORY_S`: it takes longer than a small step may."""
+        """Asked in the first step of a run, where other blocks stay whole, and every `MEMORY_S`: it takes longer than a
+        small step may."""
         now_s = time.perf_counter()
-        if self._asked is None or now_s - self._asked[0] >= MEMORY_S:
-            self._asked = (now_s, self._memory())
-        return self._asked[1]
+        asked_s, memory = self._asked or (-MEMORY_S, None)
+        if memory is None or now_s - asked_s >= MEMORY_S or memory.staying_bytes != self.models.staying_bytes:
+            memory = self._memory()
+            self._asked = (now_s, memory)
+        return memory
 
     def _memory(self) -> Memory:
         resident_bytes = self._process.memory_info().rss
@@ -351,6 +358,7 @@ class Engine:
             resident_bytes=resident_bytes,
             allocated_bytes=torch.cuda.memory_allocated(self.device),
             reserved_bytes=torch.cuda.memory_reserved(self.device),
+            staying_bytes=self.models.staying_bytes,
         )
 
 

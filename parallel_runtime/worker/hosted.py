@@ -38,7 +38,9 @@ from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import RegionTimer
 from ..torch_flags import exact_fp32
+from ..weights.whole_blocks import WholeBlocks
 from ..wire.replies import CachedCalls, KeptCalls
+from ..wire.requests import Sample, Step
 from .held_state import HeldState
 from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import call_tensors, to_host
@@ -63,6 +65,17 @@ class HostedModel:
     graphs: BlockGraphs | None = None
     graphs_under: ParallelPlan | None = None  # the plan of the last request that asked for graphs
     graphs_left: bool = False  # there are some of a run that has ended, and no request was made since
+
+    @cached_property
+    def whole_blocks(self) -> WholeBlocks | None:
+        """Which blocks stay whole, of weights that are sharded or offloaded."""
+        shards = self.weights.shards
+        return None if shards is None else WholeBlocks(shards, self.group, self.weights.device)
+
+    def drop_whole_blocks(self) -> None:
+        """Have no such blocks: what is loaded, decoded or run next wants their memory."""
+        if "whole_blocks" in vars(self) and self.whole_blocks is not None:
+            self.whole_blocks.drop()
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -222,6 +235,21 @@ class HostedForward:
             self.model.kept.end()
         else:
             self.model.kept.begin(run, ranks=ranks)
+
+    def begin_step(self, request: Step | Sample, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A step of a request begins, which takes as much memory as others of its form. A pipeline's stages take more
+        in later ones, and where `lean` is asked ComfyUI wants memory within a step: no blocks stay whole there."""
+        if self.model.whole_blocks is not None:
+            asked = tuple(tuple(sorted(name for name, said in each.items() if said)) for each in request.calls)
+            sizes = tuple((name, tuple(each.shape), each.dtype) for name, each in tensors.items())
+            lean = any(each.get("lean") for each in request.calls) or request.plan.pipefusion > 1
+            form = (request.op, request.plan, request.batch_groups, asked, sizes)
+            self.model.whole_blocks.begin(form, wanted=not lean)
+
+    def end_step(self) -> None:
+        """The host has queued all of the step."""
+        if self.model.whole_blocks is not None:
+            self.model.whole_blocks.end()
 
     def gathers_beyond(self, parts: int) -> bool:
         """Whether blocks are put together by more ranks than the `parts` that share the tokens of a call."""

@@ -29,6 +29,8 @@ from .latent import LatentRows
 from .mesh import Mesh
 from .worker_loop import Calls
 
+SETTLED = 3  # steps: the first shows what one takes, the next ones keep what they gather
+
 
 class CallSampling(torch.nn.Module):
     """Stands for ComfyUI's model sampling in the call that `state` goes into. The latent comes scaled already, and the
@@ -147,6 +149,7 @@ class HostedCalls(Calls):
         # where ComfyUI has both sides in one call, they decide together here as well
         together = self._share.shares_cfg and all(each.get("one_call") for each in options)
         self._over = mesh.axes["cfg"] if together else None
+        self._forward, self._asked = forward, (request, tensors)
 
     def prepare(self) -> None:
         self._rows.take_in()
@@ -161,7 +164,14 @@ class HostedCalls(Calls):
             self._compute(call, x)
         self._rows.preview(call)
 
+    def enter_step(self, step: int) -> None:
+        if step <= SETTLED:
+            self._forward.end_step()
+        if step < SETTLED:  # later ones do not wait for each other
+            self._forward.begin_step(*self._asked)
+
     def finish(self) -> None:
+        self._forward.end_step()
         self._rows.finish()
 
     def _compute(self, call: int, x: torch.Tensor) -> None:

@@ -123,6 +123,21 @@ class LoadedModels(dict[int, HostedModel]):
             if handle != but:
                 model.end_run()
 
+    @property
+    def staying_bytes(self) -> int | None:
+        """Bytes of blocks that stay whole; None where none does."""
+        shards = (model.weights.shards for model in self.values())
+        return sum(each.staying_bytes for each in shards if each is not None) or None
+
+    def drop_whole_blocks(self, *, but: int | None = None) -> None:
+        """Have no model keep whole blocks beside its part of them, but the one of that handle."""
+        before = self.staying_bytes
+        for handle, model in self.items():
+            if handle != but:
+                model.drop_whole_blocks()
+        if self.staying_bytes != before:
+            empty_cache(self._device)
+
     def drop(self, request: Unload) -> MemoryReply:
         """Free a model, if this rank has it."""
         self.pop(request.model, None)

@@ -80,6 +80,9 @@ class Calls:
         """Compute all that can be known before the first call."""
         raise NotImplementedError
 
+    def enter_step(self, step: int) -> None:
+        """A step may start."""
+
     def run(self, call: int) -> None:
         """Make a call, whose step may start; begins to write the preview of a step that it ends."""
         raise NotImplementedError
@@ -157,6 +160,7 @@ class WorkerLoop:
                 if self._timer.enter_step(starts[call], of=len(ends)) and starts[call] < len(ends):
                     self._timed_steps.append(starts[call])
                 self._permits.append(StepPermit(at_s=time.perf_counter(), waited_s=waited_s))
+                self._calls.enter_step(starts[call])
             self._calls.run(call)
             if call in ends:
                 # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.

@@ -412,6 +412,8 @@ def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module
     monkeypatch.setattr(stock, "get_free_memory", lambda self, device: 500, raising=False)
     it.model = SimpleNamespace(pooled=pooled)
     assert (it.get_free_memory(CUDA_0), it.get_free_memory(CPU)) == (1500, 500)
+    said[0] |= {"allocated_bytes": 2900, "staying_bytes": 700}
+    assert it.get_free_memory(CUDA_0) == 1300, "blocks that stay whole go for a call that takes more"
     monkeypatch.setattr(type(pooled), "started", False)
     assert it.get_free_memory(CUDA_0) == 500
 

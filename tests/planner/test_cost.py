@@ -229,6 +229,24 @@ def test_pipefusion_waits_for_the_stage_with_the_most_blocks() -> None:
     assert uneven == pytest.approx(2 * 2 * (4 * 4 * 8 * 4))  # two patches, each through two of the three blocks
 
 
+def test_blocks_that_stay_whole_come_in_the_first_step_alone() -> None:
+    for weights, calibration in (("sharded", only("link", bandwidth=1.0)), ("offloaded", slow_copies())):
+        model, plan = TINY.counted(WORK, IDLE), ParallelPlan(ulysses=2, weights=weights)
+        none, half, all_of_them = (
+            step_cost(model, WORK, plan, calibration, staying=staying) for staying in (0.0, 0.5, 1.0)
+        )
+        assert (
+            none.step_s - half.step_s == pytest.approx(half.step_s - all_of_them.step_s) and half.step_s < none.step_s
+        )
+        assert none.step_s == none.warmup_step_s == half.warmup_step_s == all_of_them.warmup_step_s
+        assert half.image_s(4) == pytest.approx(none.step_s + 3 * half.step_s)
+
+
+def slow_copies() -> Calibration:
+    """Where only copies from host memory take time."""
+    return only("rates", host_bandwidth=1.0)
+
+
 def test_sharded_weights_travel_with_each_call_beside_the_exchanges_and_hide_behind_computing() -> None:
     slow = only("link", bandwidth=1.0)
     gather, exchanged = 192 * 2 / 2, 64 + 6

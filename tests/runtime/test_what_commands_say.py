@@ -335,7 +335,7 @@ def planned(**changes: Any) -> dict[str, Any]:
         "bytes_per_rank": 2**31,
         "bound": "compute",
     }
-    row |= {"fits": True, "exact": True, "graphs": False}
+    row |= {"fits": True, "exact": True, "graphs": False, "blocks_that_stay": 0.0, "reload_s": 0.0}
     slow = row | {"name": "pipe2", "seconds_per_step": 0.7, "fits": False, "exact": False}
     work = {"image_tokens": 4096, "text_tokens": 512, "batch": 1, "guided": False, "steps": 20}
     return {

@@ -258,12 +258,13 @@ class PooledModel:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 
     def cached_on(self, device: torch.device) -> int:
-        """Bytes that the ranks on a GPU only keep there for later, as they last said."""
+        """Bytes that the ranks on a GPU only keep there for later, as they last said; what else a call takes there is
+        among them, as blocks that stay whole go for it."""
         if device.type == "cpu" or not self.started:
             return 0
         of_ranks = zip(self.devices, self.pool.memory(), strict=False)
         return sum(
-            said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0)
+            said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0) + said.get("staying_bytes", 0)
             for rank, said in of_ranks
             if _is_on(rank, device)
         )

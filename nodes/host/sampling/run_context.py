@@ -281,6 +281,7 @@ class RunContext:
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),
             **({"attention": self.attention} if self.attention else {}),
+            **({"lean": True} if self.controlled else {}),
             **({} if self.exchange == EXACT else {"exchange": self.exchange}),
         }
 

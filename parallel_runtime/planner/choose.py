@@ -275,15 +275,17 @@ def _reasons(
     replicated = [row for row in table if row.plan.weights == WEIGHTS[0]]
     whole = min(replicated, key=lambda row: row.memory.total, default=None)
     if plan.weights != WEIGHTS[0] and whole is not None:
-        took = f"{plan.weights} weights take {_gib(chosen.memory.total)} a rank"
-        given = f"{_gib(whole.memory.total)} a rank, {_gib(min(devices))} on each device"
+        needs, there = _gib(whole.memory.total), _gib(min(devices))
         if not whole.fits:
-            lacks = f"does not fit with replicated weights: {given}, of which {HEADROOM:.0%} can be used"
+            reasons.append(
+                f"does not fit with replicated weights: {needs} a rank, {there} on each device, of which "
+                f"{HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
+            )
         elif whole.reload_s:
-            lacks = f"replicated weights leave a decode no room, and would be loaded again before each run: {given}"
-        else:
-            lacks = f"quicker than with replicated weights: {given}"
-        reasons.append(f"{lacks}; {took}")
+            reasons.append(
+                f"replicated weights would be loaded before each run, as they leave no room to decode: {needs} a rank, "
+                f"{there} on each device"
+            )
     if chosen.staying:
         reasons.append(f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step")
     return tuple(reasons)

@@ -131,9 +131,11 @@ class HostedWeights:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights this rank holds."""
-        weights = [] if self._whole is None else list(self.module.parameters())
+        named = [] if self._whole is None else list(self.module.named_parameters())
+        shards = self.shards
+        weights = (weight for name, weight in named if shards is None or shards.pristine(name) is None)
         here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
-        return here + (0 if self.shards is None else self.shards.num_bytes)
+        return here + (0 if shards is None else shards.num_bytes)
 
     @property
     def device_bytes(self) -> int:

@@ -15,10 +15,11 @@ import torch
 from gpu.cases import Reference, write_model
 from gpu.pretend_cuda.mistakes import MISTAKES
 from gpu.pretend_cuda.pool import PretendPool, Trial, pretending
-from host.tiny_hosted import spec_of, write_tiny
+from host.tiny_hosted import call, spec_of, write_tiny
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import pool as of_pool
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
@@ -73,6 +74,27 @@ def test_no_weight_is_on_a_device_twice(tmp_path: Path, pool: PretendPool, dtype
     held = allocated[0] - pool.status()["memory"][0]["allocated_bytes"]
     assert allocated == [allocated[0]] * 3, "a weight was kept beside the changed one"
     assert loaded.parameter_bytes <= held < 1.1 * loaded.parameter_bytes, "the file's weight was kept, too"
+
+
+@pytest.mark.parametrize("weights", ["sharded", "offloaded"])
+def test_blocks_that_gpus_have_room_for_travel_until_they_stay_and_go_with_the_run(
+    reference: Reference, pool: PretendPool, weights: str
+) -> None:
+    plan, out = ParallelPlan.parse(f"ulysses=2,weights={weights}"), list[torch.Tensor]()
+    gathers, stay = [], []
+    pool.give_back(pool.devices)
+    for number in range(5):
+        result = pool.run(reference.spec, plan, [call(options={"lean": number > 3})])
+        out.append(result.outs[0].clone())
+        gathers.append([rank.ran.weight_collectives for rank in result.ranks])
+        stay.append([rank.get("staying_bytes", 0) for rank in pool.memory()])
+    assert all(torch.equal(each, out[0]) for each in out)
+    assert gathers == [[3, 3], [3, 3], [0, 0], [0, 0], [3, 3]], "of three blocks"
+    assert min(stay[2]) > 0 and stay[1] == stay[2] == stay[3] and stay[0] == stay[4] == [0, 0]
+    pool.run(reference.spec, plan, [call()])
+    assert min(each["staying_bytes"] for each in pool.memory()) > 0, "it is known what such a step takes"
+    pool.give_back(pool.devices)
+    assert not any("staying_bytes" in each for each in pool.memory())
 
 
 def test_the_text_of_each_mistake_is_in_the_product() -> None:

@@ -71,7 +71,7 @@ def test_weights_that_a_decode_would_drive_out_are_weighed_with_their_load() -> 
         assert choice.plan == ParallelPlan(ulysses=2, weights=weights), (gib, decodes)
         whole = next(row for row in choice.table if row.plan == ParallelPlan(ulysses=2))
         assert whole.fits and (whole.reload_s > 3) == (decodes and gib == 16)
-        said = "replicated weights leave a decode no room, and would be loaded again before each run"
+        said = "replicated weights would be loaded before each run, as they leave no room to decode: "
         assert any(reason.startswith(said) for reason in choice.reasons) == (weights == "sharded")
         assert choose_plan(model, work, [gib * GIB] * 2, cards).plan.weights == "replicated"
 

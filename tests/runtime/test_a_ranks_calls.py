@@ -390,6 +390,7 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
     engine, plan, said = Engine(rank=2, device=CPU, segments=table()), ParallelPlan(cfg=2), list[object]()
     timer, whole = RegionTimer(CPU, on=False), SimpleNamespace(most_keys=44)
     computed: Any = SimpleNamespace(timer=timer, sequence=whole, begin_run=lambda run, ranks: said.append((run, ranks)))
+    computed.begin_step, computed.end_step = lambda *_: said.append("begins"), lambda: said.append("has ended")
     computed.run_batch_groups = lambda *given: said.append(given)
     engine._forward = lambda *_, **__: computed  # type: ignore[method-assign]
     counted = {
@@ -402,7 +403,8 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
     groups, options = ((), (FIRST, SECOND)), ({},)
     asked = Step(model=7, plan=plan, calls=options, batch_groups=groups, repeated={}, places=(CallPlace("run", "a"),))
     ran = engine._step(asked, (), progress=lambda _: None, beat=lambda: None).ran
-    assert said == [(engine.held_state.run, 2), (groups, mesh, {}, options)] and engine.held_state.run is not None
+    ran_all = (groups, mesh, {}, options)
+    assert said == [(engine.held_state.run, 2), "begins", ran_all, "has ended"] and engine.held_state.run is not None
     assert ran is not None and (ran.pieces, ran.regions, ran.trace_bytes, ran.tokens) == (groups[1], None, None, 44)
 
 

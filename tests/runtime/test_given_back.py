@@ -21,7 +21,16 @@ from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.requests import ChangeWeights, MakeMesh, MeasureDevice, Step, Trim, Unload
+from parallel_runtime.wire.requests import (
+    ChangeWeights,
+    DecodeTiles,
+    MakeMesh,
+    MeasureDevice,
+    SetStrengths,
+    Step,
+    Trim,
+    Unload,
+)
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
 
@@ -54,7 +63,8 @@ def test_a_gpu_gets_the_memory_of_merging_back_once_a_change_and_not_with_each_o
     happened = list[str]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("given back"))
     changes = SimpleNamespace(take=lambda *_, **__: happened.append("merged"))
-    engine.models[7] = SimpleNamespace(weights=SimpleNamespace(spec=None), changes=changes, end_run=nothing)
+    weights = SimpleNamespace(spec=None, shards=None)
+    engine.models[7] = SimpleNamespace(weights=weights, changes=changes, end_run=nothing, drop_whole_blocks=nothing)
     engine.models.switched = None
     for number in range(3):
         change = ChangeWeights(model=7, records=(), side_branch=False, first=number == 0, last=number == 2)
@@ -90,6 +100,37 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
         engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
     assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
     assert (engine._asked is asked) == isinstance(request_, Step), "memory is asked anew behind what may change it"
+
+
+@pytest.mark.parametrize(
+    ("request_", "stay"),
+    [
+        *((ChangeWeights(model=7, **CHANGE), False), (Unload(model=8), False), (Trim(ranks=(), graphs=True), False)),
+        *((Step(model=8, **STEP), False), (Step(model=7, **STEP), True)),
+        *((SetStrengths(model=7, strengths=()), True), (SetStrengths(model=8, strengths=()), False)),
+        (DecodeTiles(vae=1, method="decode", tiles=((),), last=True), False),
+    ],
+    ids=lambda value: f"{type(value).__name__} of {getattr(value, 'model', '')}",
+)
+def test_whole_blocks_go_with_any_request_that_is_no_run_of_their_model_and_their_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, request_: Any, stay: bool
+) -> None:
+    engine, happened = Engine(rank=0, device=torch.device("cuda", 0), segments=table()), list[str]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("given back"))
+    shards = SimpleNamespace(staying_bytes=5)
+
+    def drop() -> None:
+        shards.staying_bytes = 0
+        happened.append("dropped")
+
+    engine.models[7] = SimpleNamespace(  # type: ignore[assignment]
+        weights=SimpleNamespace(shards=shards), end_run=nothing, drop_whole_blocks=drop, graphs_left=False
+    )
+    with suppress(
+        KeyError, AttributeError, RuntimeError, AssertionError, ValueError
+    ):  # the rest is not what is asked about
+        engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
+    assert happened[:2] == ([] if stay else ["dropped", "given back"])
 
 
 def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say() -> None:

@@ -26,7 +26,14 @@ from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan
-from ..parallel_runtime.planner.automatic import Decision, automatic_plan, on_cpu, plan_of_run, with_weights
+from ..parallel_runtime.planner.automatic import (
+    Decision,
+    automatic_plan,
+    on_cpu,
+    plan_of_run,
+    sides_apart,
+    with_weights,
+)
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.hardware import Calibration
@@ -235,7 +242,9 @@ class ParallelChoice:
         work, devices = replace(work, exchange=self.exchange), self.selection.devices
         free, known = whole_bytes(devices), _constants(devices)
         if held is not None:
-            return Decision(plan=held) if known is None else plan_of_run(model, work, free, known, held=held)
+            if known is None:
+                return sides_apart(model, work, held=held)
+            return plan_of_run(model, work, free, known, held=held)
         return automatic_plan(
             model,
             work,

@@ -4,9 +4,9 @@ Owns auto's rule. The devices are what the user offers. GPUs: the plan predicted
 that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. That settles where the
 weights lie, before anybody knows the image. Each sampling run then has the quickest plan for what it really samples
 (`plan_of_run`), among those that the weights serve as they lie. GPUs of unknown speed: all of them (`auto_plan`), with
-the first kind of weights that fits. Ranks on the CPU are weighed as GPUs are once `doctor --calibrate` measured them;
-before, all of them run, since no user names several by accident, with weights as asked. Pure: devices, free memory and
-constants are given, nothing is asked or started.
+the first kind of weights that fits, and prompt and negative on ranks of their own (`sides_apart`). Ranks on the CPU are
+weighed as GPUs are once `doctor --calibrate` measured them; before, all of them run, since no user names several by
+accident, with weights as asked. Pure: devices, free memory and constants are given, nothing is asked or started.
 """
 
 import math
@@ -137,6 +137,17 @@ def plan_of_run(
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
 
 
+def sides_apart(model: CountedModel, work: Work, *, held: ParallelPlan) -> Decision:
+    """The plan of one run on devices of unknown speed: that by which weights lie, `held`, but with ranks of their own
+    for prompt and negative where a step asks both. These send each other nothing until both are done."""
+    plan = held
+    if work.guided and held.cfg == held.pipefusion == 1 and held.parts % 2 == 0:
+        parts = held.parts // 2
+        ulysses = math.gcd(held.ulysses, parts)
+        plan = replace(held, cfg=2, ring=parts // ulysses, ulysses=ulysses)
+    return Decision(plan=plan if model.may_run(plan) else held, work=work, model=model)
+
+
 def without_sharing(refused: Decision, num_ranks: int, *, guided: bool, images: int) -> Decision:
     """In place of an automatic plan that cannot be used: one of at most `num_ranks` ranks that cuts no tokens.
 
@@ -204,4 +215,4 @@ def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: in
         reasons.append(
             f"does not fit with {allowed[0]} weights: {first:.1f} GiB a rank, {free / GIB:.1f} GiB on each device"
         )
-    return Decision(plan=with_weights(everything, taken), reasons=(*reasons, FORCING))
+    return Decision(plan=with_weights(everything, taken), reasons=(*reasons, FORCING), work=work, model=model)

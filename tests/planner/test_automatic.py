@@ -22,6 +22,7 @@ from parallel_runtime.planner.automatic import (
     automatic_plan,
     on_cpu,
     plan_of_run,
+    sides_apart,
     usual_work,
     without_sharing,
 )
@@ -138,6 +139,27 @@ def test_gpus_of_unknown_speed_are_all_used_with_the_first_weights_that_fit(gib:
     needed = [float(why.split()[6]) for why in decision.reasons if "does not fit" in why]
     assert bool(needed) == (weights != "replicated") and all(HEADROOM * gib < each < 100 for each in needed)
     assert on_gpus(1, gib, None).plan.weights == ("replicated" if gib == 80 else "offloaded")
+
+
+@pytest.mark.parametrize(
+    ("held", "apart"),
+    [
+        *(("ulysses=2", "cfg=2"), ("ulysses=4", "cfg=2,ulysses=2"), ("ring=2,ulysses=3", "cfg=2,ulysses=3")),
+        *(("ring=2", "cfg=2"), ("ulysses=2,ring=2", "cfg=2,ulysses=2"), ("data=2,ulysses=2", "data=2,cfg=2")),
+        *(("ulysses=3", "ulysses=3"), ("cfg=2,ulysses=2", "cfg=2,ulysses=2"), ("pipefusion=2", "pipefusion=2")),
+    ],
+)
+def test_on_gpus_of_unknown_speed_prompt_and_negative_run_at_once(held: str, apart: str) -> None:
+    for weights in WEIGHTS if "pipefusion" not in held else WEIGHTS[:1]:
+        plans = [ParallelPlan.parse(f"{each},weights={weights}") for each in (held, apart)]
+        assert plans[0].layout.serves(plans[1].layout), "nothing is loaded anew"
+        work = replace(usual_work(), guided=True)
+        decision = sides_apart(FLUX, work, held=plans[0])
+        assert (decision.plan, decision.work, decision.model) == (plans[1], work, FLUX)
+        assert sides_apart(FLUX, usual_work(), held=plans[0]).plan == plans[0]
+        assert sides_apart(replace(FLUX, whole_batches=True), work, held=plans[0]).plan == (
+            plans[1] if weights == "sharded" else plans[0]
+        )
 
 
 @given(st.integers(1, MAX_RANKS), st.integers(1, 200), st.sampled_from([1, 2, 3, 24]), st.sampled_from(WEIGHTS))

@@ -1,6 +1,7 @@
 """What the planner must be told of a model that ComfyUI's own module computes: asked of a process that counts it.
 
-Owns the asking, and that a file is counted once in a process's life. What is counted is models/hosted/count.py's.
+Owns the asking, and that a file is counted once. What is counted is models/hosted/count.py's, how that is kept on the
+disk kept_counts.py's.
 """
 
 import json
@@ -9,16 +10,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
 from .comfyui_process import TICK_S, ComfyUIProcess, NoAnswerError, NotStartedError
 from .counted import CountedModel, Polynomial
+from .kept_counts import CountKey, KeptCounts, count_key
 from .work import Work
 
 USUAL = Path(__file__).with_name("usual.json")  # what was counted of Flux.1 dev in bf16, at the usual size
@@ -40,6 +42,10 @@ class Counted:
     def of(cls, name: str, said: Mapping[str, Any]) -> "Counted":
         """The answer of the process that counts. Raises `ValueError` for one that lacks something of the model."""
         return cls(CountedModel.of(name, said), int(said["numbers"]), int(said["element_bytes"]))
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON; `of` is the inverse, but for the name."""
+        return {**asdict(self.model), "numbers": self.numbers, "element_bytes": self.element_bytes}
 
     def with_weights(self, num_bytes: int) -> "Counted":
         """The same model with weights of so many bytes, as one keeps them in another dtype than the file's."""
@@ -64,10 +70,15 @@ class Counted:
         return self.model.image_tokens(self.numbers)
 
 
-class Counts:
-    """Counts of files, by what they are on the disk; each counted once, whoever asks meanwhile."""
+Answer = TypeVar("Answer", Counted, str)
 
-    def __init__(self) -> None:
+
+class Counts:
+    """Counts of files, by what they are on the disk; each counted once, whoever asks meanwhile. `kept`: those of
+    earlier processes, of files whose plan the caller says."""
+
+    def __init__(self, kept: KeptCounts | None = None) -> None:
+        self._kept = kept
         self._known: dict[Key, Counted | str] = {}  # or why it cannot be counted
         self._unanswered: dict[Key, tuple[float, str]] = {}  # when there was no answer last, and why
         self._turns: dict[Key, Lock] = {}
@@ -96,15 +107,33 @@ class Counts:
                 raise NoAnswerError(why)
             if key not in self._known:
                 try:
-                    self._known[key] = _count(path, dtype, comfyui, found, asked, tick)
+                    self._known[key] = self._loaded(key) or self._saved(
+                        key, _count(path, dtype, comfyui, found, asked, tick)
+                    )
                 except (NoAnswerError, NotStartedError) as error:  # as for want of memory, which there may be next time
                     self._unanswered[key] = time.monotonic(), str(error)
                     raise
                 except ValueError as error:  # it would be refused again; the error itself holds what its callers held
-                    self._known[key] = str(error)
+                    self._known[key] = self._saved(key, str(error))
             known = self._known[key]
         if isinstance(known, str):
             raise ValueError(known)
+        return known
+
+    def _loaded(self, key: Key) -> Counted | str | None:
+        """What an earlier process found; None where that cannot be used."""
+        kept_by = _kept_key(key)
+        known = None if self._kept is None or kept_by is None else self._kept.load(kept_by)
+        try:
+            return known if known is None or isinstance(known, str) else Counted.of(os.path.basename(key[0]), known)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _saved(self, key: Key, known: Answer) -> Answer:
+        """The same, kept for later processes."""
+        kept_by = _kept_key(key)
+        if self._kept is not None and kept_by is not None:
+            self._kept.save(kept_by, known if isinstance(known, str) else known.to_dict())
         return known
 
     @property
@@ -152,6 +181,12 @@ def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mappi
     except OSError as error:
         raise ValueError(f"{path} cannot be counted: {error.strerror}; put the file back, or choose another") from error
     return path, now.st_size, now.st_mtime_ns, dtype, comfyui, found, asked
+
+
+def _kept_key(key: Key) -> CountKey | None:
+    """By what counts are kept on the disk; None where nobody says which plan the file's class has."""
+    path, num_bytes, changed_ns, dtype, comfyui, found, size = key
+    return None if found is None else count_key(path, num_bytes, changed_ns, dtype, comfyui, found, size)
 
 
 def _count(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +24,7 @@ from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel
 from ....parallel_runtime.planner.counting import Counted, Counts, Tick, usual_work_of
+from ....parallel_runtime.planner.kept_counts import KeptCounts
 from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
@@ -50,7 +52,7 @@ from .stand_in import remote_hosted
 
 REMEMBERED = 64  # decisions of a MODEL, by work
 PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
-COUNTS = Counts()
+COUNTS = Counts(KeptCounts(KeptCounts.default_path(os.environ, Path.home())))
 
 
 class Chooser(Protocol):

@@ -1,0 +1,102 @@
+"""Counts of models, kept between runs: one small JSON file, an entry for each file as it is on the disk.
+
+Owns the file `counts.json` in the user's cache folder (user_files.py) and what an entry holds for: a file, ComfyUI,
+torch and this pack as they were when it was counted. Does not own the counting (counting.py).
+
+    {"version": 1, "counts": {"2f1c...": {"key": {...}, "counted": {...}},
+                              "9a04...": {"key": {...}, "refused": "model.safetensors cannot be counted: ..."}}}
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from ..checkpoint import ComfyUI
+from ..user_files import Entries, Key, user_file
+
+log = logging.getLogger(__name__)
+VERSION, FILE = 1, "counts.json"
+KEPT = 100  # entries; the oldest go first
+PACK = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountKey(Key):
+    """What counts hold for. `sources`: a hash of when ComfyUI's files and the pack's were changed."""
+
+    file: str
+    num_bytes: int
+    changed_ns: int
+    dtype: str
+    options: tuple[str, ...]
+    found: str
+    size: tuple[tuple[str, object], ...]
+    torch: str
+    sources: str
+
+
+@dataclass(frozen=True)
+class KeptCounts:
+    """The entries of one file."""
+
+    path: Path
+
+    @property
+    def _entries(self) -> Entries:
+        return Entries(self.path, "counts", VERSION, most=KEPT, then="models are counted again")
+
+    @staticmethod
+    def default_path(environ: Mapping[str, str], home: Path) -> Path:
+        """The file's place for a user."""
+        return user_file(environ, home, FILE)
+
+    def load(self, key: CountKey) -> dict[str, object] | str | None:
+        """What was counted, or why it cannot be; None where there is nothing that can be used."""
+        entry = self._entries.of(key) or {}
+        refused, counted = entry.get("refused"), entry.get("counted")
+        if isinstance(refused, str):
+            return refused
+        return counted if isinstance(counted, dict) else None
+
+    def save(self, key: CountKey, found: Mapping[str, object] | str) -> None:
+        """Keep it; where the folder cannot be written, the log says so."""
+        told = {"refused": found} if isinstance(found, str) else {"counted": dict(found)}
+        try:
+            self._entries.put(key.digest, {"key": asdict(key), **told})
+        except (OSError, ValueError) as error:
+            log.warning("counts cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error)
+
+
+def count_key(
+    file: str, num_bytes: int, changed_ns: int, dtype: str, comfyui: ComfyUI, found: str, size: tuple
+) -> CountKey:
+    """The key of a file that is counted now, by this ComfyUI."""
+    return CountKey(
+        file=file,
+        num_bytes=num_bytes,
+        changed_ns=changed_ns,
+        dtype=dtype,
+        options=comfyui.options,
+        found=hashlib.sha256(found.encode()).hexdigest()[:16] if found else "",
+        size=size,
+        torch=version("torch"),
+        sources=sources_of(comfyui.path),
+    )
+
+
+@cache
+def sources_of(comfyui: str) -> str:
+    """A hash of what the sources of a ComfyUI and of this pack are: another one after an update of either."""
+    root, told = Path(comfyui), hashlib.sha256()
+    for file in sorted((*_sources(root, ("*.py", "comfy/**/*.py")), *_sources(PACK, ("**/*.py", "**/*.json")))):
+        now = file.stat()
+        told.update(f"{file}\0{now.st_size}\0{now.st_mtime_ns}\n".encode())
+    return told.hexdigest()[:16]
+
+
+def _sources(root: Path, patterns: Iterable[str]) -> set[Path]:
+    return {file for pattern in patterns for file in root.glob(pattern)}

@@ -1,0 +1,148 @@
+"""Counts that an earlier process kept: the same model, found for the same file, sources and options alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_runtime.checkpoint import ComfyUI
+from parallel_runtime.planner import counting, kept_counts
+from parallel_runtime.planner.comfyui_process import NoAnswerError
+from parallel_runtime.planner.counting import Counted, Counts, usual_counted
+from parallel_runtime.planner.kept_counts import KeptCounts, sources_of
+
+USUAL = usual_counted()
+FILLED = replace(USUAL, model=replace(USUAL.model, filling=(USUAL.model.whole, USUAL.model.shared)))
+FILLED = replace(FILLED, model=replace(FILLED.model, kept_bytes={"gpu": (1.0, 2.5)}, staged_blocks=7))
+
+
+@pytest.fixture
+def comfyui(tmp_path: Path) -> ComfyUI:
+    (tmp_path / "ComfyUI" / "comfy" / "ldm").mkdir(parents=True)
+    for name in ("main.py", "comfy/model_base.py", "comfy/ldm/model.py"):
+        (tmp_path / "ComfyUI" / name).write_text("1")
+    return ComfyUI(str(tmp_path / "ComfyUI"), ("--fast",))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "model.safetensors").write_text("weights")
+    return str(tmp_path / "model.safetensors")
+
+
+class Process:
+    """What counts: FILLED for any dtype but "torn", of which it says no, and "killed", which gives no answer."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, path: str, dtype: str, *_: object) -> Counted:
+        self.asked += 1
+        if dtype == "torn":
+            raise ValueError("no model")
+        if dtype == "killed":
+            raise NoAnswerError("its process ended")
+        model = replace(FILLED.model, name=os.path.basename(path))
+        return replace(FILLED, model=model)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    made = Process()
+    monkeypatch.setattr(counting, "_count", made)
+    yield made
+    sources_of.cache_clear()
+
+
+def later(tmp_path: Path) -> Counts:
+    """What a ComfyUI has that was started now."""
+    sources_of.cache_clear()
+    return Counts(KeptCounts(tmp_path / "deep" / "counts.json"))
+
+
+def test_a_later_process_finds_what_was_counted_and_what_cannot_be(
+    tmp_path: Path, file: str, comfyui: ComfyUI, process: Process
+) -> None:
+    first = later(tmp_path).of(file, "float32", comfyui, found="")
+    assert later(tmp_path).of(file, "float32", comfyui, found="") == first and process.asked == 1
+    assert first.model.name == "model.safetensors" and first.model.filling is not None
+    for asked in (2, 2):
+        with pytest.raises(ValueError, match="no model"):
+            later(tmp_path).of(file, "torn", comfyui, found="")
+        assert process.asked == asked
+    for asked in (3, 4):
+        with pytest.raises(NoAnswerError):
+            later(tmp_path).of(file, "killed", comfyui, found="")
+        assert process.asked == asked, "a process that ended says nothing of the file"
+    for asked in (5, 6):  # the user's plans may be others then
+        later(tmp_path).of(file, "float32", comfyui)
+        assert process.asked == asked
+    Counts().of(file, "float32", comfyui, found="")
+    assert process.asked == 7, "one that keeps nothing"
+    assert os.listdir(tmp_path / "deep") == ["counts.json"]
+
+
+def test_whatever_a_count_depends_on_has_it_counted_again(
+    tmp_path: Path, file: str, comfyui: ComfyUI, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual: dict[str, Any] = {"dtype": "float32", "comfyui": comfyui, "found": ""}
+    other: tuple[dict[str, Any], ...] = (
+        *({"dtype": "bfloat16"}, {"found": "a plan"}, {"width": 64}),
+        {"comfyui": replace(comfyui, options=())},
+    )
+    later(tmp_path).of(file, **usual)
+    for number, each in enumerate(other, 2):
+        for _ in range(2):
+            later(tmp_path).of(file, **{**usual, **each})
+            assert process.asked == number, each
+    for number, name in enumerate(("main.py", "comfy/model_base.py", "comfy/ldm/model.py"), 6):
+        Path(comfyui.path, name).write_text("an update")
+        later(tmp_path).of(file, **usual)
+        assert process.asked == number, name
+    monkeypatch.setattr(kept_counts, "version", lambda name: "99")
+    later(tmp_path).of(file, **usual)
+    assert process.asked == 9, "another torch"
+    monkeypatch.setattr(kept_counts, "PACK", Path(comfyui.path))
+    later(tmp_path).of(file, **usual)
+    assert process.asked == 10, "another version of the pack"
+    Path(file).write_text("other weights")
+    later(tmp_path).of(file, **usual)
+    later(tmp_path).of(file, **usual)
+    assert process.asked == 11
+
+
+@pytest.mark.parametrize("damage", ["not JSON", "another version", "no counts", "half of them", "a number for a text"])
+def test_what_cannot_be_read_is_counted_again(
+    tmp_path: Path, file: str, comfyui: ComfyUI, process: Process, damage: str
+) -> None:
+    later(tmp_path).of(file, "float32", comfyui, found="")
+    path = tmp_path / "deep" / "counts.json"
+    content = json.loads(path.read_text())
+    (entry,) = content["counts"].values()
+    if damage == "another version":
+        content["version"] = 0
+    elif damage == "no counts":
+        entry["counted"] = 7
+    elif damage == "half of them":
+        del entry["counted"]["shared"]
+    elif damage == "a number for a text":
+        entry["counted"]["whole"] = 5
+    path.write_text("{" if damage == "not JSON" else json.dumps(content))
+    for _ in range(2):
+        assert later(tmp_path).of(file, "float32", comfyui, found="").model.filling
+        assert process.asked == 2
+
+
+def test_where_nothing_can_be_written_the_log_says_so(
+    tmp_path: Path, file: str, comfyui: ComfyUI, process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "deep").write_text("a file in the folder's place")
+    assert later(tmp_path).of(file, "float32", comfyui, found="").model.filling
+    assert "counts cannot be kept" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+    assert KeptCounts.default_path({}, Path("/h")) == Path("/h/.cache/parallel-dit/counts.json")

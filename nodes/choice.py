@@ -39,6 +39,7 @@ from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_wo
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
 from ..parallel_runtime.planner.work import Work
+from ..parallel_runtime.rank_environment import blocks_may_stay
 from ..parallel_runtime.redact_paths import redact_paths
 from ..parallel_runtime.shares import MEASURED, parse_shares
 from ..parallel_runtime.weights.host_memory import host_memory
@@ -244,7 +245,7 @@ class ParallelChoice:
         if held is not None:
             if known is None:
                 return sides_apart(model, work, held=held)
-            return plan_of_run(model, work, free, known, held=held)
+            return plan_of_run(model, work, free, known, held=held, blocks_stay=blocks_may_stay(os.environ))
         return automatic_plan(
             model,
             work,
@@ -254,6 +255,7 @@ class ParallelChoice:
             weights=self._weights_here(),
             everything=everything,
             host_bytes=host_memory()[1],
+            blocks_stay=blocks_may_stay(os.environ),
         )
 
     def _weights_here(self) -> str:

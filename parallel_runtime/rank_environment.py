@@ -120,6 +120,11 @@ class RankSettings:
         return len(self.devices) if self.meeting is None else self.meeting.ranks
 
 
+def blocks_may_stay(environment: Mapping[str, str]) -> bool:
+    """Whether blocks of sharded or offloaded weights may stay whole on a device."""
+    return environment.get(WHOLE_BLOCKS) != "0"
+
+
 def interface_of(address: str) -> str:
     """The network interface that has an address of this machine. Raises ValueError where none has."""
     import psutil  # here, since most ranks need no address

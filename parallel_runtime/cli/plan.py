@@ -4,6 +4,7 @@ Owns the reading of the options and the printing. The choice is `planner/choose.
 """
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from ..checkpoint import read_header
 from ..devices import parse_devices
 from ..plan import MAX_RANKS
+from ..planner.automatic import OF_HOST
 from ..planner.choose import Choice, Prediction, choose_plan
 from ..planner.comfyui_process import find_comfyui
 from ..planner.counted import CountedModel
@@ -20,6 +22,8 @@ from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
+from ..rank_environment import blocks_may_stay
+from ..weights.host_memory import host_memory
 from .terminal import SILENT, Paint, PhaseLine, plain
 from .workload import MAX_FRAMES, is_guided
 
@@ -44,7 +48,14 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     model, work = _model(arguments, progress)
     if model.from_real_calls:
         warnings = (*warnings, f"{model.name} reads values, so it was counted in small calls and is extrapolated")
-    choice = choose_plan(model, work, free, calibration, stale=arguments.stale, decodes=True)
+    here = OF_HOST * host_memory()[1] if arguments.kind is None else math.inf
+    choice = choose_plan(
+        *(model, work, free, calibration),
+        stale=arguments.stale,
+        decodes=True,
+        host_bytes=here,
+        blocks_stay=blocks_may_stay(os.environ),
+    )
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 

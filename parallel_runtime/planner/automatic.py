@@ -12,6 +12,7 @@ accident, with weights as asked. Pure: devices, free memory and constants are gi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
@@ -23,7 +24,7 @@ from .memory import memory_of
 from .work import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
-OF_HOST = 0.6  # of host memory may be weights: text encoders and the file lie there, too
+OF_HOST = 0.4  # of host memory may be weights: text encoders and the file lie there, too
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
 AGAIN = "each sampling run chooses again for what it samples, with the weights as they lie"
 FORCING = "mode=manual forces another plan"
@@ -75,11 +76,12 @@ def automatic_plan(
     weights: str = WEIGHTS[0],
     everything: ParallelPlan | None = None,
     host_bytes: float = math.inf,
+    blocks_stay: bool = True,
 ) -> Decision:
     """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
 
     `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
-    `host_bytes`: all of this machine's memory.
+    `host_bytes`: all of this machine's memory. `blocks_stay` as `choose_plan` has it.
     `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
     """
@@ -96,8 +98,9 @@ def automatic_plan(
         free,
         calibration,
         weights=allowed,
-        decodes=any(device.kind == "cuda" and device.index == 0 and not device.machine for device in devices),
+        decodes=(devices[0].kind, devices[0].index) == ("cuda", 0),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
+        blocks_stay=blocks_stay,
     )
     if choice.plan is None:
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
@@ -114,16 +117,20 @@ def automatic_plan(
 
 
 def plan_of_run(
-    model: CountedModel, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
+    model: CountedModel,
+    work: Work,
+    free: Sequence[int],
+    calibration: Calibration,
+    *,
+    held: ParallelPlan,
+    blocks_stay: bool = True,
 ) -> Decision:
     """The plan of one sampling run of `work`: the quickest that fits of those that the weights serve as they lie.
 
     `held` is the plan that they were loaded for, and the answer where nothing fits; `free` bytes on each device.
     """
-    there = free[: held.ranks]
-    choice = choose_plan(
-        model, work, there, calibration, weights=(held.weights,), held=held.layout, num_ranks=len(free)
-    )
+    there, choose = free[: held.ranks], partial(choose_plan, weights=(held.weights,), blocks_stay=blocks_stay)
+    choice = choose(model, work, there, calibration, held=held.layout, num_ranks=len(free))
     if not choice.table:
         alone = "at cfg 1 only the images of a batch can be shared out of a model of this kind"
         return Decision(plan=held, reasons=(alone,), work=work, model=model)
@@ -131,7 +138,7 @@ def plan_of_run(
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
     more: tuple[str, ...] = ()
     if len(there) < len(free):
-        everywhere = choose_plan(model, work, free, calibration, weights=(held.weights,))
+        everywhere = choose(model, work, free, calibration)
         more = _with_more_devices(everywhere, choice.seconds_per_step, held.ranks, len(free))
     reasons = (*choice.reasons, *more, f"chosen for {describe_work(work)}")
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)

@@ -84,7 +84,7 @@ class Choice:
         single = next((row for row in self.table if row.plan == ParallelPlan() and row.fits), None)
         if self.chosen is None or single is None or self.chosen.plan.ranks == 1:
             return None
-        return single.run_s / self.chosen.run_s
+        return single.prompt_s / self.chosen.prompt_s
 
 
 def choose_plan(
@@ -99,6 +99,7 @@ def choose_plan(
     num_ranks: int | None = None,
     decodes: bool = False,
     host_bytes: float = math.inf,
+    blocks_stay: bool = True,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
@@ -107,7 +108,7 @@ def choose_plan(
     graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
     plans whose ulysses groups each lie in one are weighed. `decodes`: ComfyUI decodes on one of the devices, and
     unloads weights that leave no room for that. `host_bytes`: weights that take more of host memory are for where no
-    others fit. Raises `ValueError` without devices.
+    others fit. `blocks_stay`: of spread weights, those that devices have room for. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -120,6 +121,7 @@ def choose_plan(
             free=min(devices[:ranks]),
             num_ranks=num_ranks or len(devices),
             decodes=decodes,
+            blocks_stay=blocks_stay,
         )
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
@@ -166,11 +168,12 @@ def _predict(
     free: int,
     num_ranks: int,
     decodes: bool,
+    blocks_stay: bool,
 ) -> Prediction:
     needed = partial(memory_of, model, plan=plan, rates=calibration.rates, num_ranks=num_ranks)
     work = where_kept(model, work, plan, needed(work), free=round(HEADROOM * free))
     memory = needed(work)
-    staying = staying_part(model, plan, memory, calibration.rates, free=free)
+    staying = staying_part(model, plan, memory, calibration.rates, free=free) if blocks_stay else 0.0
     cost = step_cost(model, work, plan, calibration, staying=staying)
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
@@ -226,7 +229,7 @@ def _best(rows: list[Prediction]) -> Prediction:
     if single is not None and single.prompt_s <= WORTHWHILE * fastest.prompt_s:
         return single
     equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
-    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.run_s))
+    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
 
 
 def _of_machines(chosen: Prediction, table: Sequence[Prediction], calibration: Calibration) -> list[str]:
@@ -263,10 +266,10 @@ def _reasons(
         if more is not None:
             reasons.append(
                 f"one device is better here: the best plan on more, {more.plan.name}, would be "
-                f"{chosen.run_s / more.run_s:.2f}x as fast, limited by {more.cost.bound}"
+                f"{chosen.prompt_s / more.prompt_s:.2f}x as fast, limited by {more.cost.bound}"
             )
     elif (single := next((row for row in table if row.plan == ParallelPlan()), None)) is not None:
-        gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
+        gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
         reasons.append(gain if single.fits else f"{gain}, where it does not fit")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
@@ -294,7 +297,7 @@ def _reasons(
 def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> str:
     """Why no plan with more ranks was taken."""
     more = next((row for row in table if row.plan.ranks > chosen.plan.ranks), None)
-    if more is None or more.fits or chosen.run_s <= EQUAL * more.run_s:
+    if more is None or more.fits or chosen.prompt_s <= EQUAL * more.prompt_s:
         return "with them it would not be faster"
     needs, least = _gib(more.memory.total), _gib(min(devices[: more.plan.ranks]))
     return (

@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
-from ..plan import AXES, WEIGHTS, WHOLE_LEAVE, ParallelPlan
+from ..plan import AXES, WEIGHTS, ParallelPlan, left_to_others
 from .cost import rows_per_group
 from .counted import CountedModel, amounts_of, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
@@ -110,7 +110,7 @@ def staying_part(model: CountedModel, plan: ParallelPlan, memory: PlannedMemory,
     if plan.weights == WEIGHTS[0] or plan.pipefusion > 1 or not rates.asynchronous:
         return 0.0
     more = sum(model.block_bytes) * (1.0 if plan.weights == "offloaded" else 1 - 1 / plan.replica_ranks)
-    return min(1.0, max(0.0, (1 - WHOLE_LEAVE) * free - memory.total) / more)
+    return min(1.0, max(0.0, free - left_to_others(free) - memory.total) / more) if more else 0.0
 
 
 def graph_bytes(model: CountedModel, work: Work, plan: ParallelPlan) -> int:

@@ -381,6 +381,7 @@ class Pool:
         workers, self._workers = self._workers, None
         if workers is not None:
             workers.generation.stop()
+        self._lean = False
         self._failures.forget()
         return workers
 
@@ -469,7 +470,7 @@ class Pool:
 
     def _note_failure(self, error: PoolError) -> None:
         workers, self._workers = self._workers, None
-        if isinstance(error, OutOfMemoryInRankError) and not self._lean and workers is not None and workers.spreads:
+        if isinstance(error, OutOfMemoryInRankError) and workers is not None and workers.blocks_stay:
             self._lean = True
             _log.warning("from now on, no block of sharded or offloaded weights stays whole on these devices")
         self._failures.note(error)

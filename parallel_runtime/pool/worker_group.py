@@ -12,7 +12,7 @@ from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
 from ..machines.machine import Machine
 from ..model_call import OUT, ModelCall
-from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
+from ..plan import MAX_RANKS, WEIGHTS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
 from ..wire.requests import CheckCopies, MakeMesh, Options, Step, Trim
@@ -96,6 +96,7 @@ class WorkerGroup:
     ) -> None:
         self.generation = generation
         self._more: Options = {"lean": True} if lean else {}  # that every call is asked with
+        self.blocks_stay = False  # whether some may, whole, on ranks: what is run next might have more room without
         self.meshes = Meshes(len(generation.ranks))
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._overlap = overlap
@@ -126,11 +127,6 @@ class WorkerGroup:
             return False
         return any(machine not in self.generation.machines for machine in machines(check))
 
-    @property
-    def spreads(self) -> bool:
-        """Whether a model is held in parts, or in host memory."""
-        return any(model.layout.shards > 1 or model.layout.offloaded for model in self.models)
-
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
@@ -153,7 +149,7 @@ class WorkerGroup:
         progress: OnProgress | None = None,
     ) -> HeldModel:
         """The model in that layout, which is the plan's if there is one."""
-        self._ensured = None
+        self._ensured, self.blocks_stay = None, False
         gathered_by = plan if layout.shards > 1 else None
         if gathered_by is not None:
             self.make_mesh(gathered_by, check)
@@ -161,7 +157,7 @@ class WorkerGroup:
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
-        self._ensured = None
+        self._ensured, self.blocks_stay = None, False
         self.models.apply_deltas(model, deltas, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
@@ -173,7 +169,7 @@ class WorkerGroup:
     def trim(self, ranks: Sequence[int], check: Check, *, graphs: bool = False) -> None:
         """Have the ranks of the last run keep nothing of it, but with `graphs` those of blocks, and these ranks give
         back what torch caches on their device."""
-        self._left_by = None
+        self._left_by, self.blocks_stay = None, False
         request = Trim(ranks=tuple(ranks), graphs=graphs)
         self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
 
@@ -246,6 +242,7 @@ class WorkerGroup:
             meanwhile_s = time.perf_counter() - from_s
 
         ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
+        self.blocks_stay = plan.weights != WEIGHTS[0] and not self._more
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         traces = {
             rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)
@@ -277,6 +274,7 @@ class WorkerGroup:
             on_step=on_step,
         )
         request = run.request(plan, model=model)
+        self.blocks_stay = plan.weights != WEIGHTS[0] and not self._more
         ranks = self.generation.ask(
             replace(request, calls=tuple({**each, **self._more} for each in request.calls)),
             check,

@@ -110,15 +110,18 @@ class BlockShards:
         """
         self.device, self.offloaded = device, offloaded
         self._index = group.index
-        self._stay: set[str] = set()  # blocks that stay whole once they are
-        self._staying: dict[str, torch.Tensor] = {}  # the bytes of those that are
+        self._rooms: dict[str, torch.Tensor] = {}  # for the bytes of blocks that will stay whole
+        self._staying: dict[str, torch.Tensor] = {}  # the bytes of those that do
+        self._freed = False
         self._units = {
             path: Unit(path, block, rounded, shards=group.size, shares=shares) for path, block in blocks.items()
         }
         self._feed = UnitFeed(group, self._lengths, device=device, offloaded=offloaded)
         self._shards: dict[str, torch.Tensor] = {}
         self._whole: dict[tuple[str, int], dict[str, torch.nn.Parameter]] = {}  # by unit and where its bytes lie
-        self._order: list[str] = []  # as the last whole call asked for them
+        self._ran: list[str] = []  # blocks in the order of the last call, and of the present one
+        self._running: list[str] = []
+        self._order: list[str] = []  # those of the last call that are to be put together
         self._asked: list[str] = []
         self._unit_of = {owner: path for path, unit in self._units.items() for owner in unit.owners}
         # Any first ones of them lie far apart, so a block that is gathered has others to hide behind.
@@ -141,30 +144,51 @@ class BlockShards:
 
     @property
     def staying_bytes(self) -> int:
-        """Bytes that blocks which stay whole take of the device, beside this rank's part of them."""
-        return sum(map(self._more_bytes, self._staying))
+        """Bytes that blocks which stay whole, or will, take of the device beside this rank's part of them."""
+        return sum(room.nbytes for room in self._rooms.values()) + sum(map(self._more_bytes, self._staying))
 
     @property
     def staying(self) -> int:
         """A number that tells which blocks stay whole from others; 0: none."""
         return zlib.crc32(",".join(sorted(self._staying)).encode())
 
-    def most_staying(self, num_bytes: int) -> int:
-        """How many blocks can stay whole in so many bytes, as `keep` takes them."""
-        count = 0
+    def make_rooms(self, num_bytes: int, *, before: Callable[[], None]) -> int:
+        """Have room for blocks to stay whole, those counted that do, in so many bytes; for how many there is.
+
+        Each takes memory of its own before the call that fills it: none of what a call computes in is cut up for it, as
+        what torch caches is given back `before`. What this rank has of a block is freed only once it stays, so later
+        calls may have room for more.
+        """
+        before_any = True
         for count, path in enumerate(self._spread):
-            num_bytes -= self._more_bytes(path)
+            there = path in self._staying or path in self._rooms
+            num_bytes -= self._more_bytes(path) if path in self._staying else self._units[path].layout.num_bytes
             if num_bytes < 0:
                 return count
-        return count + 1
+            if not there:
+                if before_any:
+                    before()
+                    before_any = False
+                try:
+                    whole_bytes = self._units[path].layout.num_bytes
+                    self._rooms[path] = torch.empty(whole_bytes, dtype=torch.uint8, device=self.device)
+                except torch.OutOfMemoryError:
+                    return count
+        return len(self._spread)
+
+    def take_freed(self) -> bool:
+        """Whether parts of blocks were freed since this was asked last, as they lie in a block that stays."""
+        freed, self._freed = self._freed, False
+        return freed
 
     def keep(self, count: int) -> None:
-        """Have so many blocks stay whole: others are no longer, and those that lack are from their next call on.
+        """Have so many blocks stay whole, from their next call on, of those that have room; no others any more.
 
         Every rank of the group keeps as many, and has the same ones (`staying`).
         """
-        self._stay = set(self._spread[:count])
-        for path in self._staying.keys() - self._stay:
+        stay = set(self._spread[:count])
+        self._rooms = {path: room for path, room in self._rooms.items() if path in stay}
+        for path in self._staying.keys() - stay:
             self._leave(path)
 
     def load(self) -> Iterator[int]:
@@ -179,13 +203,14 @@ class BlockShards:
 
     def begin(self) -> None:
         """A call of the model begins: the first block of the last call's order is on its way when this returns."""
-        self._asked = []
+        self._asked, self._running = [], []
+        self._order = [path for path in self._ran if path not in self._staying]
         self._feed.begin(self._order, self._shards)
 
     def end(self) -> None:
         """The call has ended, or raised."""
         self._feed.end()
-        self._order = [path for path in self._asked if path not in self._staying]
+        self._ran = self._running
 
     def pristine(self, path: str) -> torch.nn.Parameter | None:
         """A weight of a block as the file says it, on the host; None for one outside of the blocks."""
@@ -236,7 +261,11 @@ class BlockShards:
 
     def _arrive(self, path: str) -> None:
         """Before a block runs: have it whole. One that runs again before any other is still there."""
-        if self.idle or path in self._staying:
+        if self.idle:
+            return
+        if self._running[-1:] != [path]:
+            self._running.append(path)
+        if path in self._staying:
             return
         again = self._asked[-1:] == [path]
         if not again and self._order[len(self._asked) : len(self._asked) + 1] != [path]:
@@ -247,7 +276,7 @@ class BlockShards:
             self._asked.append(path)
         received = self._feed.take(path)
         unit, key = self._units[path], (path, received.data_ptr())
-        if path in self._stay:
+        if path in self._rooms:
             whole = unit.whole(self._stays(path, received))
         else:
             if key not in self._whole:
@@ -270,15 +299,17 @@ class BlockShards:
 
     def _stays(self, path: str, received: torch.Tensor) -> torch.Tensor:
         """The bytes of a block that stays from now on; what this rank has of them is a view."""
-        whole = self._staying[path] = received.clone()
+        whole = self._staying[path] = self._rooms.pop(path).copy_(received)
         if not self.offloaded:
             lengths = self._lengths(path)
             begin = sum(lengths[: self._index])
             self._shards[path] = whole[begin : begin + lengths[self._index]]
+            self._freed = True
         return whole
 
     def _leave(self, path: str) -> None:
         """A block that may stay whole is so no longer."""
+        self._rooms.pop(path, None)
         if self._staying.pop(path, None) is None:
             return
         if not self.offloaded:

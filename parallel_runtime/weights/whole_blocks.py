@@ -1,9 +1,10 @@
 """How many blocks stay whole on the devices, of weights that ranks hold in parts or that lie in host memory.
 
-A step without such blocks shows what steps of its form take of a device. Beyond that, what is free is for blocks, but
-for `WHOLE_LEAVE` of the device: a block that stays is neither gathered nor copied again. So the first step of a form is
-as without, the second keeps what it gathers, and later runs keep it in their first. All ranks that gather together keep
-as many as the one with the least room. What others want the memory for has them all gone (`drop`).
+A step without such blocks shows what steps of its form take of a device beside what it holds. Beyond that, what is free
+is for blocks, but for what `left_to_others` says: a block that stays is neither gathered nor copied again. So the first
+step of a form is as without, the next ones keep what they gather, and later runs do so from their first one on. All
+ranks that gather together keep as many as the one with the least room. What others want the memory for has them all
+gone (`drop`).
 
 Owns how many stay and when. What a block that stays is, is block_shards.py's.
 """
@@ -12,25 +13,26 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from ..parallel.collectives import Axis, Traffic
-from ..plan import WHOLE_LEAVE
-from ..rank_environment import WHOLE_BLOCKS
+from ..plan import left_to_others
+from ..rank_environment import blocks_may_stay
 from .block_shards import BlockShards
 
-OFF = "0"
 FORMS = 32  # of steps, of which it is known what they take
 TURNS = 8
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a device: free for any process, taken by torch in this one, and all."""
+    """Bytes of a device: free for any process, taken by torch in this one and by its tensors, and all."""
 
     free: int
     reserved: int
+    allocated: int
     total: int
 
 
@@ -39,7 +41,7 @@ def memory_of_device(device: torch.device) -> DeviceMemory | None:
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(free, torch.cuda.memory_reserved(device), total)
+    return DeviceMemory(free, torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device), total)
 
 
 def give_back_cached(device: torch.device) -> None:
@@ -62,48 +64,59 @@ class WholeBlocks:
     ) -> None:
         self._shards, self._device, self._memory = shards, device, memory
         self._group = replace(group, traffic=Traffic(show_waiting=group.traffic.show_waiting))  # not counted
-        self._on = environment.get(WHOLE_BLOCKS) != OFF
-        self._on_gpus: bool | None = None  # all ranks that gather together; None: not asked yet
-        self._taken: OrderedDict[Hashable, int] = OrderedDict()  # bytes that torch takes for a step, by its form
+        self._may = memory(device) is not None and blocks_may_stay(environment)
+        self._all_may: bool | None = None  # those that gather together; None: not asked yet
+        self._taken: OrderedDict[Hashable, int] = OrderedDict()  # bytes that a step takes, by its form
         self._forms: deque[Hashable] = deque(maxlen=TURNS)  # of the last steps, which may take turns
-        self._measured: Hashable = None  # the form of the step under way, where it is to be known
+        self._measured: tuple[Hashable, int] | None = None  # the step under way that shows it, and what was held then
+        self._gave_way = False
 
     def begin(self, form: Hashable, *, wanted: bool = True) -> None:
-        """A step of this form begins, on every rank of the group; `wanted` alike: blocks may stay whole."""
-        if self._on_gpus is None:
-            there = self._memory(self._device) is not None
-            self._on_gpus = all(count for count, _ in self._said_by_all(int(there)))
-        memory, most = self._memory(self._device), 0
-        if memory is None or not self._on_gpus:
+        """A step of this form begins, on every rank of the group; `wanted`, alike on all: blocks may stay whole."""
+        if self._all_may is None:
+            self._all_may = all(count for count, _ in self._said_by_all(int(self._may)))
+        memory, self._measured = self._memory(self._device), None
+        if memory is None or not self._all_may:
             return
-        unknown = form not in self._taken
-        self._forms.append(form)
-        if not unknown and wanted and self._on:
-            taken = max(self._taken.get(each, 0) for each in self._forms)
-            spare = memory.free + memory.reserved - taken - round(WHOLE_LEAVE * memory.total)
-            most = self._shards.most_staying(spare)
-        said = self._said_by_all(most)
-        if len({staying for _, staying in said}) > 1:  # as some were asked for their memory
+        if not wanted:
             self._shards.keep(0)
-        most = min(count for count, _ in said)
-        self._shards.keep(most)
-        self._measured = None
-        if unknown and wanted and self._on and most == 0:
+            return
+        known, gave_way, self._gave_way = form in self._taken, self._gave_way, False
+        self._forms.append(form)
+        most = 0
+        if known and not gave_way:
+            self._taken.move_to_end(form)
+            held = memory.allocated - self._shards.staying_bytes
+            taken = max(self._taken.get(each, 0) for each in self._forms)
+            spare = memory.free + memory.reserved - held - taken - left_to_others(memory.total)
+            most = self._shards.make_rooms(spare, before=partial(give_back_cached, self._device))
+        said = self._said_by_all(most)
+        alike = len({staying for _, staying in said}) == 1  # unless some were asked for their memory
+        self._shards.keep(min(count for count, _ in said) if alike else 0)
+        if not known and not self._shards.staying_bytes:
             give_back_cached(self._device)
-            self._measured = form
+            now = self._memory(self._device) or memory
+            self._measured = form, now.allocated
 
     def end(self) -> None:
         """The step has ended, on the host."""
+        if self._shards.take_freed():
+            give_back_cached(self._device)
         memory = self._memory(self._device)
         if self._measured is None or memory is None:
             return
-        self._taken[self._measured] = memory.reserved
-        self._measured = None
+        (form, held), self._measured = self._measured, None
+        self._taken[form] = memory.reserved - held
         if len(self._taken) > FORMS:
             self._taken.popitem(last=False)
 
-    def drop(self) -> None:
-        """Have none stay, as others want the memory. Ranks that were not asked do so when the next step begins."""
+    def drop(self, *, for_a_step: bool = False) -> None:
+        """Have none stay, as others want the memory. Ranks that were not asked do so when the next step begins.
+
+        `for_a_step`: of another model. It may be that they take turns, so the next step here keeps none.
+        """
+        self._gave_way = for_a_step
+        self._measured = None
         self._shards.keep(0)
 
     def _said_by_all(self, most: int) -> list[tuple[int, int]]:

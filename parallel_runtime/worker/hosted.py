@@ -72,10 +72,10 @@ class HostedModel:
         shards = self.weights.shards
         return None if shards is None else WholeBlocks(shards, self.group, self.weights.device)
 
-    def drop_whole_blocks(self) -> None:
-        """Have no such blocks: what is loaded, decoded or run next wants their memory."""
+    def drop_whole_blocks(self, *, for_a_step: bool) -> None:
+        """Have no such blocks: what is loaded or decoded next wants their memory, or a step of another model."""
         if "whole_blocks" in vars(self) and self.whole_blocks is not None:
-            self.whole_blocks.drop()
+            self.whole_blocks.drop(for_a_step=for_a_step)
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -240,7 +240,7 @@ class HostedForward:
         """A step of a request begins, which takes as much memory as others of its form. A pipeline's stages take more
         in later ones, and where `lean` is asked ComfyUI wants memory within a step: no blocks stay whole there."""
         if self.model.whole_blocks is not None:
-            asked = tuple(tuple(sorted(name for name, said in each.items() if said)) for each in request.calls)
+            asked = tuple(map(_form_of, request.calls))
             sizes = tuple((name, tuple(each.shape), each.dtype) for name, each in tensors.items())
             lean = any(each.get("lean") for each in request.calls) or request.plan.pipefusion > 1
             form = (request.op, request.plan, request.batch_groups, asked, sizes)
@@ -485,3 +485,9 @@ class HostedForward:
             here = self.held.input_here(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found
+
+
+def _form_of(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What of a call's options may change what it takes: those that are there, and the values of texts and sizes."""
+    told = {name: said for name, said in options.items() if said and name not in ("step", "timed")}
+    return tuple(sorted((name, "" if name == "call" else str(said)) for name, said in told.items()))

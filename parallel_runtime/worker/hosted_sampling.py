@@ -29,7 +29,7 @@ from .latent import LatentRows
 from .mesh import Mesh
 from .worker_loop import Calls
 
-SETTLED = 3  # steps: the first shows what one takes, the next ones keep what they gather
+SETTLED = 4  # steps: the first shows what one takes, the next ones keep what they gather
 
 
 class CallSampling(torch.nn.Module):
@@ -165,7 +165,7 @@ class HostedCalls(Calls):
         self._rows.preview(call)
 
     def enter_step(self, step: int) -> None:
-        if step <= SETTLED:
+        if 0 < step <= SETTLED:
             self._forward.end_step()
         if step < SETTLED:  # later ones do not wait for each other
             self._forward.begin_step(*self._asked)

@@ -143,8 +143,7 @@ class HostedWeights:
         held = self.parameter_bytes + self.hook_modules.num_bytes + self.branches.num_bytes
         if self.shards is None:
             return held
-        held += self.shards.buffer_bytes + self.shards.staying_bytes
-        return held - (self.shards.num_bytes if self._offloaded else 0)
+        return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
 
     @property
     def needed_bytes(self) -> int:

@@ -130,11 +130,11 @@ class LoadedModels(dict[int, HostedModel]):
         return sum(each.staying_bytes for each in shards if each is not None) or None
 
     def drop_whole_blocks(self, *, but: int | None = None) -> None:
-        """Have no model keep whole blocks beside its part of them, but the one of that handle."""
+        """Have no model keep whole blocks beside its part of them, but the one of that handle, which makes a step."""
         before = self.staying_bytes
         for handle, model in self.items():
             if handle != but:
-                model.drop_whole_blocks()
+                model.drop_whole_blocks(for_a_step=but is not None)
         if self.staying_bytes != before:
             empty_cache(self._device)
 

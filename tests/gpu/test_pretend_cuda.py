@@ -84,14 +84,14 @@ def test_blocks_that_gpus_have_room_for_travel_until_they_stay_and_go_with_the_r
     gathers, stay = [], []
     pool.give_back(pool.devices)
     for number in range(5):
-        result = pool.run(reference.spec, plan, [call(options={"lean": number > 3})])
+        result = pool.run(reference.spec, plan, [call(text=9, options={"lean": number > 3})])
         out.append(result.outs[0].clone())
         gathers.append([rank.ran.weight_collectives for rank in result.ranks])
         stay.append([rank.get("staying_bytes", 0) for rank in pool.memory()])
     assert all(torch.equal(each, out[0]) for each in out)
     assert gathers == [[3, 3], [3, 3], [0, 0], [0, 0], [3, 3]], "of three blocks"
     assert min(stay[2]) > 0 and stay[1] == stay[2] == stay[3] and stay[0] == stay[4] == [0, 0]
-    pool.run(reference.spec, plan, [call()])
+    pool.run(reference.spec, plan, [call(text=9)])
     assert min(each["staying_bytes"] for each in pool.memory()) > 0, "it is known what such a step takes"
     pool.give_back(pool.devices)
     assert not any("staying_bytes" in each for each in pool.memory())

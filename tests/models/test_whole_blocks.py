@@ -6,23 +6,24 @@ themselves (tests/gpu).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.plan import WHOLE_LEAVE
+from parallel_runtime.plan import left_to_others
 from parallel_runtime.rank_environment import WHOLE_BLOCKS
 from parallel_runtime.weights.block_shards import BlockShards
-from parallel_runtime.weights.whole_blocks import OFF, DeviceMemory, WholeBlocks
+from parallel_runtime.weights.whole_blocks import DeviceMemory, WholeBlocks
 
 from .gloo_group import GlooGroup
 from .ranks import in_ranks
 
 CPU, BLOCKS, WIDTH = torch.device("cpu"), 7, 24
-GIB = 1 << 30
 X = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
 
 
@@ -55,24 +56,57 @@ def run(model: nn.Module, shards: BlockShards) -> Tensor:
 
 
 class Device:
-    """The memory of a device that holds this rank's weights, what stays whole, and what a step takes."""
+    """The memory of a device of 16 GiB that holds this rank's weights and what stays whole.
 
-    def __init__(self, shards: BlockShards, *, total: int, others: int = 0) -> None:
-        self.shards, self.total, self.others, self.step, self.least = shards, total, others, 0, total
+    `room`: for blocks and steps beside what is left to others. What a step took, and what was freed in it, is cached
+    until it is given back.
+    """
 
-    @property
-    def reserved(self) -> int:
-        return self.shards.num_bytes + self.shards.staying_bytes + self.step
+    total = 16 << 30
+
+    def __init__(self, shards: BlockShards, *, room: int) -> None:
+        self.shards, self.cached, self.given_back = shards, 0, 0
+        self.others = self.total - left_to_others(self.total) - room - shards.num_bytes
 
     def __call__(self, _: torch.device) -> DeviceMemory:
-        free = self.total - self.others - self.reserved
-        self.least = min(self.least, free)
-        return DeviceMemory(free, self.reserved, self.total)
+        allocated = self.shards.num_bytes + self.shards.staying_bytes
+        reserved = allocated + self.cached
+        return DeviceMemory(self.total - self.others - reserved, reserved, allocated, self.total)
+
+    @property
+    def free(self) -> int:
+        return self(CPU).free
+
+    def give_back(self, _: torch.device) -> None:
+        self.cached, self.given_back = 0, self.given_back + 1
+
+    def compute(self, taken: int, call: Callable[[], Tensor]) -> Tensor:
+        """A call that takes so many bytes beside the weights."""
+        before = set(self.shards._staying)
+        out = call()
+        new = [path for path in self.shards._staying if path not in before]
+        self.cached = max(self.cached, taken)
+        if not self.shards.offloaded:
+            self.cached += sum(self.shards._lengths(path)[self.shards._index] for path in new)
+        return out
+
+
+@contextmanager
+def kept_on(device: Device, group: Axis, **environment: str) -> Iterator[WholeBlocks]:
+    """What keeps blocks on the device of this rank."""
+    with patch("parallel_runtime.weights.whole_blocks.give_back_cached", device.give_back):
+        yield WholeBlocks(device.shards, group, CPU, environment=environment, memory=device)
 
 
 def stays(shards: BlockShards) -> list[str]:
     """The blocks that are whole now."""
     return sorted(shards._staying)
+
+
+def keep(shards: BlockShards, count: int) -> None:
+    """Have so many blocks stay whole, whatever they take."""
+    assert shards.make_rooms(1 << 40, before=lambda: None) == BLOCKS
+    shards.keep(count)
 
 
 @in_ranks(2)
@@ -83,11 +117,11 @@ def test_blocks_that_stay_give_the_same_bits_and_are_gathered_once(group: GlooGr
         shards, traffic = sharded(model, group.axis, offloaded=offloaded, shares=shares), group.axis.traffic
         held = shards.num_bytes
         for count in (0, 3, BLOCKS, 2, 0):
-            shards.keep(count)
+            keep(shards, count)
             for again in range(3):
                 traffic.reset()
                 assert torch.equal(run(model, shards), want), (offloaded, count)
-                assert len(stays(shards)) == count
+                assert len(stays(shards)) == count and not shards._rooms
                 assert traffic.calls == BLOCKS - count or not again, (offloaded, count, traffic.calls)
             assert shards.num_bytes == held, "this rank's part of the weights is no other"
             more = sum(shards._more_bytes(path) for path in stays(shards))
@@ -96,133 +130,204 @@ def test_blocks_that_stay_give_the_same_bits_and_are_gathered_once(group: GlooGr
 
 
 @in_ranks(2)
+def test_each_block_is_under_way_while_another_computes_also_where_others_stay_or_no_longer_do(
+    group: GlooGroup,
+) -> None:
+    model, begun = blocks_with(), list[int]()
+    shards = sharded(model, group.axis, offloaded=False)
+    feed = shards._feed
+    begin = feed.begin
+    feed.begin = lambda order, of: (begun.append(len(order)), begin(order, of))[1]  # type: ignore[method-assign]
+    run(model, shards)
+    for count, there in ((0, 0), (4, 0), (4, 4), (1, 1), (0, 0)):
+        keep(shards, count)
+        begun.clear()
+        run(model, shards)
+        assert begun == [BLOCKS - there], "one order a call"
+
+
+@in_ranks(2)
 def test_a_change_of_a_block_that_stays_is_seen_and_taken_back(group: GlooGroup) -> None:
     model, other = blocks_with(), blocks_with(seed=2)
     want = model(X)
     shards = sharded(model, group.axis, offloaded=False)
-    shards.keep(BLOCKS)
+    keep(shards, BLOCKS)
     run(model, shards)
     changed = {f"blocks.3.0.{name}": weight for name, weight in other[3][0].named_parameters()}
     shards.change(changed)
     assert "blocks.3" not in stays(shards) and len(stays(shards)) == BLOCKS - 1
     plain = blocks_with()
     plain[3][0] = other[3][0]
-    for _ in range(2):
+    for count in (BLOCKS - 1, BLOCKS):
         assert torch.equal(run(model, shards), plain(X)) and not torch.equal(plain(X), want)
+        assert len(stays(shards)) == count
+        keep(shards, BLOCKS)
     shards.change(dict.fromkeys(changed))
+    keep(shards, BLOCKS)
     assert torch.equal(run(model, shards), want) and len(stays(shards)) == BLOCKS
 
 
 @in_ranks(2)
 def test_all_ranks_keep_what_the_fullest_device_has_room_for(group: GlooGroup) -> None:
-    model = blocks_with()
+    model, taken = blocks_with(), 1000
     want = model(X)
     shards = sharded(model, group.axis, offloaded=False)
     half = sum(map(shards._more_bytes, shards._units)) // 2
-    taken = 1000
-    roomy = shards.num_bytes + taken + half
-    total = round(roomy / (1 - WHOLE_LEAVE)) + 1
-    device = Device(shards, total=total * (3 if group.index == 0 else 1))
-    whole = WholeBlocks(shards, group.axis, CPU, memory=device)
-    counts = []
-    for _ in range(4):
-        whole.begin("a form")
-        device.step = taken
-        assert torch.equal(run(model, shards), want)
-        whole.end()
-        device.step = 0
-        counts.append(len(stays(shards)))
-    assert counts[0] == 0 < counts[1] == counts[2] == counts[3] < BLOCKS, counts
-    assert shards.staying_bytes <= half, "more than the fullest device has"
-    if group.index == 0:  # one rank alone was asked for its memory
-        whole.drop()
-    whole.begin("a form")
-    assert torch.equal(run(model, shards), want) and len(stays(shards)) == counts[1]
+    device, counts = Device(shards, room=(half if group.index else 10 * half) + taken), list[int]()
+    with kept_on(device, group.axis) as whole:
+        for _ in range(6):
+            whole.begin("a form")
+            assert torch.equal(device.compute(taken, lambda: run(model, shards)), want)
+            assert device.free >= left_to_others(device.total) or not counts
+            whole.end()
+            counts.append(len(stays(shards)))
+        assert counts[0] == 0 < counts[1] < counts[3] == counts[4] == counts[5] < BLOCKS, counts
+        assert half // 2 < shards.staying_bytes <= half, "what the fullest device has, and parts given back since"
+        if group.index == 0:  # one rank alone was asked for its memory
+            whole.drop()
+        for there in (0, counts[1]):
+            whole.begin("a form")
+            assert torch.equal(run(model, shards), want) and len(stays(shards)) == there
 
 
 @in_ranks(2)
-def test_where_one_rank_of_a_group_has_no_device_memory_none_stays(group: GlooGroup) -> None:
-    """As of a machine whose ranks are on its CPU."""
-    model = blocks_with()
-    want = model(X)
-    shards = sharded(model, group.axis, offloaded=False)
-    device = Device(shards, total=GIB)
-    whole = WholeBlocks(shards, group.axis, CPU, memory=device if group.index else lambda _: None)
-    for _ in range(3):
-        whole.begin("a form")
-        assert torch.equal(run(model, shards), want) and not stays(shards)
-        whole.end()
+def test_where_one_rank_of_a_group_may_keep_none_no_rank_does(group: GlooGroup) -> None:
+    """As of a machine whose ranks are on its CPU, or where a user turned it off."""
+    for told in ({}, {WHOLE_BLOCKS: "0"}):
+        model = blocks_with()
+        want = model(X)
+        shards = sharded(model, group.axis, offloaded=False)
+        device = Device(shards, room=1 << 30)
+        with kept_on(device, group.axis, **(told if group.index else {})) as whole:
+            if not told and not group.index:
+                whole = WholeBlocks(shards, group.axis, CPU)
+            for _ in range(3):
+                whole.begin("a form")
+                assert torch.equal(run(model, shards), want) and not stays(shards)
+                whole.end()
 
 
-def alone(total: int, **more: str) -> tuple[nn.Sequential, BlockShards, Device, WholeBlocks]:
-    """Offloaded weights of one rank on a device with so much memory for blocks."""
-    model = blocks_with()
-    shards = sharded(model, Axis("shards"), offloaded=True)
-    device = Device(shards, total=total)
-    return model, shards, device, WholeBlocks(shards, Axis("shards"), CPU, environment=more, memory=device)
+class Alone:
+    """Offloaded weights of one rank on a device with so much room for blocks and steps."""
 
+    def __init__(self, room: int) -> None:
+        self.model = blocks_with()
+        self.shards = sharded(self.model, Axis("shards"), offloaded=True)
+        self.device = Device(self.shards, room=room)
+        self.each = [self.shards._more_bytes(path) for path in self.shards._spread]
 
-def steps(model: nn.Module, shards: BlockShards, device: Device, whole: WholeBlocks) -> Callable[..., int]:
-    """What makes a step of a form, which takes so many bytes; how many blocks stay whole in it."""
-
-    def step(form: str, taken: int, *, wanted: bool = True) -> int:
+    def step(self, whole: WholeBlocks, form: str, taken: int, *, wanted: bool = True) -> int:
+        """A step of a form, which takes so many bytes; how many blocks stay whole in it."""
         whole.begin(form, wanted=wanted)
-        device.step = taken
-        assert device(CPU).free >= 0, "a step has no room"
         with torch.inference_mode():
-            run(model, shards)
+            self.device.compute(taken, lambda: run(self.model, self.shards))
+        assert self.device.free >= left_to_others(self.device.total), "blocks took a step's room, or that of others"
         whole.end()
-        assert device(CPU).free >= 0, "blocks took a step's room"
-        device.step = 0
-        return len(stays(shards))
+        return len(stays(self.shards))
 
-    return step
+    def most(self, room: int) -> int:
+        """How many blocks fit."""
+        return max(count for count in range(BLOCKS + 1) if sum(self.each[:count]) <= room)
 
 
 def test_what_a_step_takes_is_measured_without_blocks_and_left_to_steps_like_it() -> None:
-    model, shards, device, whole = alone(200_000)
-    step = steps(model, shards, device, whole)
-    small, large = 100, 150_000 - shards.num_bytes
-    assert step("small", small) == 0, "nobody knows yet what it takes"
-    most = step("small", small)
-    assert 0 < most == step("small", small)
-    assert step("large", large) == 0, "one of another form comes"
-    fewer = step("large", large)
-    assert 0 < fewer < most
-    assert [step("small", small) for _ in range(3)] == [fewer] * 3, "forms that take turns keep the same"
-    assert [step("small", small) for _ in range(8)][-1] == most, "the large one is long past"
-    assert step("small", small, wanted=False) == 0
-    assert step("small", small) == most
-    device.others = 200_000
-    whole.begin("small")
-    assert not stays(shards), "another program takes the device"
+    room, small, large = 40_000, 100, 20_000
+    here = Alone(room)
+    few, many = here.most(room - large), here.most(room - small)
+    assert 0 < few < many < BLOCKS
+    with kept_on(here.device, Axis("shards")) as whole:
+        assert here.step(whole, "small", small) == 0, "nobody knows yet what it takes"
+        assert [here.step(whole, "small", small) for _ in range(2)] == [many] * 2
+        assert here.step(whole, "large", large) == 0, "one of another form comes"
+        assert here.step(whole, "large", large) == few
+        assert [here.step(whole, "small", small) for _ in range(3)] == [few] * 3, "forms that take turns keep the same"
+        assert [here.step(whole, "small", small) for _ in range(8)][-1] == many, "the large one is long past"
+        assert here.step(whole, "small", small, wanted=False) == 0
+        assert here.step(whole, "small", small) == many
 
 
-def test_room_is_left_on_the_device_and_the_switch_turns_all_of_it_off() -> None:
-    for total in (60_000, 120_000, 10_000_000):
-        model, shards, device, whole = alone(total)
-        step = steps(model, shards, device, whole)
-        if device(CPU).free < 0:
-            continue
-        step("a form", 0)
-        found = step("a form", 0)
-        room = total - shards.num_bytes - round(WHOLE_LEAVE * total)
-        fitting = [count for count in range(BLOCKS + 1) if sum(map(shards._more_bytes, shards._spread[:count])) <= room]
-        assert found == max(fitting, default=0)
-    model, shards, device, whole = alone(10_000_000, **{WHOLE_BLOCKS: OFF})
-    step = steps(model, shards, device, whole)
-    assert [step("a form", 0) for _ in range(3)] == [0, 0, 0]
+def test_what_else_is_held_or_taken_since_leaves_less_for_blocks() -> None:
+    """As another model in the pool, LoRAs beside the layers, or another program."""
+    room, taken = 40_000, 100
+    here = Alone(room)
+    with kept_on(here.device, Axis("shards")) as whole:
+        for _ in range(2):
+            here.step(whole, "a form", taken)
+        whole.drop()
+        held = 20_000
+        call = Device.__call__
+        with patch.object(
+            Device,
+            "__call__",
+            lambda self, _: call(self, CPU)._replace(
+                free=call(self, CPU).free - held,
+                reserved=call(self, CPU).reserved + held,
+                allocated=call(self, CPU).allocated + held,
+            ),
+        ):
+            assert here.step(whole, "a form", taken) == here.most(room - taken - held)
+        here.device.others += held
+        assert here.step(whole, "a form", taken) == here.most(room - taken - held)
+        here.device.others += room
+        whole.begin("a form")
+        assert not stays(here.shards), "another program takes the device"
+
+
+def test_a_step_that_never_ended_is_no_measure() -> None:
+    """As of a run that was cancelled between its steps, whose cache is given back before the next one begins."""
+    here = Alone(40_000)
+    with kept_on(here.device, Axis("shards")) as whole:
+        whole.begin("a form")
+        whole.drop()
+        whole.end()
+        assert here.step(whole, "a form", 20_000) == 0, "it is known of no step what it takes"
+        assert here.step(whole, "a form", 20_000) == here.most(20_000)
+
+
+def test_models_that_take_turns_keep_no_block_and_a_run_after_another_does() -> None:
+    here = Alone(40_000)
+    with kept_on(here.device, Axis("shards")) as whole:
+        found = [here.step(whole, "a form", 100) for _ in range(2)]
+        for _ in range(3):  # a step of another model each time
+            whole.drop(for_a_step=True)
+            found.append(here.step(whole, "a form", 100))
+        whole.drop()
+        found.append(here.step(whole, "a form", 100))
+    many = here.most(40_000 - 100)
+    assert found == [0, many, 0, 0, 0, many]
+
+
+def test_memory_that_is_refused_is_room_for_fewer_blocks_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, empty, given = Alone(10_000_000), torch.empty, list[int]()
+
+    def refusing(*size: int, **how: object) -> Tensor:
+        if how.get("dtype") == torch.uint8 and len(given) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        given.append(1)
+        return empty(*size, **how)
+
+    with kept_on(here.device, Axis("shards")) as whole:
+        here.step(whole, "a form", 0)
+        monkeypatch.setattr(torch, "empty", refusing)
+        assert here.step(whole, "a form", 0) == 2
+    assert here.device.given_back == 2, "before the step that is measured, and before room is taken"
+
+
+def test_the_switch_turns_all_of_it_off() -> None:
+    here = Alone(10_000_000)
+    with kept_on(here.device, Axis("shards"), **{WHOLE_BLOCKS: "0"}) as whole:
+        assert [here.step(whole, "a form", 0) for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("count", range(1, BLOCKS + 1))
 def test_blocks_that_stay_lie_apart_and_more_of_them_are_the_same_and_others(count: int) -> None:
     """So each block that is gathered has about as many others to hide behind, and another room moves few."""
-    _, shards, _, _ = alone(1)
-    shards.keep(count)
-    places = sorted(int(path.rpartition(".")[2]) for path in shards._stay)
+    shards = Alone(1).shards
+    keep(shards, count)
+    places = sorted(int(path.rpartition(".")[2]) for path in shards._rooms)
     gathered = [number for number in range(BLOCKS) if number not in places]
     runs = "".join("x" if number in gathered else " " for number in range(BLOCKS)).split()
     assert max(map(len, runs), default=0) <= -(-len(gathered) // count) + 1, places
-    before = set(shards._stay)
+    before = set(shards._rooms)
     shards.keep(count - 1)
-    assert shards._stay < before
+    assert shards._rooms.keys() < before

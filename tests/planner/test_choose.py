@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from parallel_runtime.exchange_formats import EXACT
-from parallel_runtime.plan import WHOLE_LEAVE, ParallelPlan
+from parallel_runtime.plan import ParallelPlan, left_to_others
 from parallel_runtime.planner.choose import (
     EQUAL,
     HEADROOM,
@@ -47,11 +47,15 @@ def test_what_cards_have_room_for_stays_whole_and_the_rest_alone_is_gathered() -
     assert chosen.plan == ParallelPlan(ulysses=4, weights="sharded") and 0.7 < chosen.staying < 1
     assert chosen.cost.step_s < 0.6 * chosen.cost.warmup_step_s, "the first step gathers all"
     more = chosen.staying * sum(FLUX.block_bytes) * 3 / 4
-    assert chosen.memory.total + more == pytest.approx((1 - WHOLE_LEAVE) * 24 * GIB)
+    assert chosen.memory.total + more == pytest.approx(24 * GIB - left_to_others(24 * GIB))
     assert f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step" in choice.reasons
-    full = [round(chosen.memory.total / ((HEADROOM + 1 - WHOLE_LEAVE) / 2))] * 4
+    full = [round(chosen.memory.total / (HEADROOM - 0.001))] * 4
     small = choose_plan(FLUX, Work(image_tokens=4096, text_tokens=512), full, cards, weights=("sharded",))
     assert not small.chosen.staying and not any("stay whole" in reason for reason in small.reasons)
+    off = choose_plan(FLUX, LARGE, [24 * GIB] * 4, cards, weights=("sharded",), blocks_stay=False)
+    assert not any(row.staying for row in off.table)
+    none = replace(FLUX, block_bytes=())
+    assert choose_plan(none, LARGE, [80 * GIB], known_calibration("H100")).plan == ParallelPlan(), "nothing to spread"
     for gib, plan in ((80, "ulysses=4"), (24, "pipefusion=4")):
         (row,) = (
             each

@@ -37,7 +37,7 @@ from parallel_runtime.worker.hosted import HostedModel
 from .test_a_ranks_calls import table
 
 
-def nothing(*_: object) -> bool:
+def nothing(*_: object, **__: object) -> bool:
     """What a request has to tell, or to ask."""
     return False
 
@@ -119,7 +119,8 @@ def test_whole_blocks_go_with_any_request_that_is_no_run_of_their_model_and_thei
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("given back"))
     shards = SimpleNamespace(staying_bytes=5)
 
-    def drop() -> None:
+    def drop(*, for_a_step: bool) -> None:
+        assert for_a_step == isinstance(request_, Step | SetStrengths)
         shards.staying_bytes = 0
         happened.append("dropped")
 

@@ -73,7 +73,7 @@ MISTAKES = (
     Mistake("computing does not wait for weights", OFFLOADED, "unit_feed.py", ".wait_stream(self._stream)", ""),
     Mistake("weights do not wait for computing", OFFLOADED, "unit_feed.py", "self._stream.wait_stream(", "str("),
     Mistake("weights come into the buffer in use", OFFLOADED, "unit_feed.py", "position % 2", "0"),
-    Mistake("a block that stays whole is a buffer's", SHARDED, "block_shards.py", "received.clone()", "received"),
+    Mistake("a block that stays whole is a buffer's", SHARDED, "block_shards.py", ".copy_(received)", " and received"),
     Mistake("a gather of weights is not waited for", SHARDED, "unit_feed.py", "gather.wait()", LEFT_OUT),
     Mistake("one half of a gather is not waited for", SHARDED, "collectives.py", "work.wait()  #", "pass  #"),
     Mistake("a preview's copy does not wait for its step", MASKED, "pinned.py", "self._stream.wait_stream(", "str("),

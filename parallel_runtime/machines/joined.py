@@ -410,9 +410,11 @@ def _orphans(launchers: set[int]) -> list[psutil.Process]:
 
 
 def _is_ours(child: psutil.Process) -> bool:
-    """Whether a launcher has started it; also of one that has ended, which says no more, and is only waited for."""
+    """Whether a launcher has started it; also of one that ends or has ended, which has no memory any more to say so,
+    and is only waited for."""
     try:
-        return child.status() == psutil.STATUS_ZOMBIE or child.environ().get(MARK) == str(os.getpid())
+        ends = child.status() == psutil.STATUS_ZOMBIE or not child.memory_info().vms
+        return ends or child.environ().get(MARK) == str(os.getpid())
     except psutil.ZombieProcess:
         return True
     except psutil.Error:  # gone, or another user's

@@ -347,6 +347,24 @@ def test_who_says_nothing_may_be_another_program(monkeypatch):
             joined.serve(joining, print, not_told(web))
 
 
+@pytest.mark.parametrize(
+    ("status", "memory", "environ", "ours"),
+    [
+        ("running", 9, {joined.MARK: str(os.getpid())}, True),
+        ("running", 9, {joined.MARK: "1"}, False),
+        ("running", 9, {}, False),
+        ("running", 0, {}, True),
+        ("zombie", 0, {}, True),
+    ],
+    ids=["a rank", "of another join", "other code's", "ending: its memory is gone, and with it the mark", "ended"],
+)
+def test_a_process_that_has_no_memory_any_more_is_waited_for(status, memory, environ, ours):
+    child = SimpleNamespace(
+        status=lambda: status, memory_info=lambda: SimpleNamespace(vms=memory), environ=lambda: environ
+    )
+    assert joined._is_ours(child) is ours
+
+
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):
     asked = []
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *of: asked.append(of) or -1))

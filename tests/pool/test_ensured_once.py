@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_runtime.errors import OutOfMemoryInRankError
 from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.records import to_body
-from pool.echo_pool import make_spec
+from pool.echo_pool import make_spec, run_step
 
 CHANGE = WeightDeltas("changed", (WeightDelta(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
 PLAN = ParallelPlan(ulysses=2)
@@ -74,6 +75,33 @@ def test_what_changed_in_between_is_made_right_before_a_step(pool: Any, between:
     between(pool)
     assert asked(pool, lambda: step(pool, CHANGE)) == asks | {"STEP": 1}
     assert asked(pool, lambda: step(pool, CHANGE)) == {"STEP": 1}
+
+
+@pytest.mark.parametrize(
+    ("weights", "steps", "lean"),
+    [("sharded", 2, True), ("offloaded", 2, True), ("replicated", 2, False), ("sharded", 1, False)],
+    ids=["sharded", "offloaded", "whole weights", "the first step, beside which no block stays"],
+)
+def test_once_memory_ran_out_beside_blocks_that_may_stay_whole_none_does_until_the_workers_are_released(
+    pool: Any, weights: str, steps: int, lean: bool
+) -> None:
+    plan = ParallelPlan(ulysses=2, weights=weights)
+
+    def told() -> list[bool]:
+        return [bool(each.get("lean")) for op, body in requests(pool, once) if op is Op.STEP for each in body["calls"]]
+
+    def once() -> None:
+        step(pool, WeightDeltas(), plan=plan)
+
+    for _ in range(steps - 1):
+        once()
+    with pytest.raises(OutOfMemoryInRankError):
+        run_step(pool, plan=plan, faults={1: [["fail", "memory", "CUDA out of memory"]]})
+    once()
+    assert told() == [lean]
+    pool.close()
+    once()
+    assert told() == [False]
 
 
 ONE_RANK, PLACE = ParallelPlan(), CallPlace("a run", "a text")

@@ -124,6 +124,11 @@ def test_blocks_that_stay_give_the_same_bits_and_are_gathered_once(group: GlooGr
                 assert len(stays(shards)) == count and not shards._rooms
                 assert traffic.calls == BLOCKS - count or not again, (offloaded, count, traffic.calls)
             assert shards.num_bytes == held, "this rank's part of the weights is no other"
+            for path, part in shards._shards.items():
+                inside = not offloaded and path in stays(shards)
+                there = part.untyped_storage() if part.numel() else shards._staying.get(path, part).untyped_storage()
+                assert (there.nbytes() > part.nbytes) == inside, "a part lies in the whole, or by itself"
+                assert not inside or there.data_ptr() == shards._staying[path].data_ptr()
             more = sum(shards._more_bytes(path) for path in stays(shards))
             assert shards.staying_bytes == more and (more > 0) == (count > 0)
         assert all(weight is None for block in model for each in block for weight in each._parameters.values())
@@ -179,7 +184,10 @@ def test_all_ranks_keep_what_the_fullest_device_has_room_for(group: GlooGroup) -
             whole.begin("a form")
             assert torch.equal(device.compute(taken, lambda: run(model, shards)), want)
             assert device.free >= left_to_others(device.total) or not counts
+            came = len(stays(shards)) > (counts[-1] if counts else 0)
+            before, cached = device.given_back, device.cached
             whole.end()
+            assert (device.given_back - before, device.cached) == ((1, 0) if came else (0, cached)), "freed parts"
             counts.append(len(stays(shards)))
         assert counts[0] == 0 < counts[1] < counts[3] == counts[4] == counts[5] < BLOCKS, counts
         assert half // 2 < shards.staying_bytes <= half, "what the fullest device has, and parts given back since"

@@ -133,6 +133,55 @@ def test_what_a_module_keeps_is_told_of_calls_of_a_run_alone() -> None:
     assert (rank.take_kept(), said) == (None, [("run", 2), ("end",)])
 
 
+def test_a_step_has_the_form_of_those_that_take_as_much_and_some_keep_no_blocks() -> None:
+    told, rank = list[tuple[object, bool]](), forward()
+    rank.model.whole_blocks = None
+    rank.begin_step(SimpleNamespace(), {})  # type: ignore[arg-type]
+    rank.end_step()
+    assert not told, "weights that are whole"
+    begin = lambda form, wanted: told.append((form, wanted))  # noqa: E731
+    rank.model.whole_blocks = SimpleNamespace(begin=begin, end=lambda: told.append(("end", False)))  # type: ignore[assignment]
+
+    def form(*, rows: int = 2, plan: str = "ulysses=2", pieces: object = (), **options: object) -> tuple[object, bool]:
+        request: Any = SimpleNamespace(op="STEP", plan=ParallelPlan.parse(plan), batch_groups=pieces, calls=(options,))
+        rank.begin_step(request, {"0.t0": torch.empty(rows, 3)})
+        return told[-1]
+
+    usual = form(attention="sage", call="a tree", step=(1, 9))
+    assert usual == form(attention="sage", call="another tree", step=(7, 9)) and usual[1]
+    others = (
+        form(),
+        form(attention="flash3"),
+        form(rows=3),
+        form(plan="ring=2"),
+        form(pieces=((), ())),
+        form(whole=True),
+    )
+    assert len({usual[0], *(each for each, _ in others)}) == 7 and all(wanted for _, wanted in others)
+    for lean in (form(lean=True), form(plan="pipefusion=2")):
+        assert not lean[1]
+    rank.end_step()
+    assert told[-1] == ("end", False)
+
+
+def test_the_first_steps_of_a_run_in_a_rank_settle_which_blocks_stay_and_later_ones_do_not_ask() -> None:
+    said, calls = list[str](), HostedCalls.__new__(HostedCalls)
+    calls._asked, calls._rows = ("request", {}), SimpleNamespace(finish=lambda: said.append("finish"))  # type: ignore[assignment]
+    calls._forward = SimpleNamespace(  # type: ignore[assignment]
+        begin_step=lambda request, tensors: said.append("begin"), end_step=lambda: said.append("end")
+    )
+    for step in range(6):
+        calls.enter_step(step)
+        said.append(str(step))
+    calls.finish()
+    first, *more = (
+        ["begin", "0"],
+        *(["end", "begin", str(step)] for step in (1, 2, 3)),
+        ["end", "4", "5", "end", "finish"],
+    )
+    assert said == [each for part in (first, *more) for each in part]
+
+
 @pytest.mark.parametrize("rounded", [True, False])
 def test_what_is_counted_of_a_request_and_an_exchange_is_told_where_it_rounded(rounded: bool) -> None:
     rank, mesh, model = forward(), *[SimpleNamespace(traffic=SimpleNamespace(calls=n, num_bytes=2 * n)) for n in (3, 5)]

@@ -377,6 +377,8 @@ assert (model, work.step_cache, work.exchange) == (FLUX.model, True, "exact")
 assert given == (TWO, [2000, 2000], "rates") and named == {
     "weights": "replicated",
     "everything": plans.ParallelPlan(cfg=2),
+    "host_bytes": choice.host_memory()[1],
+    "blocks_stay": True,
 }
 assert work.graphs is False, "a CPU has none"
 two_gpus = replace(several.selection, devices=tuple(devices.Device("cuda", index) for index in range(2)))
@@ -399,6 +401,9 @@ assert asks[-1][3]["weights"] == "offloaded"
 choice.plan_of_run = lambda *given, **named: asks.append((given, named)) or DECISION
 held = plans.ParallelPlan(ring=2)
 assert several.plan_of_run(FLUX.model, work, held) == replace(DECISION, automatic=True)
-assert asks[-1] == ((FLUX.model, work, [2000, 2000], "rates"), {"held": held})
+assert asks[-1] == ((FLUX.model, work, [2000, 2000], "rates"), {"held": held, "blocks_stay": True})
 choice._constants = lambda devices: None
-assert several.plan_of_run(FLUX.model, work, held) == decisions.Decision(plan=held, automatic=True)
+unknown = decisions.Decision(plan=held, automatic=True, work=work, model=FLUX.model)
+assert several.plan_of_run(FLUX.model, work, held) == unknown
+guided = several.plan_of_run(FLUX.model, replace(work, guided=True), held)
+assert guided.plan == plans.ParallelPlan(cfg=2) and guided.automatic

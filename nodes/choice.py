@@ -37,7 +37,7 @@ from ..parallel_runtime.planner.automatic import (
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.hardware import Calibration
-from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
+from ..parallel_runtime.planner.machine import constants, kinds_here, measured, whole_bytes
 from ..parallel_runtime.planner.work import Work
 from ..parallel_runtime.rank_environment import blocks_may_stay
 from ..parallel_runtime.redact_paths import redact_paths
@@ -244,7 +244,8 @@ class ParallelChoice:
         free, known = whole_bytes(devices), _constants(devices)
         if held is not None:
             if known is None:
-                return sides_apart(model, work, held=held)
+                one_kind = not any(each.machine for each in devices) and len(kinds_here(devices)) == 1
+                return sides_apart(model, work, free, held=held, equal=one_kind and not self.shares)
             return plan_of_run(model, work, free, known, held=held, blocks_stay=blocks_may_stay(os.environ))
         return automatic_plan(
             model,

@@ -50,6 +50,9 @@ class OutOfMemoryInRankError(PoolError):
     """The workers failed: a rank found no memory, of its device or of the host."""
 
 
+BESIDE_BLOCKS = "beside blocks of sharded or offloaded weights that stay whole"  # what a rank adds to an error
+
+
 class RequestCancelledError(RuntimeError):
     """The caller cancelled a request. The workers are well and take the next one."""
 

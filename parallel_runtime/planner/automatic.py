@@ -98,7 +98,7 @@ def automatic_plan(
         free,
         calibration,
         weights=allowed,
-        decodes=(devices[0].kind, devices[0].index) == ("cuda", 0),
+        decodes=any(each.kind == "cuda" and each.index == 0 and not each.machine for each in devices),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
         blocks_stay=blocks_stay,
     )
@@ -144,15 +144,21 @@ def plan_of_run(
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
 
 
-def sides_apart(model: CountedModel, work: Work, *, held: ParallelPlan) -> Decision:
+def sides_apart(model: CountedModel, work: Work, free: Sequence[int], *, held: ParallelPlan, equal: bool) -> Decision:
     """The plan of one run on devices of unknown speed: that by which weights lie, `held`, but with ranks of their own
-    for prompt and negative where a step asks both. These send each other nothing until both are done."""
-    plan = held
-    if work.guided and held.cfg == held.pipefusion == 1 and held.parts % 2 == 0:
-        parts = held.parts // 2
-        ulysses = math.gcd(held.ulysses, parts)
-        plan = replace(held, cfg=2, ring=parts // ulysses, ulysses=ulysses)
-    return Decision(plan=plan if model.may_run(plan) else held, work=work, model=model)
+    for prompt and negative where a step asks both. These send each other nothing until both are done.
+
+    `equal`: the devices are taken to be; the sides are, so unequal ones share tokens. `free` bytes are on each.
+    """
+    reasons = (_all_used(held),)
+    if not (equal and work.guided and held.cfg == held.pipefusion == 1 and held.parts % 2 == 0):
+        return Decision(plan=held, reasons=reasons, work=work, model=model)
+    parts = held.parts // 2
+    ulysses = math.gcd(held.ulysses, parts)
+    plan = replace(held, cfg=2, ring=parts // ulysses, ulysses=ulysses)
+    memory = memory_of(model, work, plan, known_rates(ANY_GPU), num_ranks=len(free))
+    fits = model.may_run(plan) and memory.total <= HEADROOM * min(free)
+    return Decision(plan=plan if fits else held, reasons=reasons, work=work, model=model)
 
 
 def without_sharing(refused: Decision, num_ranks: int, *, guided: bool, images: int) -> Decision:
@@ -197,6 +203,10 @@ def with_weights(plan: ParallelPlan, weights: str) -> ParallelPlan:
     return replace(plan, weights=weights, data=1 if weights == "offloaded" else plan.data)
 
 
+def _all_used(plan: ParallelPlan) -> str:
+    return f"all {plan.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
+
+
 def _trying(plan: ParallelPlan) -> str:
     return f"trying {plan.describe()}, as this is a prediction"
 
@@ -214,9 +224,7 @@ def _unknown(model: CountedModel, work: Work, everything: ParallelPlan, free: in
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
     needs = {kind: memory_of(model, work, with_weights(everything, kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
-    reasons = [
-        f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
-    ]
+    reasons = [_all_used(everything)]
     if taken != allowed[0]:
         first = needs[allowed[0]] / GIB
         reasons.append(

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from ..checkpoint import ComfyUI
 from .automatic import usual_work
@@ -70,9 +71,6 @@ class Counted:
         return self.model.image_tokens(self.numbers)
 
 
-Answer = TypeVar("Answer", Counted, str)
-
-
 class Counts:
     """Counts of files, by what they are on the disk; each counted once, whoever asks meanwhile. `kept`: those of
     earlier processes, of files whose plan the caller says."""
@@ -114,26 +112,26 @@ class Counts:
                     self._unanswered[key] = time.monotonic(), str(error)
                     raise
                 except ValueError as error:  # it would be refused again; the error itself holds what its callers held
-                    self._known[key] = self._saved(key, str(error))
+                    self._known[key] = str(error)
             known = self._known[key]
         if isinstance(known, str):
             raise ValueError(known)
         return known
 
-    def _loaded(self, key: Key) -> Counted | str | None:
-        """What an earlier process found; None where that cannot be used."""
+    def _loaded(self, key: Key) -> Counted | None:
+        """What an earlier process counted; None where that cannot be used."""
         kept_by = _kept_key(key)
         known = None if self._kept is None or kept_by is None else self._kept.load(kept_by)
         try:
-            return known if known is None or isinstance(known, str) else Counted.of(os.path.basename(key[0]), known)
+            return None if known is None else Counted.of(os.path.basename(key[0]), known)
         except (KeyError, TypeError, ValueError):
             return None
 
-    def _saved(self, key: Key, known: Answer) -> Answer:
+    def _saved(self, key: Key, known: Counted) -> Counted:
         """The same, kept for later processes."""
         kept_by = _kept_key(key)
         if self._kept is not None and kept_by is not None:
-            self._kept.save(kept_by, known if isinstance(known, str) else known.to_dict())
+            self._kept.save(kept_by, known.to_dict())
         return known
 
     @property
@@ -184,9 +182,13 @@ def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mappi
 
 
 def _kept_key(key: Key) -> CountKey | None:
-    """By what counts are kept on the disk; None where nobody says which plan the file's class has."""
+    """By what counts are kept on the disk; None where nobody says which plan the file's class has, and where it cannot
+    be told what they hold for."""
     path, num_bytes, changed_ns, dtype, comfyui, found, size = key
-    return None if found is None else count_key(path, num_bytes, changed_ns, dtype, comfyui, found, size)
+    try:
+        return None if found is None else count_key(path, num_bytes, changed_ns, dtype, comfyui, found, size)
+    except (OSError, PackageNotFoundError):
+        return None
 
 
 def _count(

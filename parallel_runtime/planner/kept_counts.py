@@ -3,8 +3,9 @@
 Owns the file `counts.json` in the user's cache folder (user_files.py) and what an entry holds for: a file, ComfyUI,
 torch and this pack as they were when it was counted. Does not own the counting (counting.py).
 
-    {"version": 1, "counts": {"2f1c...": {"key": {...}, "counted": {...}},
-                              "9a04...": {"key": {...}, "refused": "model.safetensors cannot be counted: ..."}}}
+What cannot be counted has no entry: it may lack a package, or memory, that is there next time.
+
+    {"version": 1, "counts": {"2f1c...": {"key": {...}, "counted": {...}}}}
 """
 
 import hashlib
@@ -54,19 +55,15 @@ class KeptCounts:
         """The file's place for a user."""
         return user_file(environ, home, FILE)
 
-    def load(self, key: CountKey) -> dict[str, object] | str | None:
-        """What was counted, or why it cannot be; None where there is nothing that can be used."""
-        entry = self._entries.of(key) or {}
-        refused, counted = entry.get("refused"), entry.get("counted")
-        if isinstance(refused, str):
-            return refused
+    def load(self, key: CountKey) -> dict[str, object] | None:
+        """What was counted; None where there is nothing that can be used."""
+        counted = (self._entries.of(key) or {}).get("counted")
         return counted if isinstance(counted, dict) else None
 
-    def save(self, key: CountKey, found: Mapping[str, object] | str) -> None:
+    def save(self, key: CountKey, counted: Mapping[str, object]) -> None:
         """Keep it; where the folder cannot be written, the log says so."""
-        told = {"refused": found} if isinstance(found, str) else {"counted": dict(found)}
         try:
-            self._entries.put(key.digest, {"key": asdict(key), **told})
+            self._entries.put(key.digest, {"key": asdict(key), "counted": dict(counted)})
         except (OSError, ValueError) as error:
             log.warning("counts cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error)
 
@@ -74,7 +71,8 @@ class KeptCounts:
 def count_key(
     file: str, num_bytes: int, changed_ns: int, dtype: str, comfyui: ComfyUI, found: str, size: tuple
 ) -> CountKey:
-    """The key of a file that is counted now, by this ComfyUI."""
+    """The key of a file that is counted now, by this ComfyUI. Raises `OSError` for sources that cannot be looked at,
+    and `PackageNotFoundError` for a torch that does not say its version."""
     return CountKey(
         file=file,
         num_bytes=num_bytes,

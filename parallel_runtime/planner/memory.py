@@ -107,7 +107,7 @@ def memory_of(
 def staying_part(model: CountedModel, plan: ParallelPlan, memory: PlannedMemory, rates: Rates, *, free: float) -> float:
     """Which part of the blocks, by bytes, stays whole on each device after a run's first step, where a plan spreads
     weights and takes `memory` of `free` bytes (weights/whole_blocks.py)."""
-    if plan.weights == WEIGHTS[0] or plan.pipefusion > 1 or not rates.asynchronous:
+    if plan.weights == WEIGHTS[0] or plan.pipefusion > 1 or model.kept_bytes or not rates.asynchronous:
         return 0.0
     more = sum(model.block_bytes) * (1.0 if plan.weights == "offloaded" else 1 - 1 / plan.replica_ranks)
     return min(1.0, max(0.0, free - left_to_others(free) - memory.total) / more) if more else 0.0

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..devices import STOCK_NODES, Device, missing_system
-from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, SilentWorkersError
+from ..errors import BESIDE_BLOCKS, BrokenCopiesError, OutOfMemoryInRankError, PoolError, SilentWorkersError
 from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..model_call import ModelCall
@@ -469,8 +469,8 @@ class Pool:
                 _log.warning("parallel workers failed while idle: %s", first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:
-        workers, self._workers = self._workers, None
-        if isinstance(error, OutOfMemoryInRankError) and workers is not None and workers.blocks_stay:
+        self._workers = None
+        if isinstance(error, OutOfMemoryInRankError) and BESIDE_BLOCKS in str(error):
             self._lean = True
             _log.warning("from now on, no block of sharded or offloaded weights stays whole on these devices")
         self._failures.note(error)

@@ -12,7 +12,7 @@ from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_groups
 from ..machines.machine import Machine
 from ..model_call import OUT, ModelCall
-from ..plan import MAX_RANKS, WEIGHTS, BatchSlice, Layout, ParallelPlan
+from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..planner.memory import extra_bytes, kept_bytes
 from ..weight_delta import WeightDeltas
 from ..wire.requests import CheckCopies, MakeMesh, Options, Step, Trim
@@ -96,7 +96,6 @@ class WorkerGroup:
     ) -> None:
         self.generation = generation
         self._more: Options = {"lean": True} if lean else {}  # that every call is asked with
-        self.blocks_stay = False  # whether some may, whole, on ranks: what is run next might have more room without
         self.meshes = Meshes(len(generation.ranks))
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._overlap = overlap
@@ -149,7 +148,7 @@ class WorkerGroup:
         progress: OnProgress | None = None,
     ) -> HeldModel:
         """The model in that layout, which is the plan's if there is one."""
-        self._ensured, self.blocks_stay = None, False
+        self._ensured = None
         gathered_by = plan if layout.shards > 1 else None
         if gathered_by is not None:
             self.make_mesh(gathered_by, check)
@@ -157,7 +156,7 @@ class WorkerGroup:
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
         """Make the model's weights pristine plus `deltas`; nothing when they are that already."""
-        self._ensured, self.blocks_stay = None, False
+        self._ensured = None
         self.models.apply_deltas(model, deltas, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
@@ -169,7 +168,7 @@ class WorkerGroup:
     def trim(self, ranks: Sequence[int], check: Check, *, graphs: bool = False) -> None:
         """Have the ranks of the last run keep nothing of it, but with `graphs` those of blocks, and these ranks give
         back what torch caches on their device."""
-        self._left_by, self.blocks_stay = None, False
+        self._left_by = None
         request = Trim(ranks=tuple(ranks), graphs=graphs)
         self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
 
@@ -242,7 +241,6 @@ class WorkerGroup:
             meanwhile_s = time.perf_counter() - from_s
 
         ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
-        self.blocks_stay = plan.weights != WEIGHTS[0] and not self._more
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         traces = {
             rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)
@@ -274,7 +272,6 @@ class WorkerGroup:
             on_step=on_step,
         )
         request = run.request(plan, model=model)
-        self.blocks_stay = plan.weights != WEIGHTS[0] and not self._more
         ranks = self.generation.ask(
             replace(request, calls=tuple({**each, **self._more} for each in request.calls)),
             check,

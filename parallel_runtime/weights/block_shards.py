@@ -12,6 +12,7 @@ next one under way while a block computes. Every rank of the group makes the sam
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
 import torch
 
@@ -149,32 +150,33 @@ class BlockShards:
 
     @property
     def staying(self) -> int:
-        """A number that tells which blocks stay whole from others; 0: none."""
-        return zlib.crc32(",".join(sorted(self._staying)).encode())
+        """A number that tells which blocks stay whole, or will, from others; 0: none."""
+        return zlib.crc32("|".join(",".join(sorted(each)) for each in (self._staying, self._rooms)).strip("|").encode())
 
-    def make_rooms(self, num_bytes: int, *, before: Callable[[], None]) -> int:
-        """Have room for blocks to stay whole, those counted that do, in so many bytes; for how many there is.
-
-        Each takes memory of its own before the call that fills it: none of what a call computes in is cut up for it, as
-        what torch caches is given back `before`. What this rank has of a block is freed only once it stays, so later
-        calls may have room for more.
-        """
-        before_any = True
+    def most_staying(self, num_bytes: int) -> int:
+        """How many blocks can stay whole in so many bytes, those counted that do. What this rank has of another block
+        is given back only once that stays, so later there may be room for more."""
         for count, path in enumerate(self._spread):
-            there = path in self._staying or path in self._rooms
             num_bytes -= self._more_bytes(path) if path in self._staying else self._units[path].layout.num_bytes
             if num_bytes < 0:
                 return count
-            if not there:
-                if before_any:
-                    before()
-                    before_any = False
-                try:
-                    whole_bytes = self._units[path].layout.num_bytes
-                    self._rooms[path] = torch.empty(whole_bytes, dtype=torch.uint8, device=self.device)
-                except torch.OutOfMemoryError:
-                    return count
         return len(self._spread)
+
+    def lack_rooms(self, count: int) -> bool:
+        """Whether any of so many blocks neither stay whole nor have room to."""
+        return any(path not in self._staying and path not in self._rooms for path in self._spread[:count])
+
+    def make_rooms(self, count: int) -> int:
+        """Have room for so many blocks to stay whole; for how many there is. Each takes memory of its own before the
+        call that fills it: none of what a call computes in is cut up for it."""
+        for number, path in enumerate(self._spread[:count]):
+            if path not in self._staying and path not in self._rooms:
+                num_bytes = self._units[path].layout.num_bytes
+                try:
+                    self._rooms[path] = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+                except torch.OutOfMemoryError:
+                    return number
+        return count
 
     def take_freed(self) -> bool:
         """Whether parts of blocks were freed since this was asked last, as they lie in a block that stays."""
@@ -204,7 +206,8 @@ class BlockShards:
     def begin(self) -> None:
         """A call of the model begins: the first block of the last call's order is on its way when this returns."""
         self._asked, self._running = [], []
-        self._order = [path for path in self._ran if path not in self._staying]
+        gathered = (path for path in self._ran if path not in self._staying)
+        self._order = [path for path, _ in groupby(gathered)]
         self._feed.begin(self._order, self._shards)
 
     def end(self) -> None:

@@ -13,7 +13,6 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -70,6 +69,7 @@ class WholeBlocks:
         self._forms: deque[Hashable] = deque(maxlen=TURNS)  # of the last steps, which may take turns
         self._measured: tuple[Hashable, int] | None = None  # the step under way that shows it, and what was held then
         self._gave_way = False
+        self._most: int | None = None  # where the device had no memory for more
 
     def begin(self, form: Hashable, *, wanted: bool = True) -> None:
         """A step of this form begins, on every rank of the group; `wanted`, alike on all: blocks may stay whole."""
@@ -81,6 +81,7 @@ class WholeBlocks:
         if not wanted:
             self._shards.keep(0)
             return
+        self._shards.take_freed()  # of a run that was cancelled
         known, gave_way, self._gave_way = form in self._taken, self._gave_way, False
         self._forms.append(form)
         most = 0
@@ -89,10 +90,11 @@ class WholeBlocks:
             held = memory.allocated - self._shards.staying_bytes
             taken = max(self._taken.get(each, 0) for each in self._forms)
             spare = memory.free + memory.reserved - held - taken - left_to_others(memory.total)
-            most = self._shards.make_rooms(spare, before=partial(give_back_cached, self._device))
+            most = self._shards.most_staying(spare)
+            most = most if self._most is None else min(most, self._most)
         said = self._said_by_all(most)
         alike = len({staying for _, staying in said}) == 1  # unless some were asked for their memory
-        self._shards.keep(min(count for count, _ in said) if alike else 0)
+        self._shards.keep(self._with_rooms(min(count for count, _ in said)) if alike else 0)
         if not known and not self._shards.staying_bytes:
             give_back_cached(self._device)
             now = self._memory(self._device) or memory
@@ -100,9 +102,9 @@ class WholeBlocks:
 
     def end(self) -> None:
         """The step has ended, on the host."""
+        memory = self._memory(self._device)
         if self._shards.take_freed():
             give_back_cached(self._device)
-        memory = self._memory(self._device)
         if self._measured is None or memory is None:
             return
         (form, held), self._measured = self._measured, None
@@ -116,8 +118,18 @@ class WholeBlocks:
         `for_a_step`: of another model. It may be that they take turns, so the next step here keeps none.
         """
         self._gave_way = for_a_step
-        self._measured = None
+        self._measured = self._most = None
         self._shards.keep(0)
+
+    def _with_rooms(self, count: int) -> int:
+        """For how many of so many blocks every rank has room; all ranks have the same ones already."""
+        if not self._shards.lack_rooms(count):
+            return count
+        give_back_cached(self._device)  # so that none of what a step computes in is cut up
+        made = self._shards.make_rooms(count)
+        if made < count:
+            self._most = made
+        return min(each for each, _ in self._said_by_all(made))
 
     def _said_by_all(self, most: int) -> list[tuple[int, int]]:
         """How many blocks each rank has room for, and which stay there now."""

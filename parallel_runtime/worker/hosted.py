@@ -238,11 +238,13 @@ class HostedForward:
 
     def begin_step(self, request: Step | Sample, tensors: Mapping[str, torch.Tensor]) -> None:
         """A step of a request begins, which takes as much memory as others of its form. A pipeline's stages take more
-        in later ones, and where `lean` is asked ComfyUI wants memory within a step: no blocks stay whole there."""
+        in later ones, a class that keeps something looks at what is free, and where `lean` is asked ComfyUI wants
+        memory within a step: no blocks stay whole there."""
         if self.model.whole_blocks is not None:
             asked = tuple(map(_form_of, request.calls))
             sizes = tuple((name, tuple(each.shape), each.dtype) for name, each in tensors.items())
             lean = any(each.get("lean") for each in request.calls) or request.plan.pipefusion > 1
+            lean = lean or self.model.kept is not None
             form = (request.op, request.plan, request.batch_groups, asked, sizes)
             self.model.whole_blocks.begin(form, wanted=not lean)
 

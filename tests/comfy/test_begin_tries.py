@@ -23,7 +23,9 @@ def test_a_model_whose_runs_try_nothing_says_why_and_what_to_set(module_of_pack,
         ({"decision": replace(two, reasons=("it reads values",))}, "plans are not predicted: it reads values"),
     ):
         assert begin.Tunable(**same | changes).why_not.startswith(said)
-    assert begin.Tunable(**same | {"choose_again": lambda work: two}).why_not == ""
+    again = same | {"choose_again": lambda work: two}
+    assert begin.Tunable(**again).why_not.startswith("how fast these devices are is unknown")
+    assert begin.Tunable(**again | {"decision": replace(two, table=("a row",))}).why_not == ""
 
 
 def test_the_panel_is_told_which_model_ran_last_with_what(module_of_pack) -> None:

@@ -33,7 +33,7 @@ from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import constants, overlap
-from parallel_runtime.planner.work import image_tokens
+from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model
 H100 = known_calibration("H100")
@@ -151,15 +151,20 @@ def test_gpus_of_unknown_speed_are_all_used_with_the_first_weights_that_fit(gib:
 )
 def test_on_gpus_of_unknown_speed_prompt_and_negative_run_at_once(held: str, apart: str) -> None:
     for weights in WEIGHTS if "pipefusion" not in held else WEIGHTS[:1]:
-        plans = [ParallelPlan.parse(f"{each},weights={weights}") for each in (held, apart)]
-        assert plans[0].layout.serves(plans[1].layout), "nothing is loaded anew"
-        work = replace(usual_work(), guided=True)
-        decision = sides_apart(FLUX, work, held=plans[0])
-        assert (decision.plan, decision.work, decision.model) == (plans[1], work, FLUX)
-        assert sides_apart(FLUX, usual_work(), held=plans[0]).plan == plans[0]
-        assert sides_apart(replace(FLUX, whole_batches=True), work, held=plans[0]).plan == (
-            plans[1] if weights == "sharded" else plans[0]
-        )
+        before, after = (ParallelPlan.parse(f"{each},weights={weights}") for each in (held, apart))
+        assert before.layout.serves(after.layout), "nothing is loaded anew"
+        work, free = replace(usual_work(), guided=True), [80 * GIB] * before.ranks
+
+        def taken(
+            *, model: CountedModel = FLUX, work: Work = work, free: list[int] = free, equal: bool = True
+        ) -> ParallelPlan:
+            decision = sides_apart(model, work, free, held=before, equal=equal)  # noqa: B023
+            assert (decision.work, decision.model) == (work, model) and "is unknown" in decision.reasons[0]
+            return decision.plan
+
+        assert taken() == after
+        assert taken(work=usual_work()) == taken(equal=False) == taken(free=[GIB] * before.ranks) == before
+        assert taken(model=replace(FLUX, whole_batches=True)) == (after if weights == "sharded" else before)
 
 
 @given(st.integers(1, MAX_RANKS), st.integers(1, 200), st.sampled_from([1, 2, 3, 24]), st.sampled_from(WEIGHTS))

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +67,39 @@ def later(tmp_path: Path) -> Counts:
     return Counts(KeptCounts(tmp_path / "deep" / "counts.json"))
 
 
-def test_a_later_process_finds_what_was_counted_and_what_cannot_be(
+def test_a_later_process_finds_what_was_counted_and_asks_again_what_could_not_be(
     tmp_path: Path, file: str, comfyui: ComfyUI, process: Process
 ) -> None:
     first = later(tmp_path).of(file, "float32", comfyui, found="")
     assert later(tmp_path).of(file, "float32", comfyui, found="") == first and process.asked == 1
     assert first.model.name == "model.safetensors" and first.model.filling is not None
-    for asked in (2, 2):
-        with pytest.raises(ValueError, match="no model"):
-            later(tmp_path).of(file, "torn", comfyui, found="")
+    for asked, dtype in ((2, "torn"), (3, "torn"), (4, "killed"), (5, "killed")):  # what was lacking may be there
+        with pytest.raises(ValueError, match="no model|its process ended"):
+            later(tmp_path).of(file, dtype, comfyui, found="")
         assert process.asked == asked
-    for asked in (3, 4):
-        with pytest.raises(NoAnswerError):
-            later(tmp_path).of(file, "killed", comfyui, found="")
-        assert process.asked == asked, "a process that ended says nothing of the file"
-    for asked in (5, 6):  # the user's plans may be others then
+    for asked in (6, 7):  # the user's plans may be others then
         later(tmp_path).of(file, "float32", comfyui)
         assert process.asked == asked
     Counts().of(file, "float32", comfyui, found="")
-    assert process.asked == 7, "one that keeps nothing"
+    assert process.asked == 8, "one that keeps nothing"
     assert os.listdir(tmp_path / "deep") == ["counts.json"]
+
+
+def test_what_cannot_be_told_of_sources_is_counted_and_not_kept(
+    tmp_path: Path, file: str, comfyui: ComfyUI, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside the link of an editor that holds a file, or with a torch that pip did not install."""
+    (link := Path(comfyui.path, "comfy", ".#model_base.py")).symlink_to("nobody@nowhere.1")
+    for asked in (1, 2):
+        assert later(tmp_path).of(file, "float32", comfyui, found="").model.filling and process.asked == asked
+    link.unlink()
+
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(kept_counts, "version", none)
+    assert later(tmp_path).of(file, "float32", comfyui, found="").model.filling and process.asked == 3
+    assert not (tmp_path / "deep").exists()
 
 
 def test_whatever_a_count_depends_on_has_it_counted_again(

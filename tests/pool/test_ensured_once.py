@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.errors import OutOfMemoryInRankError
+from parallel_runtime.errors import BESIDE_BLOCKS, OutOfMemoryInRankError
 from parallel_runtime.model_call import CallPlace, ModelCall
 from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
@@ -77,30 +77,20 @@ def test_what_changed_in_between_is_made_right_before_a_step(pool: Any, between:
     assert asked(pool, lambda: step(pool, CHANGE)) == {"STEP": 1}
 
 
-@pytest.mark.parametrize(
-    ("weights", "steps", "lean"),
-    [("sharded", 2, True), ("offloaded", 2, True), ("replicated", 2, False), ("sharded", 1, False)],
-    ids=["sharded", "offloaded", "whole weights", "the first step, beside which no block stays"],
-)
-def test_once_memory_ran_out_beside_blocks_that_may_stay_whole_none_does_until_the_workers_are_released(
-    pool: Any, weights: str, steps: int, lean: bool
+@pytest.mark.parametrize(("beside", "lean"), [(f" ({BESIDE_BLOCKS})", True), ("", False)])
+def test_once_memory_ran_out_beside_blocks_that_stay_whole_none_does_until_the_workers_are_released(
+    pool: Any, beside: str, lean: bool
 ) -> None:
-    plan = ParallelPlan(ulysses=2, weights=weights)
-
     def told() -> list[bool]:
-        return [bool(each.get("lean")) for op, body in requests(pool, once) if op is Op.STEP for each in body["calls"]]
+        steps = [body for op, body in requests(pool, lambda: step(pool, WeightDeltas())) if op is Op.STEP]
+        return [bool(each.get("lean")) for body in steps for each in body["calls"]]
 
-    def once() -> None:
-        step(pool, WeightDeltas(), plan=plan)
-
-    for _ in range(steps - 1):
-        once()
     with pytest.raises(OutOfMemoryInRankError):
-        run_step(pool, plan=plan, faults={1: [["fail", "memory", "CUDA out of memory"]]})
-    once()
+        run_step(pool, plan=PLAN, faults={1: [["fail", "memory", f"CUDA out of memory{beside}"]]})
+    step(pool, WeightDeltas())
     assert told() == [lean]
     pool.close()
-    once()
+    step(pool, WeightDeltas())
     assert told() == [False]
 
 

@@ -160,6 +160,8 @@ def test_a_step_has_the_form_of_those_that_take_as_much_and_some_keep_no_blocks(
     assert len({usual[0], *(each for each, _ in others)}) == 7 and all(wanted for _, wanted in others)
     for lean in (form(lean=True), form(plan="pipefusion=2")):
         assert not lean[1]
+    rank.model.kept = "something"  # type: ignore[assignment]
+    assert not form()[1], "a class that keeps something looks at what is free"
     rank.end_step()
     assert told[-1] == ("end", False)
 

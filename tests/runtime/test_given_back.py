@@ -16,6 +16,7 @@ from host.tiny_hosted import call
 from models.keeper import PLAN, Keeper
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.errors import BESIDE_BLOCKS
 from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
@@ -132,6 +133,22 @@ def test_whole_blocks_go_with_any_request_that_is_no_run_of_their_model_and_thei
     ):  # the rest is not what is asked about
         engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
     assert happened[:2] == ([] if stay else ["dropped", "given back"])
+
+
+@pytest.mark.parametrize(("stay", "raised"), [(5, RuntimeError("no memory")), (None, RuntimeError("no memory"))])
+def test_an_error_says_that_blocks_stayed_whole_beside_what_failed(stay: int | None, raised: RuntimeError) -> None:
+    engine: Any = Engine(rank=0, device=torch.device("cpu"), segments=table())
+
+    def step(*_: object, **__: object) -> None:
+        raise raised
+
+    engine._step = step
+    shards = SimpleNamespace(staying_bytes=stay or 0)
+    engine.models[7] = SimpleNamespace(weights=SimpleNamespace(shards=shards), end_run=nothing)
+    with pytest.raises(RuntimeError, match="no memory") as told:
+        request = Step(model=7, **STEP)
+        engine.handle(Message(Op.STEP, 0, 1, 1, request), progress=nothing, cancelled=nothing, beat=nothing)
+    assert (BESIDE_BLOCKS in str(told.value)) == bool(stay) and told.value is raised
 
 
 def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say() -> None:

@@ -29,7 +29,7 @@ from ....parallel_runtime.planner.machine import whole_bytes
 from ....parallel_runtime.planner.work import Work
 from ....parallel_runtime.report.build import plan_part
 from ....parallel_runtime.report.compare import suggestion
-from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, comfy
+from ..contract.comfyui import ModelPatcher, WrapperExecutor, WrappersMP, check_cancelled, comfy
 from ..contract.refusals import check_controlnets, check_skipped_layers, have_controlnet
 from ..contract.version import refuse_off
 from ..panel.live_times import LIVE
@@ -269,6 +269,9 @@ def with_context(
         run.graphs_under = decision.plan
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     run.controlled = have_controlnet(guider.conds)
+    run.lean = run.controlled or any(
+        isinstance(each, ModelPatcher) and not isinstance(each, RemotePatcher) for each in vars(guider).values()
+    )
     kind = type(patcher.model.diffusion_model)
     check_skipped_layers(kind, patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)

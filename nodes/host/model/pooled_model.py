@@ -18,7 +18,7 @@ from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.models.specs.found import Found, to_text
-from ....parallel_runtime.plan import Layout, ParallelPlan
+from ....parallel_runtime.plan import WEIGHTS, Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import ANY_GPU
 from ....parallel_runtime.planner.choose import GRAPHS_LEAVE
 from ....parallel_runtime.planner.counted import CountedModel
@@ -242,18 +242,19 @@ class PooledModel:
     def give_back(self, device: torch.device, *, graphs: bool = False) -> None:
         """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, but
         `graphs` of blocks, for the next run, where enough is free or no rank is on that GPU; and what a class kept
-        between calls is freed on every rank.
+        between calls, and blocks of spread weights that are whole, is freed on every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
         """
         shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
-        graphs = graphs and any(rank.kind != "cpu" for rank in self.devices)
-        if not (shared or self.keeps_state or graphs) or not self.started:
+        on_gpus = any(rank.kind != "cpu" for rank in self.devices)
+        graphs, keeps = graphs and on_gpus, self.keeps_state or (on_gpus and self.plan.weights != WEIGHTS[0])
+        if not (shared or keeps or graphs) or not self.started:
             return
         try:
             graphs = graphs and (not shared or self._has_room_for_graphs(device))
-            self.pool.give_back(shared, of_run=self.keeps_state, graphs=graphs)
+            self.pool.give_back(shared, of_run=keeps, graphs=graphs)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 

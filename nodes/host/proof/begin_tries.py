@@ -75,7 +75,7 @@ class Tunable:
         if not self.tries:
             return "tries is off in SP Config, so no run would take what is found; set it to auto"
         if self.choose_again is not None:
-            return ""
+            return "" if self.decision.table else UNKNOWN
         if not self.decision.automatic:
             return "SP Config's mode is manual, so its plan always runs; set mode to auto"
         if self.decision.plan.ranks == 1:

@@ -84,7 +84,8 @@ class RunContext:
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
     make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
-    `controlled`: with a ControlNet, which computes in this process. `written`: what nodes wrote into the MODEL, with
+    `controlled`: with a ControlNet, which computes in this process; `lean`: that, or another MODEL, does so within a
+    step, so ranks leave memory for it. `written`: what nodes wrote into the MODEL, with
     the node that did. `late`: the callback of the step before, which
     is called once the next request is under way.
     """
@@ -112,6 +113,7 @@ class RunContext:
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     controlled: bool = False
+    lean: bool = False
     written: "Written | None" = None
     late: "LateCallback | None" = None
     steps: int = 1
@@ -281,7 +283,7 @@ class RunContext:
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),
             **({"attention": self.attention} if self.attention else {}),
-            **({"lean": True} if self.controlled else {}),
+            **({"lean": True} if self.lean else {}),
             **({} if self.exchange == EXACT else {"exchange": self.exchange}),
         }
 

@@ -403,7 +403,10 @@ held = plans.ParallelPlan(ring=2)
 assert several.plan_of_run(FLUX.model, work, held) == replace(DECISION, automatic=True)
 assert asks[-1] == ((FLUX.model, work, [2000, 2000], "rates"), {"held": held, "blocks_stay": True})
 choice._constants = lambda devices: None
-unknown = decisions.Decision(plan=held, automatic=True, work=work, model=FLUX.model)
-assert several.plan_of_run(FLUX.model, work, held) == unknown
-guided = several.plan_of_run(FLUX.model, replace(work, guided=True), held)
-assert guided.plan == plans.ParallelPlan(cfg=2) and guided.automatic
+known, wide = several.plan_of_run(FLUX.model, work, held), replace(work, guided=True)
+assert (known.plan, known.work, known.model, known.automatic) == (held, work, FLUX.model, True)
+choice.whole_bytes = lambda devices: [10**12] * len(devices)
+told = [replace(several, shares=shares).plan_of_run(FLUX.model, wide, held).plan for shares in (None, (), (2, 1))]
+assert told == [plans.ParallelPlan(cfg=2), plans.ParallelPlan(cfg=2), held], "the sides are equal"
+choice.kinds_here = lambda devices: ["a card", "another"]
+assert several.plan_of_run(FLUX.model, wide, held).plan == held

@@ -81,10 +81,10 @@ class Choice:
     @property
     def speedup(self) -> float | None:
         """How many times as fast as one device, None where one is taken or the model does not fit on one."""
-        single = next((row for row in self.table if row.plan == ParallelPlan() and row.fits), None)
-        if self.chosen is None or single is None or self.chosen.plan.ranks == 1:
+        single = _on_one_device(self.table)
+        if self.chosen is None or single is None or not single.fits or self.chosen.plan.ranks == 1:
             return None
-        return single.prompt_s / self.chosen.prompt_s
+        return single.run_s / self.chosen.run_s
 
 
 def choose_plan(
@@ -232,6 +232,14 @@ def _best(rows: list[Prediction]) -> Prediction:
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
 
 
+def _on_one_device(table: Sequence[Prediction]) -> Prediction | None:
+    """The quickest that fits; where none does, that with whole weights."""
+    fitting = [row for row in table if row.plan.ranks == 1 and row.fits]
+    return min(fitting, key=lambda row: row.prompt_s, default=None) or next(
+        (row for row in table if row.plan == ParallelPlan()), None
+    )
+
+
 def _of_machines(chosen: Prediction, table: Sequence[Prediction], calibration: Calibration) -> list[str]:
     """Whether further machines pay, and over which link."""
     if calibration.between is None or len(calibration.machines) < 2:
@@ -268,8 +276,8 @@ def _reasons(
                 f"one device is better here: the best plan on more, {more.plan.name}, would be "
                 f"{chosen.prompt_s / more.prompt_s:.2f}x as fast, limited by {more.cost.bound}"
             )
-    elif (single := next((row for row in table if row.plan == ParallelPlan()), None)) is not None:
-        gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
+    elif (single := _on_one_device(table)) is not None:
+        gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
         reasons.append(gain if single.fits else f"{gain}, where it does not fit")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:

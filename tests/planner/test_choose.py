@@ -54,6 +54,8 @@ def test_what_cards_have_room_for_stays_whole_and_the_rest_alone_is_gathered() -
     assert not small.chosen.staying and not any("stay whole" in reason for reason in small.reasons)
     off = choose_plan(FLUX, LARGE, [24 * GIB] * 4, cards, weights=("sharded",), blocks_stay=False)
     assert not any(row.staying for row in off.table)
+    alone = next(row for row in choice.table if row.plan == ParallelPlan(weights="offloaded"))
+    assert choice.speedup == alone.run_s / chosen.run_s < 4, "one card is told as it would be run"
     none = replace(FLUX, block_bytes=())
     assert choose_plan(none, LARGE, [80 * GIB], known_calibration("H100")).plan == ParallelPlan(), "nothing to spread"
     for gib, plan in ((80, "ulysses=4"), (24, "pipefusion=4")):

@@ -31,6 +31,7 @@ PLANS = (
 FREEING = Trial(plan="pipefusion=2,ulysses=2", before=PLANS)
 BY_GRAPHS = {name: Trial(plan="ulysses=2", graphs=name) for name in CHAPTERS}
 GRAPHS_OF_FOUR = Trial(plan="cfg=2,ulysses=2", graphs="groups_end")
+ROOM = "self._rooms.pop(path).copy_(received)"
 LEFT_OUT, FIRST = "pass", '[name]), torch.device("cuda:0")'
 COMPUTING, OTHER_ORDER = "record(torch.cuda.default_stream())", "key in groups[:: dist.get_rank() % 2 or -1]"
 
@@ -73,7 +74,7 @@ MISTAKES = (
     Mistake("computing does not wait for weights", OFFLOADED, "unit_feed.py", ".wait_stream(self._stream)", ""),
     Mistake("weights do not wait for computing", OFFLOADED, "unit_feed.py", "self._stream.wait_stream(", "str("),
     Mistake("weights come into the buffer in use", OFFLOADED, "unit_feed.py", "position % 2", "0"),
-    Mistake("a block that stays whole is a buffer's", SHARDED, "block_shards.py", ".copy_(received)", " and received"),
+    Mistake("a block that stays whole is a buffer's", SHARDED, "block_shards.py", ROOM, f"({ROOM}, received)[1]"),
     Mistake("a gather of weights is not waited for", SHARDED, "unit_feed.py", "gather.wait()", LEFT_OUT),
     Mistake("one half of a gather is not waited for", SHARDED, "collectives.py", "work.wait()  #", "pass  #"),
     Mistake("a preview's copy does not wait for its step", MASKED, "pinned.py", "self._stream.wait_stream(", "str("),

@@ -44,7 +44,6 @@ WEIGHTS = ("replicated", "sharded", "offloaded")
 PIPELINE_KEYS = ("patches", "warmup_steps")
 KEYS = (*AXES, "weights", *PIPELINE_KEYS, "shares")
 MOST_SHARE = 1000
-LEFT_PART, LEFT_BYTES = 1 / 16, 3 << 29
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,11 +374,6 @@ def refuse_unfit_machines(plan: ParallelPlan, ranks_by_machine: Sequence[int]) -
             f"{' + '.join(map(str, ranks_by_machine))} ranks; use ulysses={max(fitting)}, and ring, cfg, data or "
             "pipefusion between machines"
         )
-
-
-def left_to_others(total: float) -> int:
-    """Bytes of a device's `total` that are not for blocks which stay whole, of sharded or offloaded weights."""
-    return round(max(LEFT_PART * total, LEFT_BYTES))
 
 
 def stages_error(stages: int, num_blocks: int) -> str | None:

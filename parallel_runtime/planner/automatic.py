@@ -4,9 +4,10 @@ Owns auto's rule. The devices are what the user offers. GPUs: the plan predicted
 that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. That settles where the
 weights lie, before anybody knows the image. Each sampling run then has the quickest plan for what it really samples
 (`plan_of_run`), among those that the weights serve as they lie. GPUs of unknown speed: all of them (`auto_plan`), with
-the first kind of weights that fits, and prompt and negative on ranks of their own (`sides_apart`). Ranks on the CPU are
-weighed as GPUs are once `doctor --calibrate` measured them; before, all of them run, since no user names several by
-accident, with weights as asked. Pure: devices, free memory and constants are given, nothing is asked or started.
+the first kind of weights that fits; where they are of one kind, prompt and negative on ranks of their own
+(`sides_apart`). Ranks on the CPU are weighed as GPUs are once `doctor --calibrate` measured them; before, all of them
+run, since no user names several by accident, with weights as asked. Pure: devices, free memory and constants are given,
+nothing is asked or started.
 """
 
 import math

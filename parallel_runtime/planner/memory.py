@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
-from ..plan import AXES, WEIGHTS, ParallelPlan, left_to_others
+from ..plan import AXES, WEIGHTS, ParallelPlan
 from .cost import rows_per_group
 from .counted import CountedModel, amounts_of, kept_by_class, kept_by_step_cache, kept_bytes_of
 from .hardware import Rates
@@ -25,6 +25,8 @@ CUDA_CONTEXT_BYTES = 700 * 2**20
 NCCL_BYTES = 128 * 2**20
 COMMUNICATOR_BYTES = 16 * 2**20
 CONNECTION_BYTES = 4 * 9 * 2**20
+# Of a device, for previews and other processes while blocks stay whole; chosen, not measured.
+LEFT_PART, LEFT_BYTES = 1 / 16, 3 << 29
 CPU_RUNTIME_BYTES = 350 * 2**20
 # Of a CUDA graph of each block, by design and not yet measured on our own.
 GRAPH_NODE_BYTES = 10 * 2**10  # the driver's, of an operation
@@ -102,6 +104,11 @@ def memory_of(
         shared=round(shared),
         graphs=graph_bytes(model, work, plan) if rates.asynchronous and plan.takes_graphs else 0,
     )
+
+
+def left_to_others(total: float) -> int:
+    """Bytes of a device's `total` that are not for blocks which stay whole, of sharded or offloaded weights."""
+    return round(max(LEFT_PART * total, LEFT_BYTES))
 
 
 def staying_part(model: CountedModel, plan: ParallelPlan, memory: PlannedMemory, rates: Rates, *, free: float) -> float:

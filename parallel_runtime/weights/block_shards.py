@@ -26,7 +26,7 @@ from .unit_layout import UnitLayout
 
 META = torch.device("meta")
 LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
-GOLDEN = (5**0.5 - 1) / 2
+GOLDEN = (5**0.5 - 1) / 2  # of a circle: so many steps on, the next place lies in the widest gap
 
 
 class Unit:
@@ -150,8 +150,8 @@ class BlockShards:
 
     @property
     def staying(self) -> int:
-        """A number that tells which blocks stay whole, or will, from others; 0: none."""
-        return zlib.crc32("|".join(",".join(sorted(each)) for each in (self._staying, self._rooms)).strip("|").encode())
+        """A number that tells which blocks stay whole, and which will, from others."""
+        return zlib.crc32("|".join(",".join(sorted(each)) for each in (self._staying, self._rooms)).encode())
 
     def most_staying(self, num_bytes: int) -> int:
         """How many blocks can stay whole in so many bytes, those counted that do. What this rank has of another block

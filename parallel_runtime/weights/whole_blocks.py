@@ -13,40 +13,17 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from ..parallel.collectives import Axis, Traffic
-from ..plan import left_to_others
+from ..planner.memory import left_to_others
 from ..rank_environment import blocks_may_stay
 from .block_shards import BlockShards
+from .device_memory import DeviceMemory, device_memory, empty_cache
 
 FORMS = 32  # of steps, of which it is known what they take
-TURNS = 8
-
-
-class DeviceMemory(NamedTuple):
-    """Bytes of a device: free for any process, taken by torch in this one and by its tensors, and all."""
-
-    free: int
-    reserved: int
-    allocated: int
-    total: int
-
-
-def memory_of_device(device: torch.device) -> DeviceMemory | None:
-    """What is free on a GPU; None for the CPU, whose memory is every rank's and ComfyUI's."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(free, torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device), total)
-
-
-def give_back_cached(device: torch.device) -> None:
-    """Have torch take no more of a GPU than its tensors do."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+TURNS = 8  # steps, of which each leaves room for the largest: prompt and negative may be asked by themselves
 
 
 class WholeBlocks:
@@ -59,7 +36,7 @@ class WholeBlocks:
         device: torch.device,
         *,
         environment: Mapping[str, str] = os.environ,
-        memory: Callable[[torch.device], DeviceMemory | None] = memory_of_device,
+        memory: Callable[[torch.device], DeviceMemory | None] = device_memory,
     ) -> None:
         self._shards, self._device, self._memory = shards, device, memory
         self._group = replace(group, traffic=Traffic(show_waiting=group.traffic.show_waiting))  # not counted
@@ -96,15 +73,15 @@ class WholeBlocks:
         alike = len({staying for _, staying in said}) == 1  # unless some were asked for their memory
         self._shards.keep(self._with_rooms(min(count for count, _ in said)) if alike else 0)
         if not known and not self._shards.staying_bytes:
-            give_back_cached(self._device)
+            empty_cache(self._device)
             now = self._memory(self._device) or memory
             self._measured = form, now.allocated
 
     def end(self) -> None:
         """The step has ended, on the host."""
-        memory = self._memory(self._device)
+        memory = None if self._measured is None else self._memory(self._device)
         if self._shards.take_freed():
-            give_back_cached(self._device)
+            empty_cache(self._device)
         if self._measured is None or memory is None:
             return
         (form, held), self._measured = self._measured, None
@@ -125,7 +102,7 @@ class WholeBlocks:
         """For how many of so many blocks every rank has room; all ranks have the same ones already."""
         if not self._shards.lack_rooms(count):
             return count
-        give_back_cached(self._device)  # so that none of what a step computes in is cut up
+        empty_cache(self._device)  # so that none of what a step computes in is cut up
         made = self._shards.make_rooms(count)
         if made < count:
             self._most = made

@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from ..choices import choice_for, choice_of
-from ..errors import BESIDE_BLOCKS, RequestCancelledError
 from ..models.hosted.compiled import CompiledRun
 from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
@@ -95,26 +94,9 @@ class Engine:
     ) -> object:
         """Do what the message asks and return the reply that its request names. Raises what goes wrong.
 
-        Of errors beside blocks that stay whole the text says so: without them there may be memory.
-
         All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
         not serve these.
         """
-        try:
-            return self._handle(message, progress=progress, cancelled=cancelled, beat=beat)
-        except RuntimeError as error:
-            if self.models.staying_bytes and not isinstance(error, RequestCancelledError):
-                error.args = (f"{error} ({BESIDE_BLOCKS})", *error.args[1:])
-            raise
-
-    def _handle(
-        self,
-        message: Message,
-        *,
-        progress: Callable[[Progress | Compiling], None],
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> object:
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
             self.models.switched = None  # it has switches of its own
@@ -131,10 +113,12 @@ class Engine:
         self.models.end_runs(but=request.model if isinstance(request, Step) else None)
         self.models.drop_whole_blocks(but=request.model if isinstance(request, Step | Sample | SetStrengths) else None)
         if isinstance(request, Step):
-            return self._step(request, message.tensors, progress=progress, beat=beat)
+            with self.models.telling_of_whole_blocks():
+                return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
-            return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
+            with self.models.telling_of_whole_blocks():
+                return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.plan is None else self.meshes[request.plan].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)

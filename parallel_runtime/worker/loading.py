@@ -5,19 +5,20 @@ Owns what must go for a model that comes. Which model a step runs is the engine'
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
 from ..checkpoint import ModelSpec
-from ..errors import RequestCancelledError
+from ..errors import BESIDE_BLOCKS, RequestCancelledError
 from ..exchange_groups import weight_groups
 from ..models.hosted.comfyui import what_was_imported
 from ..parallel.collectives import Axis
 from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
+from ..weights.device_memory import empty_cache
 from ..weights.host_memory import give_back_heap
 from ..wire.protocol import dtype_name
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
@@ -138,6 +139,16 @@ class LoadedModels(dict[int, HostedModel]):
         if self.staying_bytes != before:
             empty_cache(self._device)
 
+    @contextmanager
+    def telling_of_whole_blocks(self) -> Iterator[None]:
+        """Inside, an error beside blocks that stay whole says so: without them there may be memory."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.staying_bytes and not isinstance(error, RequestCancelledError):
+                error.args = (f"{error} ({BESIDE_BLOCKS})", *error.args[1:])
+            raise
+
     def drop(self, request: Unload) -> MemoryReply:
         """Free a model, if this rank has it."""
         self.pop(request.model, None)
@@ -174,15 +185,6 @@ class LoadedModels(dict[int, HostedModel]):
         gc.unfreeze()
         keep_from_collections()
         self.give_back()
-
-
-def empty_cache(device: torch.device) -> None:
-    """Have torch keep no free memory of a GPU, such as that of weights while they were merged in fp32.
-
-    It finds such memory again by itself; NCCL, cuBLAS and other processes do not.
-    """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def keep_from_collections() -> None:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from ..timing import wait_for_all
+from ..weights.device_memory import device_memory
 from ..wire.replies import MeasureReply
 
 RUNS = 5
@@ -56,9 +57,8 @@ def _gflops(device: torch.device) -> float:
 
 def _memory(device: torch.device) -> tuple[int, int]:
     """Free and total bytes."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+    if (gpu := device_memory(device)) is not None:
+        return gpu.free + gpu.reserved - gpu.allocated, gpu.total
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 

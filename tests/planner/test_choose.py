@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from parallel_runtime.exchange_formats import EXACT
-from parallel_runtime.plan import ParallelPlan, left_to_others
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import (
     EQUAL,
     HEADROOM,
@@ -23,7 +23,7 @@ from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.known import known_calibration, known_link
-from parallel_runtime.planner.memory import PlannedMemory
+from parallel_runtime.planner.memory import PlannedMemory, left_to_others
 from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model

@@ -85,9 +85,8 @@ class RunContext:
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
     make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
     `controlled`: with a ControlNet, which computes in this process; `lean`: that, or another MODEL, does so within a
-    step, so ranks leave memory for it. `written`: what nodes wrote into the MODEL, with
-    the node that did. `late`: the callback of the step before, which
-    is called once the next request is under way.
+    step, so ranks leave memory for it. `written`: what nodes wrote into the MODEL, with the node that did. `late`: the
+    callback of the step before, which is called once the next request is under way.
     """
 
     model: PooledModel

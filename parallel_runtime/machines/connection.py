@@ -17,6 +17,7 @@ repeats or leaves out one::
 All codes are HMAC-SHA256 (RFC 2104). Nothing is encrypted.
 """
 
+import errno
 import hmac
 import ipaddress
 import json
@@ -39,10 +40,16 @@ MAX_FRAME_BYTES = 64 * 1024
 LINK_LOCAL = re.compile(r"fe[89ab][0-9a-f]:|.*%", re.IGNORECASE)
 MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 16, 1024
 HOW_TO_MAKE = "(umask 077; openssl rand -hex 32 > FILE)"
+CLOSED = "it closed the connection"
 
 
 class TokenRefusedError(ValueError):
     """The other side has another token."""
+
+
+def in_words(error: OSError, before: str = "") -> str:
+    """Why a connection ended. One that is closed before all that was sent is read is reset, or its pipe is broken."""
+    return CLOSED if error.errno in (errno.ECONNRESET, errno.EPIPE) else before + (error.strerror or str(error))
 
 
 def read_token(path: str | os.PathLike[str]) -> bytes:

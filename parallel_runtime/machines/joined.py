@@ -31,7 +31,7 @@ from ..wire import nccl_segments
 from ..wire.kernel_calls import pidfd_open
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
-from .connection import GREETING, VERDICT, MachineChallenge, Session
+from .connection import CLOSED, GREETING, VERDICT, MachineChallenge, Session, in_words
 from .messages import (
     FROM_SERVER,
     MAX_LINES_CHARS,
@@ -166,7 +166,7 @@ def _exactly(sock: socket.socket, num_bytes: int, until: float) -> bytes:
     while len(come) < num_bytes:
         sock.settimeout(max(0.01, until - time.monotonic()))
         if not (data := sock.recv(num_bytes - len(come))):
-            raise ConnectionLostError("it closed the connection")
+            raise ConnectionLostError(CLOSED)
         come += data
     return come
 
@@ -187,7 +187,7 @@ class _Connection:
             try:
                 self.sock.sendall(self._session.frame(to_frame(message)))
             except OSError as error:
-                raise ConnectionLostError(f"it takes no message: {error.strerror or error}") from error
+                raise ConnectionLostError(in_words(error, "it takes no message: ")) from error
 
     def take(self) -> list[FromServer]:
         """What has come; waits at most CONNECT_S. Raises ConnectionLostError at the end, ProtocolError."""
@@ -197,9 +197,9 @@ class _Connection:
         try:
             data = self.sock.recv(1 << 16)
         except OSError as error:
-            raise ConnectionLostError(error.strerror or str(error)) from error
+            raise ConnectionLostError(in_words(error)) from error
         if not data:
-            raise ConnectionLostError("it closed the connection")
+            raise ConnectionLostError(CLOSED)
         return [from_frame(FROM_SERVER, frame) for frame in self._session.take(data)]
 
     def welcome(self) -> float:

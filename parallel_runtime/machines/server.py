@@ -24,10 +24,12 @@ from ..plan import MAX_RANKS
 from ..wire.protocol import ProtocolError
 from .connection import (
     ANSWER,
+    CLOSED,
     REFUSAL,
     ServerChallenge,
     Session,
     TokenRefusedError,
+    in_words,
     join_address,
     listen_address,
     split_address,
@@ -189,14 +191,14 @@ class MachineServer:
                 _send_whole(connection.sock, REFUSAL)
             self._refuse(connection, str(error))
         except (ProtocolError, OSError) as error:
-            reason = error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
+            reason = in_words(error) if isinstance(error, OSError) else str(error)
             self._drop(connection, reason)
 
     def _read(self, connection: _Connection) -> None:
         wanted = READ_BYTES if connection.session else ANSWER.size - len(connection.answer)
         data = connection.sock.recv(wanted)
         if not data:
-            raise ProtocolError("it closed the connection")
+            raise ProtocolError(CLOSED)
         if connection.session is None:
             connection.answer += data
             if len(connection.answer) < ANSWER.size:

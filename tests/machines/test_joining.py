@@ -15,6 +15,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -41,6 +42,7 @@ from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import (
     MAX_LINES_CHARS,
     MAX_NAME_CHARS,
+    Beat,
     FileIdentity,
     GenerationEnded,
     KillGeneration,
@@ -430,6 +432,21 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             member.run(not_told(listener))
         assert list(member._running) == [2]
         member.close()
+
+
+def test_a_connection_that_is_closed_before_all_is_read_is_said_to_be_closed():
+    """The system then says that it was reset, and of what is sent later that its pipe is broken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        connection = joined._Connection(sock, SimpleNamespace(frame=lambda _: b"a frame"))
+        with listener.accept()[0] as far:
+            connection.send(Beat())
+            assert select.select([far], [], [], 30)[0]
+        for what in (connection.take, lambda: connection.send(Beat()), lambda: connection.send(Beat())):
+            with pytest.raises(joined.ConnectionLostError, match="^it closed the connection$"):
+                what()
+        connection.sock = mock.Mock(sendall=mock.Mock(side_effect=TimeoutError("timed out")))
+        with pytest.raises(joined.ConnectionLostError, match="^it takes no message: timed out$"):
+            connection.send(Beat())
 
 
 def test_an_ipv4_address_that_is_written_as_ipv6_is_listened_on_as_what_it_is():

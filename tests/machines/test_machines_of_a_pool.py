@@ -5,12 +5,14 @@ No process is started; that machines do what is said here is test_joining.py's a
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ from parallel_runtime.machines.connection import (
     split_address,
 )
 from parallel_runtime.machines.files import find, identify
-from parallel_runtime.machines.machine import MAX_ENDED, MAX_FILES, MAX_UNSENT_BYTES, Machine
+from parallel_runtime.machines.machine import MAX_ENDED, MAX_FILES, MAX_UNSENT_BYTES, Lost, Machine
 from parallel_runtime.machines.messages import FileIdentity, FoundFile, GenerationEnded, Introduction, Versions
 from parallel_runtime.machines.server import MachineServer, Offer
 from parallel_runtime.machines.versions import difference
@@ -396,6 +398,21 @@ def test_a_machine_is_shown_life_and_given_up_once_it_is_silent(beside: Any) -> 
     beside.now_s += 0.1
     with pytest.raises(ProtocolError, match="it did not prove itself within"):
         beside._tick(stranger)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "it closed the connection"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "it closed the connection"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
+        (BrokenPipeError("it takes no message"), "it takes no message"),
+    ],
+)
+def test_why_a_machine_is_lost_is_said_in_words(beside: Any, error: OSError, said: str) -> None:
+    there = come(beside, "shelf")
+    beside._guarded(there, mock.Mock(side_effect=error))
+    assert there.machine.lost == Lost(said)
 
 
 def test_a_refusal_is_remembered_once_and_what_a_socket_does_not_take_whole_ends_a_connection(beside: Any) -> None:

@@ -49,11 +49,13 @@ def run(script: str, arguments: list[str]) -> None:
 
 def run_in_fork(script: str, arguments: list[str]) -> tuple[int, str, str]:
     """The exit code of the script, what it printed, and its errors."""
-    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+    files = (tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+"), tempfile.TemporaryDirectory())
+    with files[0] as printed, files[1] as errors, files[2] as folder:
         pid = os.fork()
         if pid == 0:
             os.dup2(printed.fileno(), 1)
             os.dup2(errors.fileno(), 2)
+            tempfile.tempdir = os.environ["TMPDIR"] = folder  # a script does not tidy up: it ends by `_exit`
             status = 1
             try:
                 run(script, arguments)

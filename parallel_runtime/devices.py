@@ -3,12 +3,16 @@
 Owns names and counts of devices. Starts nothing and allocates nothing on them.
 """
 
+import errno
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from .kernel_calls import pidfd_open
 from .plan import MAX_RANKS
 
 STOCK_NODES = "use ComfyUI's own nodes here; on Windows, docs/recipes.md says what to try"
@@ -19,7 +23,17 @@ _COUNT = re.compile(r"[+-]?[0-9]{1,9}")
 def missing_system() -> str | None:
     """Why no worker can run on this system, None where they can: memfds, pidfds and sealed memory are Linux's."""
     system: str = sys.platform
-    return None if system == "linux" else f"workers need Linux, this is {system}"
+    return _missing_call() if system == "linux" else f"workers need Linux, this is {system}"
+
+
+@cache
+def _missing_call() -> str | None:
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # an old kernel, or a container's filter
+            return f"workers need Linux 5.4 or newer, and a container that allows pidfd_open ({error.strerror})"
+    return None
 
 
 @dataclass(frozen=True, order=True)

@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/shares", "runtime/exchange_formats"),
     ("runtime/plan",),
     ("runtime/models/specs",),
-    ("runtime/daemon_futures", "runtime/errors", "runtime/redact_paths", "runtime/user_files"),
+    ("runtime/daemon_futures", "runtime/errors", "runtime/kernel_calls", "runtime/redact_paths", "runtime/user_files"),
     ("runtime/__init__",),
 )
 ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of their own: nodes import none of them

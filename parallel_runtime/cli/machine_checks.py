@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from ..devices import missing_system
 from ..pool.known_errors import MORE_ROOM
 from ..wire.nccl_segments import FOLDER, Leftover
 from .check import Check
@@ -54,11 +55,13 @@ def _others() -> list[Callable[[], Check]]:
 
 
 def _check_system() -> Check:
+    elsewhere = "workers run on Linux only; on Windows, docs/recipes.md says what to try"
+    missing = missing_system()
     return Check(
         name="system",
-        ok=sys.platform == "linux",
+        ok=missing is None,
         seen=f"{platform.system()} {platform.release()}",
-        remedy="workers run on Linux only; on Windows, docs/recipes.md says what to try",
+        remedy=missing if missing and sys.platform == "linux" else elsewhere,
     )
 
 
@@ -89,7 +92,7 @@ def _check_shared_memory() -> Check:
         _, descriptor = Segment.create(1 << 20)
         os.close(descriptor)
     except (OSError, AttributeError) as error:
-        return Check(name="shared memory", ok=False, seen=f"no sealed memfd: {error}", remedy="use Linux 3.17 or newer")
+        return Check(name="shared memory", ok=False, seen=f"no sealed memfd: {error}", remedy="use Linux 5.4 or newer")
     return Check(name="shared memory", ok=True, seen="sealed memfd works")
 
 

@@ -27,8 +27,8 @@ from typing import NoReturn
 
 import psutil
 
+from ..kernel_calls import pidfd_open
 from ..wire import nccl_segments
-from ..wire.kernel_calls import pidfd_open
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
 from .connection import CLOSED, GREETING, VERDICT, MachineChallenge, Session, in_words

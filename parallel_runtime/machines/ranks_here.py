@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..kernel_calls import P_PIDFD, pidfd_open
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.kernel_calls import P_PIDFD, pidfd_open
 from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by, memory_kills
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
@@ -141,7 +141,8 @@ class RanksHere:
         message, _ = received
         if message.op is Op.HELLO:
             rank.pid = from_body(Hello, message.body, message.op.name).pid
-            rank.pidfd = pidfd_open(rank.pid)
+            with suppress(ProcessLookupError):  # it has ended; what it said of that follows
+                rank.pidfd = pidfd_open(rank.pid)
             rank.work = ProcessWork(rank.pid)
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends

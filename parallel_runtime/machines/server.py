@@ -167,7 +167,9 @@ class MachineServer:
     def _accept(self, _: object) -> None:
         try:
             sock, (host, port, *_rest) = self._listener.accept()
-        except OSError:  # it has gone already, or we have no descriptor left for it
+        except OSError as error:  # it has gone already, or we have no descriptor left for it
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(TICK_S)  # it waits, so `select` does not
             return
         sock.setblocking(False)
         strangers = [each for each in self._connections if each.machine is None]
@@ -229,6 +231,8 @@ class MachineServer:
             return
         connection.machine = Machine(message, connection.address, session, here=self.host, wake=self._wake)
         _send_whole(connection.sock, session.frame(to_frame(Welcome(self.silence_s))))
+        others = (line for line in self.refusals if not line.startswith(f"{connection.host}: "))
+        self.refusals = deque(others, MAX_REFUSALS)
         with self._changed:
             self._machines += (connection.machine,)
             self._changed.notify_all()

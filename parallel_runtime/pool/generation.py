@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
+from ..kernel_calls import MFD_CLOEXEC, memfd_create
 from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
 from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
-from ..wire.kernel_calls import MFD_CLOEXEC, memfd_create
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Memory, MemoryReply, Progress, RankError, Ready

@@ -77,6 +77,7 @@ class HeldVae:
         """Have the VAE on every rank, in place of any other. Given up, no rank counts as having it; `free` is due."""
         if self._held is not None and self._held[0] == vae.key:
             return Held(self._held[1], 0.0)
+        self.free(check)
         began, handle = time.perf_counter(), next(self._handles)
         batches = list(_batches(vae.tensors))
         for number, names in enumerate(batches):
@@ -91,7 +92,7 @@ class HeldVae:
                 flags=dict(vae.flags),
             )
             placed = self._generation.arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
-            self._held, self.partly_held = None, handle  # from here on, as ranks let go of what they had
+            self.partly_held = handle
             self._generation.ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
         self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)

@@ -96,13 +96,14 @@ class HeldWeights:
         budget_bytes: int | None,
     ) -> None:
         self._held: OrderedDict[Key, HeldModel] = OrderedDict()
+        self._listed: tuple[HeldModel, ...] = ()  # the same, for other threads
         self._generation, self._handles = generation, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
         # Models that some of so many ranks may hold and others not: cancelled or evicted.
         self.partly_held: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[HeldModel]:
-        return iter(list(self._held.values()))
+        return iter(self._listed)
 
     def find(self, spec: ModelSpec, layout: Layout) -> HeldModel | None:
         """The model in a layout of this kind, on however many ranks."""
@@ -169,7 +170,7 @@ class HeldWeights:
         """Free the model in layouts of this kind, or in all; nothing when it is not there."""
         for model in self:
             if model.spec == spec and (layout is None or model.layout.kind == layout.kind):
-                del self._held[model.key]
+                self._let_go(model.handle, model.layout)
                 self._free(model.handle, check, num_ranks=model.layout.ranks)
 
     def apply_deltas(self, model: HeldModel, deltas: WeightDeltas, check: Check) -> None:
@@ -220,12 +221,14 @@ class HeldWeights:
         """Hold the model, or note that it is used now."""
         self._held[model.key] = model
         self._held.move_to_end(model.key)
+        self._listed = tuple(self._held.values())
 
     def _let_go(self, handle: int, layout: Layout) -> None:
         """Hold a model no more that some ranks may hold still; the next request frees it there."""
         for model in self:
             if model.handle == handle:
                 del self._held[model.key]
+        self._listed = tuple(self._held.values())
         self.partly_held[handle] = layout.ranks
 
     def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from ..devices import numbered_uuid
+from ..kernel_calls import P_PIDFD, pidfd_open
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
-from ..wire.kernel_calls import P_PIDFD, pidfd_open
 from ..wire.processes import Output, ProcessWork, is_stopped, killed_by, memory_kills
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken

@@ -30,8 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..plan import MAX_RANKS
-from .kernel_calls import (
+from ..kernel_calls import (
     F_ADD_SEALS,
     F_GET_SEALS,
     F_SEAL_GROW,
@@ -41,6 +40,7 @@ from .kernel_calls import (
     MFD_CLOEXEC,
     memfd_create,
 )
+from ..plan import MAX_RANKS
 from .protocol import MAX_MESSAGE_BYTES, MAX_SEGMENT_BYTES, Message, ProtocolError, TensorSpec, decode, encode
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import select
 import signal
 import threading
 
-from .kernel_calls import pidfd_open
+from ..kernel_calls import pidfd_open
 
 
 def arm(pipe_fd: int, parent_pid: int) -> None:

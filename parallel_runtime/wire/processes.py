@@ -75,12 +75,12 @@ class ProcessWork:
 
 
 def _work(pid: int) -> tuple[str, ...]:
-    """Its page faults, its clock ticks on processors, the bytes that it has read (proc(5)); () when there is none."""
-    with suppress(OSError):
-        read = Path(f"/proc/{pid}/io").read_text(encoding="ascii").partition("\n")[0]
-        faults_and_ticks = slice(7, 15)
-        return (read, *_stat(pid)[faults_and_ticks])
-    return ()
+    """Its page faults, its clock ticks on processors, the bytes that it has read where the system tells (proc(5)); ()
+    when there is none."""
+    faults_and_ticks, read = _stat(pid)[7:15], []
+    with suppress(OSError):  # some kernels do not count it, and some containers do not say
+        read = [Path(f"/proc/{pid}/io").read_text(encoding="ascii").partition("\n")[0]]
+    return (*read, *faults_and_ticks)
 
 
 def _stat(pid: int) -> list[str]:

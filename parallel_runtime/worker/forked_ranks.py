@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from ..errors import in_one_line, note_module
+from ..kernel_calls import MFD_CLOEXEC, memfd_create
 from ..models.hosted.hooks import SharedModel
 from ..models.specs.spec import ShardingSpec
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..proof import finite, relative_error
-from ..wire.kernel_calls import MFD_CLOEXEC, memfd_create
 from .own_tokens import OwnTokens
 
 LONGEST_S = 300.0  # that ranks may take for all calls

@@ -415,10 +415,25 @@ def test_why_a_machine_is_lost_is_said_in_words(beside: Any, error: OSError, sai
     assert there.machine.lost == Lost(said)
 
 
+def test_without_a_descriptor_for_a_machine_that_joins_the_server_waits(
+    beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+    monkeypatch.setattr(server, "time", SimpleNamespace(sleep=waited.append))
+    for number, times in ((errno.ECONNABORTED, 0), (errno.EMFILE, 1), (errno.ENFILE, 2)):
+        beside._listener = mock.Mock(accept=mock.Mock(side_effect=OSError(number, os.strerror(number))))
+        beside._accept(None)
+        assert len(waited) == times and not beside._connections
+
+
 def test_a_refusal_is_remembered_once_and_what_a_socket_does_not_take_whole_ends_a_connection(beside: Any) -> None:
     for name in ("shelf", "shelf"):
         come(beside, name, versions=Versions("9", "2"))
     assert len(beside.refusals) == 1
+    come(beside, "attic", host="10.0.0.3")
+    assert len(beside.refusals) == 1
+    come(beside, "shelf")
+    assert not beside.refusals, "it is there now"
     server._send_whole(Socket(3), b"abc")  # type: ignore[arg-type]
     with pytest.raises(BrokenPipeError, match="it takes no message"):
         server._send_whole(Socket(2), b"abc")  # type: ignore[arg-type]

@@ -281,6 +281,10 @@ def test_a_rank_that_ends_is_told_of_unless_it_was_asked_to_or_has_said_why(here
         here._end(index)
     assert here._link.taken() == []
     os.close(here._ranks[0].pidfd)
+    here.ends[0].send(message(Op.HELLO, {"pid": process.pid, "version": "1"}, request=0))
+    here.ends[0].send(message(Op.ERROR, {"kind": "y"}, rank=2, request=0))
+    assert here._hear(0) and here._hear(0), "it ended before it was heard, and has said why"
+    assert [decode(data).op for _, data, *_ in here._link.taken()] == [Op.HELLO, Op.ERROR]
 
 
 def test_what_comes_for_a_rank_that_is_gone_keeps_nobody_from_saying_how_it_ended(

@@ -13,9 +13,9 @@ import pytest
 import torch
 from descriptors import open_descriptors
 
+from parallel_runtime.kernel_calls import pidfd_open
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
-from parallel_runtime.wire.kernel_calls import pidfd_open
 from parallel_runtime.wire.protocol import (
     DTYPE_BYTES,
     MAX_MESSAGE_BYTES,

@@ -51,6 +51,18 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     assert len(error.detail) < 10_000
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_process_gets_on_as_it_computes_also_where_the_system_does_not_tell_what_it_reads(monkeypatch, told):
+    if not told:
+        monkeypatch.setattr(processes, "Path", lambda _: SimpleNamespace(read_text=lambda **_: os.stat("/nowhere")))
+    ticks = ["S", *map(str, range(20))]
+    monkeypatch.setattr(processes, "_stat", lambda _: ticks)
+    work = processes.ProcessWork(os.getpid())
+    assert work.gets_on()
+    ticks[11] = "computed"
+    assert work.gets_on()
+
+
 @pytest.mark.parametrize(
     ("action", "cause"),
     [

@@ -78,6 +78,7 @@ class Generation:
 
     def ask(self, request: Any, check: Any, specs: Any = (), **told: Any) -> Any:
         ranks = told.get("num_ranks", 2)
+        check()
         self.asked.append((request, ranks))
         answer = self.answers.get(type(request), lambda rank: MemoryReply(memory=MEMORY))
         if isinstance(answer, Exception):
@@ -91,6 +92,11 @@ class Generation:
         """What was asked since this was called last."""
         found, self.asked = [request for request, _ in self.asked], []
         return found
+
+
+def cancelled() -> None:
+    """As a user's Cancel is told."""
+    raise InterruptedError
 
 
 def test_a_vae_is_brought_once_in_the_place_of_another_and_freed_where_it_may_be_there() -> None:
@@ -107,11 +113,14 @@ def test_a_vae_is_brought_once_in_the_place_of_another_and_freed_where_it_may_be
     rest = {"names": (f"w{MAX_NAMES}",), "first": False, "last": True, "flags": {"x": True}, "metadata": {"y": "z"}}
     assert last == HoldVae(vae=5, comfyui=ComfyUI("/c"), dtype="float32", **rest)
     assert (held.hold(vae, int), held.partly_held, generation.taken()) == ((5, 0.0), 0, [])
+    other = VaeWeights(key="b", tensors={"w": torch.zeros(1)}, **told)
+    with pytest.raises(InterruptedError):
+        held.hold(other, cancelled)
+    assert (held.partly_held, generation.taken()) == (5, []), "nothing was asked, so ranks have the old one still"
     generation.answers[HoldVae] = InterruptedError()
     with pytest.raises(InterruptedError):
-        held.hold(VaeWeights(key="b", tensors={"w": torch.zeros(1)}, **told), int)
-    assert held.partly_held == 6
-    generation.taken()
+        held.hold(other, int)
+    assert held.partly_held == 6 and generation.taken()[0] == Unload(model=5)
     held.free(int)
     held.free(int)
     assert (generation.taken(), held.partly_held) == ([Unload(model=6)], 0)
@@ -168,8 +177,16 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     assert generation.taken()[1:] == [Unload(model=3)]
     held.unload(SPEC, Layout(ranks=2, shards=2), int)
     assert generation.taken() == [], "in no such layout"
+    with pytest.raises(InterruptedError):
+        held.unload(SPEC, None, cancelled)
+    assert (generation.taken(), list(held), held.partly_held) == ([], [], {2: 2}), "ranks have it still"
+    held.free_partly_held(int)
+    assert (generation.taken(), generation.mapped, held.partly_held) == ([Unload(model=2)], {}, {})
+    generation.answers[Load] = lambda _: LoadReply(memory=MEMORY, parameter_bytes=5, dtype="float32", load_s=1.0)
+    held.load(SPEC, Layout(ranks=2), int)
+    generation.taken()
     held.unload(SPEC, None, int)
-    assert (generation.taken(), list(held)) == ([Unload(model=2)], [])
+    assert (generation.taken(), list(held)) == ([Unload(model=4)], [])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import io
 import os
@@ -10,12 +11,14 @@ import shutil
 import socket
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from descriptors import open_descriptors
 
+from parallel_runtime import devices
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import doctor, machine_checks
 from parallel_runtime.cli.check import Check
@@ -102,6 +105,33 @@ def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_pr
     assert not report["can_run"] and "docs/recipes.md says what to try" in report["checks"][0]["remedy"]
     with pytest.raises(ValueError, match=r"^workers need Linux, this is win32; use ComfyUI's own nodes"):
         ComfyUIProcess(ComfyUI("/comfy"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (
+            errno.ENOSYS,
+            "workers need Linux 5.4 or newer, and a container that allows pidfd_open (Function not implemented)",
+        ),
+        (
+            errno.EPERM,
+            "workers need Linux 5.4 or newer, and a container that allows pidfd_open (Operation not permitted)",
+        ),
+        (errno.EMFILE, None),
+    ],
+)
+def test_a_kernel_without_descriptors_of_processes_is_told_of_before_any_is_started(
+    monkeypatch: pytest.MonkeyPatch, number: int, said: str | None
+) -> None:
+    monkeypatch.setattr(devices, "pidfd_open", mock.Mock(side_effect=OSError(number, os.strerror(number))))
+    devices._missing_call.cache_clear()
+    try:
+        assert devices.missing_system() == said
+        system, *others = machine_checks.machine_checks()
+        assert system.ok == bool(others) == (said is None) and (said is None or system.remedy == said)
+    finally:
+        devices._missing_call.cache_clear()
 
 
 @pytest.mark.parametrize(

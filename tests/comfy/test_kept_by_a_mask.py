@@ -279,6 +279,11 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
 
 
+@pytest.mark.parametrize(("steps", "calls"), [(1, 24), (20, 100), (50, 220)])
+def test_a_sampler_may_call_the_model_four_times_a_step(module_of_pack: Any, steps: int, calls: int) -> None:
+    assert module_of_pack("nodes.host.sampling.trace_recurrence")._max_calls(steps + 1) == calls
+
+
 def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(module_of_pack: Any) -> None:
     traced = module_of_pack("nodes.host.sampling.trace_recurrence")
     generator = torch.Generator().manual_seed(3)

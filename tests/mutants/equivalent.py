@@ -148,4 +148,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "SAMPLE = 15 # a whole sampling run; PROGRESS after each of its steps",
         "SAMPLE = 16 # a whole sampling run; PROGRESS after each of its steps",
     ): "a number that no other request has, the same on both ends",
+    (
+        "comparison",
+        "if ranks > 2 and ranks % 2 == 0:",
+        "if (ranks >= 2) and ranks % 2 == 0:",
+    ): "of two ranks the plan in pairs is the plan of all at once",
+    (
+        "comparison",
+        "while alive and (left_s := until - time.monotonic()) > 0:",
+        "while alive and (((left_s := (until - time.monotonic()))) >= 0):",
+    ): "at the very end of the time it looks once more and does not wait",
+    (
+        "constant off by one",
+        "of_stages = self._stage_shares or (1,) * self.stages",
+        "of_stages = self._stage_shares or (2,) * self.stages",
+    ): "shares are divided by their sum",
+    (
+        "constant off by one",
+        "self._lock, self._asked_by = threading.Lock(), 0 # and the thread inside the lock",
+        "self._lock, self._asked_by = threading.Lock(), 1 # and the thread inside the lock",
+    ): "no thread has either number",
 }

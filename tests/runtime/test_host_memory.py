@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
     unregister = lambda pointer: asked.append("unpinned")  # noqa: E731
     fake = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(host_memory.torch, "zeros", raises_what_it_was_told)
+    monkeypatch.setattr(host_memory.torch, "zeros", mock.Mock())
+    monkeypatch.setattr(torch.cuda, "synchronize", raises_what_it_was_told)
     host_memory._tell_unpinned.cache_clear()
     monkeypatch.setattr(host_memory, "host_memory", lambda: (available, 1000))
     available = 64

@@ -173,6 +173,18 @@ def test_a_smaller_call_that_fails_proves_nothing_and_ends_nothing(pool: Pool, s
     assert pool.run(spec, ULYSSES, [call]).outs[0].isfinite().all(), "the run goes on"
 
 
+@pytest.mark.parametrize(("here", "there"), [((2.0, 0.5), (1.0, 0.7)), ((1.0, 0.7), (2.0, 0.5))])
+def test_of_two_sizes_the_larger_error_and_the_smaller_control_are_told(
+    here: tuple[float, float], there: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = (Proof(verdict=PROVEN, error=error, control=control) for error, control in (here, there))
+    monkeypatch.setattr(proving, "_judged", lambda *_, **__: other)
+    monkeypatch.setattr(proving, "_computed", lambda *_: torch.zeros(1))
+    ask: Any = None
+    found = proving._at_another_size(ask, first, call_of(latent()), "float32", coarse=0.0, keeps=False)
+    assert (found.verdict, found.reason, found.error, found.control) == (PROVEN, first.reason, 2.0, 0.5)
+
+
 class Answers:
     """Ranks without processes. All calls come to the same, but without exchange; one that is `wrong` raises `error`."""
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from models.keeper import PLAN, WIDTH, Keeper
 from parallel_runtime.model_call import ModelCall
-from parallel_runtime.models.hosted.calls import DEPTH, to_tree
+from parallel_runtime.models.hosted.calls import DEPTH, CannotTravelError, to_tree
 from parallel_runtime.models.hosted.count_kept import Roomy
 
 
@@ -179,6 +179,13 @@ def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_pro
         assert before == source()
         (small_comfyui / name).write_text(f"{(small_comfyui / name).read_text()}# changed in place\n")
         assert (source() != before) == computes, name
+
+
+def test_a_set_of_blocks_travels_and_a_set_of_other_values_does_not() -> None:
+    assert to_tree({"blocks": frozenset((14, 2))}) == ({"d": {"blocks": {"l": [14, 2]}}}, [])
+    assert to_tree({"double", "single"})[0] == {"l": ["double", "single"]}
+    with pytest.raises(CannotTravelError, match="is a set, which cannot be sent"):
+        to_tree({1.5})
 
 
 @pytest.mark.parametrize("deeper", [lambda each: {"a": each}, lambda each: [each], lambda each: (each,)])

@@ -205,6 +205,17 @@ def test_a_loop_in_the_workers_is_told_as_it_begins_and_at_each_step_and_why_its
     assert (run.loop_reason, run.step_seconds) == (why, [0.5, 1.0])
 
 
+def test_a_second_call_of_a_step_that_blocks_compute_otherwise_has_a_place_of_its_own(module_of_pack) -> None:
+    """As LTXV's Modality and Spatio Temporal Guidance call the model for the same conditioning again."""
+    place_of = module_of_pack("nodes.host.sampling.run_context").place_of
+    usual = {"uuids": ["a", "b"], "cond_or_uncond": [0, 1], "sigmas": torch.ones(1), "sample_sigmas": (0.5, 1.0)}
+    again = [{"a2v_cross_attn": False}, {"stg_blocks": frozenset((14, 2))}, {"stg_blocks": [2, 15]}]
+    places = {place_of(usual), *(place_of({**usual, **more}) for more in again)}
+    assert len(places) == 4 and place_of(usual).startswith("a b ")
+    assert place_of({**usual, "sigmas": torch.zeros(1)}) == place_of(usual), "the next step's is the same"
+    assert place_of({"a2v_cross_attn": False}) is place_of({**usual, "context_window": 1}) is None
+
+
 def test_ranks_find_what_the_call_before_left_where_it_leaves_something_and_can_be_told_from_others(
     new_run, module_of_pack
 ) -> None:

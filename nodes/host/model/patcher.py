@@ -324,7 +324,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         *more: object,
         **named: object,
     ) -> list:
-        """Refused when any of `patches` names a weight that the ranks hold."""
+        """Refused when any of `patches`, at a strength but 0, names a weight that the ranks hold."""
+        patches = patches if strength_patch else {}  # 0 where a LoRA is for the text encoder alone
         applied = super().add_hook_patches(hook, patches, strength_patch, strength_model, *more, **named)
         if applied:
             raise refuse_by(nodes_of(*HOOKS), "it changes weights by a hook of a conditioning")

@@ -350,14 +350,29 @@ class RunContext:
 
 
 def place_of(transformer_options: Mapping[str, Any]) -> str | None:
-    """What tells a call from the others of its step: the conditionings in it, which have new names in every run.
+    """What tells a call from the others of its step: the conditionings in it, which have new names in every run, and
+    what steers blocks, as a second call without a kind of attention that guides the first.
 
     None where that does not tell: all windows of a long video have the same conditionings, and so has a call that skips
     blocks.
     """
     untold = transformer_options.get("context_window") is not None or transformer_options.get("patches_replace")
     names = None if untold else transformer_options.get("uuids")
-    return " ".join(map(str, names)) if names else None
+    if not names:
+        return None
+    steers = (f"{name}={_words(value)}" for name, value in sorted(transformer_options.items()) if _steers(value))
+    return " ".join((*map(str, names), *steers))
+
+
+def _steers(value: object) -> bool:
+    """Whether a value chooses what is computed: yes or no, or which blocks."""
+    return isinstance(value, bool) or (
+        isinstance(value, (list, tuple, set, frozenset)) and all(type(each) is int for each in value)
+    )
+
+
+def _words(value: object) -> str:
+    return repr(sorted(value) if isinstance(value, (set, frozenset)) else value).replace(" ", "")
 
 
 def run_of(model_options: Mapping[str, Any]) -> RunContext | None:

@@ -172,6 +172,8 @@ class _Writer:
         if type(value) in (list, tuple, torch.Size):
             items = [self.write(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(_items(value))]
             return {"l" if isinstance(value, list) else "u": items}
+        if isinstance(value, set | frozenset) and all(type(each) in (int, str) for each in value):
+            return {"l": sorted(value, key=str)}  # classes ask what is in it
         if type(value) is dict:
             return {"d": {_key(key, path): self.write(each, f"{path}.{key}", depth + 1) for key, each in value.items()}}
         raise CannotTravelError(path, value)

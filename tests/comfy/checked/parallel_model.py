@@ -421,6 +421,14 @@ benchmark, cases, proving, proofs, version = (
     )
 )
 plain = new_model.remote_patcher(file, "default", asked())
+hooked_weight = {next(iter(plain.model.state_dict())): ("diff", (torch.ones(1),))}
+assert plain.add_hook_patches(hooks.WeightHook(0.0, 1.0), hooked_weight, 0.0) == [], "for the text encoder alone"
+try:
+    plain.add_hook_patches(hooks.WeightHook(0.5, 1.0), hooked_weight, 0.5)
+except (ValueError, RuntimeError) as error:
+    assert "it changes weights by a hook of a conditioning" in str(error)
+else:
+    raise AssertionError
 assert cases.require_ours(plain) is plain and "a ModelPatcher without workers" in refused(
     lambda: cases.require_ours(stock)
 )

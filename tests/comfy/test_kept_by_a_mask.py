@@ -142,14 +142,16 @@ def test_images_that_leave_batch_groups_idle_keep_the_loop_in_comfyui(
 
     # as does a group without a prompt, where all of them decide what a step cache skips
     call = SimpleNamespace(options={"step_cache": 0.1}, out_shape=(1, 4))
+    rows = list[int]()
     monkeypatch.setattr(loop, "conds_of_run", lambda *_: [SimpleNamespace(call=call, module_call=None)] * 2)
     monkeypatch.setattr(loop, "cache_of_run", lambda *_: None)
-    monkeypatch.setattr(loop, "tell_idle", lambda *_: 1 / 0)
-    for cfg, error in ((3, loop.HostLoopError), (2, ZeroDivisionError)):
+    monkeypatch.setattr(loop, "tell_idle", lambda _, told: (rows.append(told), 1 / 0))
+    for cfg, images, error in ((3, 1, loop.HostLoopError), (2, 3, ZeroDivisionError)):
         context = SimpleNamespace(proven_for=(replace(plan, data=1, cfg=cfg), None), check=print, try_plans=print)
         monkeypatch.setattr(loop, "run_of", lambda _, context=context: context)
         with pytest.raises(error, match=r"a step cache decides on all of them; use cfg=2|division"):
-            sampler._run(model, torch.zeros(1, 16, 4, 4), torch.tensor(SIGMAS), **told)
+            sampler._run(model, torch.zeros(images, 16, 4, 4), torch.tensor(SIGMAS), **told)
+    assert rows == [2 * 3], "each image with the prompt and without it"
 
 
 def test_blocks_of_an_unknown_order_that_ranks_share_keep_the_loop_in_comfyui(
@@ -279,9 +281,33 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
 
 
-@pytest.mark.parametrize(("steps", "calls"), [(1, 24), (20, 100), (50, 220)])
-def test_a_sampler_may_call_the_model_four_times_a_step(module_of_pack: Any, steps: int, calls: int) -> None:
-    assert module_of_pack("nodes.host.sampling.trace_recurrence")._max_calls(steps + 1) == calls
+def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    kind, options = traced._Model, {}
+
+    def made(*_: object, **told: Any) -> Any:
+        model = kind.__new__(kind)
+        vars(model).update({f"_{name}": value for name, value in told.items()})
+        return model
+
+    def sample(model: Any, x: Tensor, sigmas: Tensor, *, calls: int, extra_args: Any, callback: Any, **_: Any) -> Any:
+        for _ in range(calls):
+            denoised = model(x, sigmas[:1], **extra_args)
+            callback({"denoised": denoised})
+            x = (x + denoised) / 2
+        return x
+
+    def found(calls: int) -> Any:
+        sampler, sigmas = SimpleNamespace(sampler_function=sample, extra_options={"calls": calls}), torch.ones(13)
+        given = {"guider": None, "sigmas": sigmas, "extra_args": {"model_options": options}}
+        return traced.trace(traced.SamplerRun(sampler=sampler, **given), lambda sigma: sigma)[0]
+
+    monkeypatch.setattr(traced, "_Model", made)
+    assert found(4 * 13 + 16).num_calls == 68
+    with pytest.raises(traced.NotLinearError, match="it calls the model more than 68 times"):
+        found(69)
 
 
 def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(module_of_pack: Any) -> None:

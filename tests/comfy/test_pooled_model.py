@@ -446,6 +446,26 @@ def test_weights_are_cut_by_the_shares_that_a_user_wrote_else_by_what_devices_ha
     assert patched(sharded, None, 0.6, 0.3)._plan_of_load().shares == (), "more than either has room for"
 
 
+@pytest.mark.parametrize(
+    ("held", "shares", "stays"),
+    [((3, 1), (3, 1), True), ((6, 2), (3, 1), True), ((1, 1), (), True), ((1, 3), (3, 1), False), ((3, 1), (), False),
+     (None, (), False)],
+)  # fmt: skip
+def test_weights_stay_where_they_are_cut_as_the_plan_would_have_them(
+    held: tuple[int, ...] | None, shares: tuple[int, ...], stays: bool, module_of_pack, patched, plan_of, monkeypatch
+) -> None:
+    """Though SP Config said other shares when they were loaded."""
+    patcher, gone = module_of_pack("nodes.host.model.patcher"), list[Any]()
+    it = patched("ulysses=2,weights=sharded", shares, 0.8, 0.8)
+    layout = held and plan_of("ulysses=2,weights=sharded").with_shares(held).layout
+    pool = SimpleNamespace(holds=lambda *_: True, layout_of=lambda *_: layout)
+    registry = SimpleNamespace(is_cut_by=lambda *_: False, is_alive=lambda _: True, pool=lambda _: pool)
+    for module in (patcher, module_of_pack("nodes.host.model.pooled_model")):
+        monkeypatch.setattr(module, "POOLS", registry)
+    monkeypatch.setattr(type(it.model.pooled), "unload", lambda _, plan: gone.append(plan))
+    assert (it._loads(), gone) == (not stays, [] if stays else [it.plan])
+
+
 def test_devices_that_differ_are_told_where_they_were_measured_for_this_load(module_of_pack, monkeypatch) -> None:
     module, told = module_of_pack("nodes.host.model.patcher"), list[str]()
     noted = SimpleNamespace(say=told.append, loading=print)

@@ -71,6 +71,7 @@ def attended(sequence: CountedSequence, heads: int, groups: int) -> None:
     """One call: 5 queries a rank; 2 keys that every rank has, and 7."""
 
     def kernel(qkv: list[Tensor], heads: int, mask: Tensor | None) -> Tensor:
+        assert [each.shape[2] for each in qkv[1:]] == [2 + 7 + 7] * 2, "those of both ranks"
         return qkv[0].new_zeros(*qkv[0].shape[:3], 8)
 
     qkv = [torch.zeros(1, heads, 5, 4), torch.zeros(1, groups, 9, 4), torch.zeros(1, groups, 9, 8)]

@@ -112,7 +112,7 @@ def keep(shards: BlockShards, count: int) -> None:
 
 @in_ranks(2)
 def test_blocks_that_stay_give_the_same_bits_and_are_gathered_once(group: GlooGroup) -> None:
-    for offloaded, shares in ((False, ()), (True, ()), (False, (2, 1))):
+    for offloaded, shares in ((False, ()), (True, ()), (False, (2, 1)), (False, (1, 2))):
         model = blocks_with()
         want = model(X)
         shards, traffic = sharded(model, group.axis, offloaded=offloaded, shares=shares), group.axis.traffic

@@ -152,20 +152,25 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "comparison",
         "if ranks > 2 and ranks % 2 == 0:",
         "if (ranks >= 2) and ranks % 2 == 0:",
-    ): "of two ranks the plan in pairs is the plan of all at once",
+    ): "of two ranks the pairs are all of them: the same plan is probed in its own place",
     (
         "comparison",
         "while alive and (left_s := until - time.monotonic()) > 0:",
         "while alive and (((left_s := (until - time.monotonic()))) >= 0):",
-    ): "at the very end of the time it looks once more and does not wait",
+    ): "at the deadline itself one more look waits for nothing",
     (
         "constant off by one",
         "of_stages = self._stage_shares or (1,) * self.stages",
         "of_stages = self._stage_shares or (2,) * self.stages",
-    ): "shares are divided by their sum",
+    ): "equal shares are equal shares",
     (
         "constant off by one",
         "self._lock, self._asked_by = threading.Lock(), 0 # and the thread inside the lock",
         "self._lock, self._asked_by = threading.Lock(), 1 # and the thread inside the lock",
     ): "no thread has either number",
+    (
+        "part taken twice",
+        "if self._running[-1:] != [path]:",
+        "if self._running[:] != [path]:",
+    ): "a block that is noted again in a row is dropped from the order before it is asked for",
 }

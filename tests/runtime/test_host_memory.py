@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -35,8 +34,9 @@ def test_a_containers_limit_counts_where_it_is_less(
     assert host_memory.host_memory() == memory
 
 
+@pytest.mark.parametrize("says", ["zeros", "cuda.synchronize"])  # what is the next to say CUDA's error
 def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises_what_it_was_told(*_: object, **__: object) -> None:
         asked.append("error")
@@ -48,8 +48,8 @@ def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
     unregister = lambda pointer: asked.append("unpinned")  # noqa: E731
     fake = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(host_memory.torch, "zeros", mock.Mock())
-    monkeypatch.setattr(torch.cuda, "synchronize", raises_what_it_was_told)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: SimpleNamespace(add_=lambda _: None))
+    monkeypatch.setattr(f"torch.{says}", raises_what_it_was_told)
     host_memory._tell_unpinned.cache_clear()
     monkeypatch.setattr(host_memory, "host_memory", lambda: (available, 1000))
     available = 64

@@ -173,18 +173,6 @@ def test_a_smaller_call_that_fails_proves_nothing_and_ends_nothing(pool: Pool, s
     assert pool.run(spec, ULYSSES, [call]).outs[0].isfinite().all(), "the run goes on"
 
 
-@pytest.mark.parametrize(("here", "there"), [((2.0, 0.5), (1.0, 0.7)), ((1.0, 0.7), (2.0, 0.5))])
-def test_of_two_sizes_the_larger_error_and_the_smaller_control_are_told(
-    here: tuple[float, float], there: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, other = (Proof(verdict=PROVEN, error=error, control=control) for error, control in (here, there))
-    monkeypatch.setattr(proving, "_judged", lambda *_, **__: other)
-    monkeypatch.setattr(proving, "_computed", lambda *_: torch.zeros(1))
-    ask: Any = None
-    found = proving._at_another_size(ask, first, call_of(latent()), "float32", coarse=0.0, keeps=False)
-    assert (found.verdict, found.reason, found.error, found.control) == (PROVEN, first.reason, 2.0, 0.5)
-
-
 class Answers:
     """Ranks without processes. All calls come to the same, but without exchange; one that is `wrong` raises `error`."""
 
@@ -249,6 +237,31 @@ def test_what_is_no_fault_of_the_plan_is_no_failed_proof(error: BaseException, r
     with pytest.raises(type(error)) as raised:
         ask.proof()
     assert raised.value is error and ask.retracted == retracted
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "error", "control", "reason"),
+    [
+        ((2e-6, 0.5), (4e-6, 0.25), 4e-6, 0.25, ""),
+        ((4e-6, 0.25), (2e-6, 0.5), 4e-6, 0.25, ""),
+        ((2e-6, 0.5), (4e-6, 0.0), 4e-6, 0.0, "at another size: it cannot be judged: without any exchange"),
+        ((2e-6, 0.5), (0.125, 0.5), 0.125, 0.5, "at another size: relative error 1.2e-01 of a shared call"),
+    ],
+)
+def test_a_proof_on_two_sizes_has_the_larger_error_and_the_smaller_control(
+    here: tuple[float, float], there: tuple[float, float], error: float, control: float, reason: str
+) -> None:
+    def ask(calls: Sequence[ModelCall]) -> Any:
+        (call,) = calls
+        shared, alone = here if call.out_shape[1] == latent().numel() else there
+        off = 0.0 if call.options["whole"] else alone if call.options["local_attention"] else shared
+        out = torch.full(call.out_shape, 1.0 + off)
+        return SimpleNamespace(outs=[out], ran=[SimpleNamespace(tokens=105)])
+
+    judge = {"room": lambda _: 2.0, "possible": lambda _: True, "two_sizes": True}
+    proof = prove(ask, call_of(latent()), "float32", **judge)
+    assert (proof.verdict == PROVEN, proof.calls) == (not reason, 6) and proof.reason.startswith(reason)
+    assert (proof.error, proof.control) == (pytest.approx(error, rel=0.1), pytest.approx(control, rel=0.1))
 
 
 @pytest.mark.slow

@@ -191,12 +191,12 @@ def test_units_come_in_the_order_that_was_told_and_one_more_is_under_way(feed: U
     assert feed._arriving is None
 
 
-def test_a_ranks_own_share_of_a_unit_has_room_on_its_device_first() -> None:
-    """The second of two ranks, which holds three bytes of four."""
-    group: Any = SimpleNamespace(index=1, size=2)
-    made = UnitFeed(group, lambda _: (1, 3), device=CPU, offloaded=True)
-    made.fit(["a"])
-    assert made.buffer_bytes == 2 * 4 + 3
+@pytest.mark.parametrize(("index", "own"), [(0, 2), (1, 3)])
+def test_a_ranks_largest_part_of_a_unit_is_copied_to_its_device_first(index: int, own: int) -> None:
+    lengths = {"a": (1, 3), "b": (2, 1)}
+    made = UnitFeed(Axis("shards", 2, index), lengths.__getitem__, device=CPU, offloaded=True)
+    made.fit(lengths)
+    assert made.buffer_bytes == 2 * (1 + 3) + own
 
 
 def test_a_unit_that_is_not_due_is_refused_and_so_are_buffers_while_one_is_in_flight(feed: UnitFeed) -> None:

@@ -133,6 +133,10 @@ for dtype, device, factor in (("bfloat16", one_cpu, 1), ("float32", one_cuda, 1)
 for dtype in ("fp16", "int8", "", None):  # as another node may give it
     unknown = f"weight_dtype={dtype!r} is unknown; use one of default, "
     refused(lambda dtype=dtype: source.read_hosted(file, dtype, (one_cpu,)), unknown)
+staged = plans.ParallelPlan(pipefusion=2)
+source.refuse_unplanned(model.model.diffusion_model, staged)
+said = "pipefusion=2: patches between the blocks of Flux need all tokens"
+refused(lambda: source.refuse_unplanned(model.model.diffusion_model, staged, source.SPECS | {}), said)
 whole = model.model.memory_required([4, 16, 8, 8])
 transformer = model.model.diffusion_model
 stock_bytes = type(model.model).memory_required

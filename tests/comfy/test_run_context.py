@@ -213,6 +213,8 @@ def test_a_second_call_of_a_step_that_blocks_compute_otherwise_has_a_place_of_it
     places = {place_of(usual), *(place_of({**usual, **more}) for more in again)}
     assert len(places) == 4 and place_of(usual).startswith("a b ")
     assert place_of({**usual, "sigmas": torch.zeros(1)}) == place_of(usual), "the next step's is the same"
+    turned = dict(reversed({**usual, **again[0], 7: True}.items()))
+    assert place_of(turned) == place_of({**usual, **again[0], 7: True}), "whatever order options have, and names"
     assert place_of({"a2v_cross_attn": False}) is place_of({**usual, "context_window": 1}) is None
 
 

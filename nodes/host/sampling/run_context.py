@@ -360,19 +360,17 @@ def place_of(transformer_options: Mapping[str, Any]) -> str | None:
     names = None if untold else transformer_options.get("uuids")
     if not names:
         return None
-    steers = (f"{name}={_words(value)}" for name, value in sorted(transformer_options.items()) if _steers(value))
-    return " ".join((*map(str, names), *steers))
+    steers = [f"{name}={words}" for name, value in transformer_options.items() if (words := _steering(value))]
+    return " ".join((*map(str, names), *sorted(steers)))
 
 
-def _steers(value: object) -> bool:
-    """Whether a value chooses what is computed: yes or no, or which blocks."""
-    return isinstance(value, bool) or (
-        isinstance(value, (list, tuple, set, frozenset)) and all(type(each) is int for each in value)
-    )
-
-
-def _words(value: object) -> str:
-    return repr(sorted(value) if isinstance(value, (set, frozenset)) else value).replace(" ", "")
+def _steering(value: object) -> str:
+    """The words of a value that chooses what is computed: yes or no, or which blocks. "" for any other."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list | tuple | set | frozenset) and all(type(each) is int for each in value):
+        return ",".join(map(str, sorted(value) if isinstance(value, set | frozenset) else value))
+    return ""
 
 
 def run_of(model_options: Mapping[str, Any]) -> RunContext | None:

@@ -102,6 +102,7 @@ def automatic_plan(
         decodes=any(each.kind == "cuda" and each.index == 0 and not each.machine for each in devices),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
         blocks_stay=blocks_stay,
+        also=None if work.guided else replace(work, guided=True),
     )
     if choice.plan is None:
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
@@ -138,9 +139,9 @@ def plan_of_run(
     if choice.plan is None or choice.seconds_per_step is None:
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
     more: tuple[str, ...] = ()
-    if len(there) < len(free):
+    if len(free) > 1:
         everywhere = choose(model, work, free, calibration)
-        more = _with_more_devices(everywhere, choice.seconds_per_step, held.ranks, len(free))
+        more = _with_other_weights(everywhere, choice.seconds_per_step, held, len(free))
     reasons = (*choice.reasons, *more, f"chosen for {describe_work(work)}")
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
 
@@ -152,11 +153,9 @@ def sides_apart(model: CountedModel, work: Work, free: Sequence[int], *, held: P
     `equal`: the devices are taken to be; the sides are, so unequal ones share tokens. `free` bytes are on each.
     """
     reasons = (_all_used(held),)
-    if not (equal and work.guided and held.cfg == held.pipefusion == 1 and held.parts % 2 == 0):
+    if not (equal and work.guided and held.pipefusion == 1 and _has_two_sides(held)):
         return Decision(plan=held, reasons=reasons, work=work, model=model)
-    parts = held.parts // 2
-    ulysses = math.gcd(held.ulysses, parts)
-    plan = replace(held, cfg=2, ring=parts // ulysses, ulysses=ulysses)
+    plan = _of_two_sides(held)
     memory = memory_of(model, work, plan, known_rates(ANY_GPU), num_ranks=len(free))
     fits = model.may_run(plan) and memory.total <= HEADROOM * min(free)
     return Decision(plan=plan if fits else held, reasons=reasons, work=work, model=model)
@@ -173,19 +172,41 @@ def without_sharing(refused: Decision, num_ranks: int, *, guided: bool, images: 
     if not spread:
         cfg = 2 if num_ranks > 1 and guided else 1
         plan = ParallelPlan(cfg=cfg, data=max(1, min(num_ranks // cfg, images)), weights=plan.weights)
-    elif guided and plan.cfg == 1 and plan.parts % 2 == 0:
-        plan = replace(plan, cfg=2, ring=1, ulysses=plan.parts // 2)
+    elif guided and _has_two_sides(plan):
+        plan = _of_two_sides(plan)
     return replace(refused, plan=plan)
 
 
-def _with_more_devices(everywhere: Choice, seconds_per_step: float, held: int, offered: int) -> tuple[str, ...]:
-    """That devices without weights would make it quicker, if they would."""
+def _has_two_sides(plan: ParallelPlan) -> bool:
+    """Whether prompt and negative, which follow one another, may have half of the ranks each."""
+    return plan.cfg == 1 and plan.parts % 2 == 0
+
+
+def _of_two_sides(plan: ParallelPlan) -> ParallelPlan:
+    """The plan with ranks of their own for prompt and negative; ulysses groups lie within those of before, so that each
+    still has ranks of one machine alone."""
+    parts = plan.parts // 2
+    ulysses = math.gcd(plan.ulysses, parts)
+    return replace(plan, cfg=2, ring=parts // ulysses, ulysses=ulysses)
+
+
+def _with_other_weights(
+    everywhere: Choice, seconds_per_step: float, held: ParallelPlan, offered: int
+) -> tuple[str, ...]:
+    """That weights on more devices, or otherwise on them, would make it quicker, if they would."""
     plan, there_s = everywhere.plan, everywhere.seconds_per_step
-    if plan is None or there_s is None or plan.ranks <= held or seconds_per_step <= WORTHWHILE * there_s:
+    served = plan is None or held.layout.serves(plan.layout)
+    if plan is None or there_s is None or served or seconds_per_step <= WORTHWHILE * there_s:
         return ()
+    gain = seconds_per_step / there_s
+    if held.ranks < plan.ranks:
+        return (
+            f"{plan.name} would be {gain:.2f}x as fast, but the weights are on {held.ranks} of {offered} devices; "
+            f"use mode=manual and {plan.describe()}",
+        )
     return (
-        f"{plan.name} would be {seconds_per_step / there_s:.2f}x as fast, but the weights are on {held} of {offered} "
-        f"devices; use mode=manual and {plan.describe()}",
+        f"{plan.name} would be {gain:.2f}x as fast, but the weights lie as {held.name} needs them; use mode=manual and "
+        f"{plan.describe()}",
     )
 
 

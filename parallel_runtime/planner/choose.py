@@ -5,7 +5,7 @@ is measured here.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,6 +18,7 @@ from .memory import PlannedMemory, memory_of, staying_part, where_kept
 from .work import Work
 
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
+ELSEWHERE_QUICKER = 1.2  # times: then of plans that differ by no more than WORTHWHILE the one better at `also` is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken
 HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
 GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
@@ -100,6 +101,7 @@ def choose_plan(
     decodes: bool = False,
     host_bytes: float = math.inf,
     blocks_stay: bool = True,
+    also: Work | None = None,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
@@ -108,7 +110,8 @@ def choose_plan(
     graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
     plans whose ulysses groups each lie in one are weighed. `decodes`: ComfyUI decodes on one of the devices, and
     unloads weights that leave no room for that. `host_bytes`: weights that take more of host memory are for where no
-    others fit. `blocks_stay`: of spread weights, those that devices have room for. Raises `ValueError` without devices.
+    others fit. `blocks_stay`: of spread weights, those that devices have room for. `also` decides between plans that
+    hardly differ for `work`, by what their weights serve. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -132,8 +135,13 @@ def choose_plan(
     fitting = [row for row in table if row.fits]
     if not fitting:
         return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
-    chosen = _best([row for row in fitting if row.memory.host_bytes * row.plan.ranks <= host_bytes] or fitting)
-    reasons = (*_reasons(chosen, table, devices, calibration), f"constants: {calibration.source}")
+    usable = [row for row in fitting if row.memory.host_bytes * row.plan.ranks <= host_bytes] or fitting
+    chosen, why = _best(usable), tuple[str, ...]()
+    if also is not None and len(devices) > 1:
+        serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
+        serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
+        chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
+    reasons = (*_reasons(chosen, table, devices, calibration), *why, f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
 
@@ -230,6 +238,32 @@ def _best(rows: list[Prediction]) -> Prediction:
         return single
     equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
+
+
+def _better_elsewhere(
+    chosen: Prediction, rows: Sequence[Prediction], serving: Callable[[Layout], Choice]
+) -> tuple[Prediction, tuple[str, ...]]:
+    """`chosen`, or a row that hardly differs from it where its weights serve other work clearly better; and why.
+
+    `serving`: the best for the other work on weights that lie so.
+    """
+    near = [row for row in rows if row.prompt_s <= WORTHWHILE * chosen.prompt_s]
+    layouts = dict.fromkeys(row.plan.layout for row in near)
+    best = {layout: serving(layout).chosen for layout in layouts} if len(layouts) > 1 else {}
+    fits = {layout: row for layout, row in best.items() if row is not None}
+    now = fits.get(chosen.plan.layout)
+    if not fits:
+        return chosen, ()
+    least_s = min(row.run_s for row in fits.values())
+    if now is not None and now.run_s < ELSEWHERE_QUICKER * least_s:
+        return chosen, ()
+    equal = {layout for layout, row in fits.items() if row.run_s <= EQUAL * least_s}
+    taken = _best([row for row in near if row.plan.layout in equal])
+    if now is None:
+        return taken, (f"hardly differs here from {chosen.plan.name}, with whose weights cfg above 1 does not fit",)
+    longer = now.run_s / fits[taken.plan.layout].run_s
+    why = f"hardly differs here from {chosen.plan.name}, with whose weights cfg above 1 takes {longer:.2f}x as long"
+    return taken, (why,)
 
 
 def _on_one_device(table: Sequence[Prediction]) -> Prediction | None:

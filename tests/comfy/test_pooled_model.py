@@ -88,6 +88,7 @@ def test_devices_are_measured_before_weights_are_loaded_where_there_are_several(
     pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
     registry = SimpleNamespace(
         measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
+        note_use=lambda weights, prompt: None,
         load=lambda weights, plan, load: load(pool),
         is_alive=lambda devices: False,
         pool=lambda devices: pool,
@@ -245,6 +246,44 @@ def test_weights_keep_their_root_without_a_model_until_a_load_after_they_left(mo
         assert left() is None and workers.held == [] and workers.asked == ["unload"]
 
 
+def test_weights_of_an_earlier_prompt_leave_devices_that_another_set_of_workers_loads_to(
+    module_of_pack, made, plan_of
+) -> None:
+    """As where devices in SP Config were changed, and ComfyUI's cache keeps the MODEL of before."""
+    registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
+    four = made("cuda", "ulysses=2").devices
+    sets = {"a": four[1:3], "b": four[1:], "c": four[:1], "d": four[1:3]}
+    weights = {name: (devices, name, (2, False, 1, 1)) for name, devices in sets.items()}
+    for devices in sets.values():
+        registry._pools[devices] = Holding()
+    roots = []
+
+    def run(prompt: str, *names: str) -> None:
+        for name in names:
+            devices, *_ = weights[name]
+            roots.append(registry.root(weights[name], Root))
+            registry.note_use(weights[name], prompt)
+            if not registry._pools[devices].holds(name, plan):
+                registry.load(weights[name], plan, lambda pool, name=name: pool.held.append((name, plan)))
+
+    def held() -> str:
+        return "".join(sorted(name for name, devices in sets.items() if registry._pools[devices].holds(name, plan)))
+
+    run("1", "a", "c")
+    run("2", "b")
+    assert held() == "bc", "the card of c is no other set's"
+    run("3", "a", "b")
+    assert held() == "abc", "one graph has both"
+    run("4", "b", "a", "d")
+    assert held() == "abcd"
+    run("5", "d")
+    assert held() == "abcd", "nothing is loaded"
+    run("6", "b", "c")
+    registry.unload(weights["b"], plan)
+    run("7", "b")
+    assert held() == "bc", "neither a nor d was used since"
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
     model, calls = made("cpu", "ulysses=4"), []
@@ -387,6 +426,7 @@ def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, poole
     pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
     registry = SimpleNamespace(
         measured=lambda devices, measure: told.append("measure"),
+        note_use=lambda weights, prompt: told.append("used"),
         load=lambda weights, plan, load: told.append("unwanted go") or load(pool),
         pool=lambda devices: pool,
     )
@@ -399,7 +439,7 @@ def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, poole
     model = made("cuda", "ulysses=2")
     for _ in range(2):
         model.ensure(model.plan, None, progress=print, check_cancelled=print)
-    assert told == ["unwanted go", "room", "measure", "load", "load", "room", "load"]
+    assert told == ["used", "unwanted go", "room", "measure", "load", "load", "used", "room", "load"]
 
 
 def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module_of_pack, monkeypatch, made) -> None:

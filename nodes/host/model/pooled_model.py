@@ -33,6 +33,7 @@ from ....parallel_runtime.wire.replies import MeasureReply
 from ..contract.comfyui import comfy
 from ..contract.like_host import unlike_host
 from ..contract.version import off
+from ..panel.progress import prompt_id
 from .measures import held_by_host
 from .pools import POOLS, Devices, Weights
 
@@ -214,6 +215,7 @@ class PooledModel:
             if warnings := unlike_host(self.devices, result.ranks):
                 POOLS.note_unlike(self.devices, warnings)
 
+        POOLS.note_use(self.weights, prompt_id())
         if not self.holds(plan):
             self.spec.refuse_changed()
             POOLS.load(self.weights, plan, load)

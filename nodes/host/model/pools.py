@@ -3,7 +3,9 @@
 ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. All MODELs on
 the same weights are clones of one root, so ComfyUI's memory manager sees one model. The root of weights that were
 loaded is kept alive here, also without a MODEL: an edited graph finds the weights still there, and the manager can
-evict them. What the workers hold is asked of the pool each time, which may have evicted it. Starts nothing by itself.
+evict them. It looks at one card alone, and its cache may keep MODELs of earlier prompts: where a set of workers loads,
+weights that another set holds on its devices leave, unless this prompt used them. What the workers hold is asked of the
+pool each time, which may have evicted it. Starts nothing by itself.
 """
 
 import os
@@ -50,6 +52,7 @@ class PoolRegistry:
         self._loaded: dict[Weights, ParallelPlan] = {}
         self._kept: dict[Weights, Root | None] = {}  # those of `_loaded`, and until the next load of what left
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
+        self._used_by: dict[Weights, str] = {}  # ComfyUI's id of the prompt that used them last
         self._changed: set[ModelSpec] = set()  # files as they were read, and are not now
         self._changes = 0
         self._last_loaded: Weights | None = None
@@ -98,8 +101,13 @@ class PoolRegistry:
         """The root of the MODELs on the weights that were loaded last; None where nothing was, or it was released."""
         return None if self._last_loaded is None else self._roots.get(self._last_loaded)
 
+    def note_use(self, weights: Weights, prompt: str) -> None:
+        """A run of the prompt with this id uses the weights, whether they must be loaded or not."""
+        self._used_by[weights] = prompt
+
     def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
-        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room.
+        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room,
+        and those that another set of workers holds on some of these devices and this prompt did not use.
 
         Nothing is locked while it loads: others may ask for their pools meanwhile.
         """
@@ -107,7 +115,7 @@ class PoolRegistry:
         with self._lock:
             self._last_loaded = weights
             for other, its_plan in list(self._loaded.items()):
-                if not self.is_wanted(other):
+                if not self.is_wanted(other) or self._is_in_the_way(other, weights):
                     self._unload(other, its_plan)
             if not self.is_alive(devices):
                 self._close_idle()
@@ -116,6 +124,7 @@ class PoolRegistry:
             # Not dropped when their weights leave: ComfyUI's manager still reads the root that it unloads.
             for gone in self._kept.keys() - self._loaded:
                 del self._kept[gone]
+                self._used_by.pop(gone, None)
         load(pool)
 
     def file_changes(self) -> int:
@@ -211,6 +220,12 @@ class PoolRegistry:
                 overlap=partial(overlap, devices),
             )
         return self._pools[devices]
+
+    def _is_in_the_way(self, other: Weights, weights: Weights) -> bool:
+        """Whether `other` lies in another set of workers, on devices that this one has, and of an earlier prompt."""
+        (theirs, *_), (devices, *_) = other, weights
+        shared = theirs != devices and not set(theirs).isdisjoint(devices)
+        return shared and self._used_by.get(other) != self._used_by.get(weights)
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
         devices, spec, _ = weights

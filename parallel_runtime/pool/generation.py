@@ -192,7 +192,7 @@ class Generation:
             check()
             reach = self.reach(num_ranks)
             asked = self.ranks[:reach]
-            packets = self._packets(asked, request.op, number, to_body(request), tensors)
+            packets = self._packets(asked, request.op, number, to_body(request), tensors, check=check)
             self.in_flight, self._asked = in_flight, asked
             listen_anew(asked)
             self._send(packets)
@@ -336,11 +336,17 @@ class Generation:
                 alive.remove(pidfd)
 
     def _packets(
-        self, ranks: list[AnyRank], op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()
+        self,
+        ranks: list[AnyRank],
+        op: Op,
+        request: int,
+        body: dict[str, Any],
+        tensors: tuple[TensorSpec, ...] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> list[bytes]:
         """One message for each rank, encoded."""
         remote = self.remote
-        bodies = [body if remote is None else remote.body_for(rank, op, body) for rank in ranks]
+        bodies = [body if remote is None else remote.body_for(rank, op, body, check) for rank in ranks]
         numbered = enumerate(bodies)  # ranks are asked from the first one on
         return [encode(Message(op, rank, self.number, request, own, tensors)) for rank, own in numbered]
 

@@ -50,7 +50,8 @@ def checked(deadline_s: float) -> float:
 
 
 class Watcher:
-    """Watches `ranks` from now until `stop`; calls `on_death` once, in its own thread, when one of them ends.
+    """Watches `ranks` from now until `stop`, and takes in what they print; calls `on_death` in a thread of its own each
+    time that some of them end, which may wait.
 
     Raises OSError when there is no descriptor left, or no thread.
     """
@@ -59,6 +60,7 @@ class Watcher:
         self._outputs = {rank.output.fileno(): rank.output for rank in ranks}
         self._pidfds = {rank.pidfd for rank in ranks}
         self._on_death = on_death
+        self._telling: list[threading.Thread] = []
         with ExitStack() as undo:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)
             undo.callback(os.close, self._wake)
@@ -80,12 +82,13 @@ class Watcher:
         os.eventfd_write(self._wake, 1)
 
     def join(self) -> None:
-        """Wait until the thread has ended. Do not hold what `on_death` waits for."""
+        """Wait until the thread has ended, and `on_death`. Do not hold what that waits for."""
         self._thread.join()
+        for thread in self._telling:
+            thread.join()
 
     def _run(self) -> None:
         with self._held:
-            died = False
             while True:
                 ready = {fd for fd, _ in self._epoll.poll()}
                 if self._wake in ready:
@@ -93,11 +96,21 @@ class Watcher:
                 for fd in ready & self._outputs.keys():
                     if not self._outputs[fd].drain():
                         self._forget(fd)
-                if not died and ready & self._pidfds:
-                    died = True
-                    for fd in self._pidfds:
+                if dead := ready & self._pidfds:
+                    self._pidfds -= dead
+                    for fd in dead:
                         self._forget(fd)
-                    self._on_death()
+                    self._tell()
+
+    def _tell(self) -> None:
+        """Have `on_death` called beside this thread: others may be in a request, and write more than a pipe takes."""
+        thread = threading.Thread(target=self._on_death, name="parallel-dit-death", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system lets us have none
+            self._on_death()
+        else:
+            self._telling.append(thread)
 
     def _forget(self, fd: int) -> None:
         try:

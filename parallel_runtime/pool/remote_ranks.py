@@ -11,7 +11,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from ..wire.records import to_body
 from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
 
 BACKLOG = 64
+LOOK_S = 0.05  # how often the caller is asked whether to go on while machines look for a file
 
 _log = logging.getLogger(__name__)
 
@@ -209,11 +211,13 @@ class RemoteRanks:
             peer_access=settings.peer_access,
         )
 
-    def body_for(self, rank: object, op: Op, body: dict[str, Any]) -> dict[str, Any]:
+    def body_for(
+        self, rank: object, op: Op, body: dict[str, Any], check: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """What to ask of a rank: of one elsewhere, to load the copy of the file that its machine has.
 
-        Raises ValueError for a machine that has none, or no ComfyUI where its modules compute, PoolError for one that
-        does not say.
+        Raises ValueError for a machine that has none, or no ComfyUI where its modules compute, and for a file here that
+        cannot be read, PoolError for a machine that does not say, and what `check` raises, called while they look.
         """
         if op in (Op.LOAD, Op.VAE) and isinstance(rank, RemoteRank):
             asked = body["spec"] if op is Op.LOAD else body
@@ -225,21 +229,32 @@ class RemoteRanks:
         if op is not Op.LOAD or not isinstance(rank, RemoteRank) or rank.rank >= body["layout"]["ranks"]:
             return body
         spec = body["spec"]
-        found = self._copies(spec, body["layout"]["ranks"])[rank.machine.name]
+        found = self._copies(spec, body["layout"]["ranks"], check)[rank.machine.name]
         own = {"path": found.path, "size_bytes": found.size_bytes, "mtime_ns": found.mtime_ns}
         return {**body, "spec": {**spec, **own}}
 
-    def _copies(self, spec: dict[str, Any], num_ranks: int) -> dict[str, FoundFile]:
+    def _copies(self, spec: dict[str, Any], num_ranks: int, check: Callable[[], None]) -> dict[str, FoundFile]:
         """The copy of each machine that has one of so many ranks. All look at once, and we read our file meanwhile."""
-        copies = self._files.setdefault((spec["path"], spec["size_bytes"], spec["mtime_ns"]), {})
+        path = spec["path"]
+        copies = self._files.setdefault((path, spec["size_bytes"], spec["mtime_ns"]), {})
         needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
         if asked := [each for each in needed if each.name not in copies]:
-            identity = identify(spec["path"], Path(spec["path"]).name)
-            (content,) = in_daemons([partial(content_sha256, spec["path"])], at_once=1)
-            # an error is said before our own file is read to its end
-            looks = [partial(each.find_file, identity, content.result) for each in asked]
-            found = in_daemons(looks, at_once=len(looks))
-            copies.update((each.name, future.result()) for each, future in zip(asked, found, strict=True))
+            try:
+                identity = identify(path, Path(path).name)
+                (content,) = in_daemons([partial(content_sha256, path)], at_once=1)
+                # an error is said before our own file is read to its end
+                looks = [partial(each.find_file, identity, content.result) for each in asked]
+                found = in_daemons(looks, at_once=len(looks))
+                left = set(found)
+                while left:
+                    done, left = wait(left, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
+                    for each in done:
+                        each.result()
+                    check()
+                copies.update((each.name, future.result()) for each, future in zip(asked, found, strict=True))
+            except OSError as error:
+                why = error.strerror or error
+                raise ValueError(f"{path} cannot be read: {why}; put the file back, or choose another") from error
         return copies
 
     def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:

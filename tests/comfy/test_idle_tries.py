@@ -115,6 +115,15 @@ def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle
     assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
 
 
+def test_a_run_that_begins_while_plans_are_tried_gives_back_itself(idle, module_of_pack, monkeypatch) -> None:
+    sampled = []
+    monkeypatch.setattr(
+        module_of_pack("nodes.host.proof.idle_tries"), "is_sampled", lambda of: sampled.append(of) or True
+    )
+    found, told = idle(SECONDS, iter([]))
+    assert sampled == [found.run.model] and told == [] and set(names(found)) == {"uly2", "ring2", "cfg2"}
+
+
 def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch) -> None:
     idle_tries = module_of_pack("nodes.host.proof.idle_tries")
     monkeypatch.setattr(idle_tries, "POLL_S", 0.001)

@@ -194,6 +194,14 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         button.work(panel.Asked())()
     assert button.told == {"state": "failed", "message": "it failed; ComfyUI's log says why"}
     assert of.pooled.give_back.call_count == 5
+    context = module_of_pack("nodes.host.sampling.run_context")
+    run = SimpleNamespace(model=of.pooled, late=None)
+    with context.begun({}, SimpleNamespace(model=MagicMock(), late=None)), context.begun({}, run):
+        happens[0] = button.stop
+        button.work(panel.Asked())()
+    assert of.pooled.give_back.call_count == 5, "a run that has begun gives back itself"
+    button.work(panel.Asked())()
+    assert of.pooled.give_back.call_count == 6
     monkeypatch.setattr(panel, "last_run", lambda: None)
     button.work(panel.Asked())()
     assert button.state() == {"state": "failed", "message": panel.NOTHING_LOADED, "of": None}

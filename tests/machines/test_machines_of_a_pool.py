@@ -136,6 +136,44 @@ def test_a_machine_loads_its_own_copy_where_its_ranks_have_a_part_and_needs_comf
         rank.machine = there
 
 
+class CancelledError(Exception):
+    """What a user's Cancel raises."""
+
+
+def test_machines_that_look_for_a_file_hold_up_no_cancel_and_the_first_error_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both machines answer when they are let; our own file is never read to its end."""
+    gate, looks = threading.Event(), list[str]()
+    path, there = write(tmp_path / "a.safetensors", 1.0), [machine("a", 1), machine("b", 1)]
+    spec = {"path": str(path), "size_bytes": 1, "mtime_ns": 2}
+    monkeypatch.setattr(remote_ranks, "content_sha256", lambda _: gate.wait())
+
+    def looks_long(identity: FileIdentity, content: Any) -> FoundFile:
+        looks.append(identity.name)
+        return FoundFile(1, "/theirs", 1, 9, content() and "")
+
+    def has_none(identity: FileIdentity, content: Any) -> FoundFile:
+        raise ValueError(f"b: {identity.name} is not there")
+
+    def cancel() -> None:
+        if looks:
+            raise CancelledError
+
+    for each in there:
+        each.find_file = looks_long  # type: ignore[method-assign]
+    with pytest.raises(CancelledError):
+        RemoteRanks(there, SETTINGS)._copies(spec, 3, cancel)
+    there[1].find_file = has_none  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"b: a\.safetensors is not there"):
+        RemoteRanks(there, SETTINGS)._copies(spec, 3, lambda: None)
+    gate.set()
+    assert [*RemoteRanks(there, SETTINGS)._copies(spec, 2, lambda: None)] == ["a"], "the third rank sleeps"
+    monkeypatch.setattr(remote_ranks, "content_sha256", mock.Mock(side_effect=OSError(errno.EIO, "its disk fails")))
+    with pytest.raises(ValueError, match=r"a\.safetensors cannot be read: its disk fails; put the file back"):
+        RemoteRanks(there, SETTINGS)._copies(spec, 2, lambda: None)
+
+
 def test_a_machine_remembers_so_many_ends_and_files_and_takes_no_answer_that_nobody_waits_for() -> None:
     there = machine("shelf", 1)
     for number in range(MAX_ENDED + 1):

@@ -454,27 +454,31 @@ def test_the_last_of_what_a_rank_prints_is_kept_and_one_that_prints_without_end_
     assert not output.drain()
 
 
-def test_a_watcher_calls_once_for_ranks_that_die_and_has_ended_when_it_was_waited_for():
+def test_a_watcher_tells_of_each_rank_that_dies_and_takes_in_what_others_print_meanwhile():
     children = [subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     outputs = [Output(os.dup(child.stdout.fileno())) for child in children]
     pidfds = [os.pidfd_open(child.pid) for child in children]
     ranks = [SimpleNamespace(output=output, pidfd=pidfd) for output, pidfd in zip(outputs, pidfds, strict=True)]
-    deaths, died, goes_on = [], threading.Event(), threading.Event()
+    deaths, died, goes_on = [], threading.Semaphore(0), threading.Event()
 
     def on_death():
         deaths.append(1)
-        died.set()
+        died.release()
         goes_on.wait()
 
     watcher = Watcher(ranks, on_death=on_death)
-    for child in children:
-        child.communicate(b"")
-    assert died.wait(60)
+    children[0].communicate(b"")
+    assert died.acquire(timeout=300) and deaths == [1]
+    children[1].stdin.write(b"more than a pipe takes\n" * 10_000)
+    children[1].stdin.close()
+    children[1].wait()
+    assert died.acquire(timeout=300) and deaths == [1, 1], "while the first is told of"
     watcher.stop()
     threading.Timer(0.05, goes_on.set).start()
     watcher.join()
-    assert not watcher._thread.is_alive()
-    assert deaths == [1]
+    assert not watcher._thread.is_alive() and not any(each.is_alive() for each in watcher._telling)
+    assert deaths == [1, 1] and "more than a pipe takes" in outputs[1].text()
+    children[1].stdout.close()
     for fd in pidfds:
         os.close(fd)
     for output in outputs:

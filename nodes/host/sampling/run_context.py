@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # they ask ComfyUI for the graph and for its classes, which a
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
 # ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
 _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run", default=None)
+_BEGUN: list["RunContext"] = []  # of every thread, not yet ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,6 +390,11 @@ def run_inside(model: PooledModel) -> RunContext | None:
     return None if run is None or run.model is not model else run
 
 
+def is_sampled(model: PooledModel) -> bool:
+    """Whether a run of this model has begun and not ended, in any thread."""
+    return any(run.model is model for run in [*_BEGUN])
+
+
 @contextmanager
 def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
     """Have the run's context in its options for the time of the block; then that of the run around it again, if any."""
@@ -396,9 +402,11 @@ def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
     around = options.get(RUN_KEY)
     options[RUN_KEY] = run
     token = _INSIDE.set(run)
+    _BEGUN.append(run)
     try:
         yield
     finally:
+        _BEGUN[:] = [each for each in _BEGUN if each is not run]
         run.late = None  # it holds the previewer
         _INSIDE.reset(token)
         options[RUN_KEY] = around

@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,22 @@ class Entries:
         return entry if isinstance(entry, dict) and entry.get("key") == json.loads(json.dumps(asdict(key))) else None
 
     def put(self, key: str, entry: Mapping[str, object]) -> None:
-        """Keep an entry in the place of the key's last one. Raises as `replace_json`."""
+        """Keep an entry in the place of the key's last one. Raises as `replace_json`.
+
+        Other processes and threads that put into a file of the folder meanwhile wait, and no entry is lost.
+        """
+        import fcntl  # here: Windows has none, and nothing to keep
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # a network's file system may have no locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            self._put(key, entry)
+        finally:
+            os.close(folder)
+
+    def _put(self, key: str, entry: Mapping[str, object]) -> None:
         others = {each: other for each, other in self.all().items() if each != key}
         kept = list({**others, key: entry}.items())
         content = {"version": self.version, self.name: dict(kept[-self.most :] if self.most else kept)}

@@ -2,12 +2,14 @@
 
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from parallel_runtime import user_files
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.store import CalibrationStore, default_path
 
@@ -101,8 +103,26 @@ def test_writers_at_the_same_time_leave_a_whole_file(tmp_path) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda count: store.save(f"{count} x A100", MEASURED), range(40)))
     devices = json.loads(store.path.read_text())["devices"]
-    assert devices and all(store.load(name) == MEASURED for name in devices)
+    assert len(devices) == 40 and all(store.load(name) == MEASURED for name in devices)
     assert os.listdir(tmp_path) == ["calibration.json"]
+
+
+def test_what_another_puts_while_one_writes_is_not_lost(tmp_path, monkeypatch) -> None:
+    """The other is let loose between reading and writing of the first, and held up until that is done."""
+    path, threads = tmp_path / "calibration.json", list[threading.Thread]()
+    write = user_files.replace_json
+
+    def slowly(*given: object) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=CalibrationStore(path).save, args=("second", MEASURED)))
+            threads[0].start()
+            threads[0].join(0.2)
+        write(*given)
+
+    monkeypatch.setattr(user_files, "replace_json", slowly)
+    CalibrationStore(path).save("first", MEASURED)
+    threads[0].join()
+    assert CalibrationStore(path).load("first") == CalibrationStore(path).load("second") == MEASURED
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:

@@ -134,6 +134,8 @@ class ParallelChoice:
         devices = self.selection.devices
         if devices[0].kind == "cpu" and not self._can_weigh():
             return Decision(plan=plan, reasons=(*reasons, *on_cpu(plan)))
+        if whole_batches and self.weights == "sharded":  # there is nothing to choose
+            return Decision(plan=plan, reasons=reasons)
         if len(devices) == 1 and 0 < 2 * weight_bytes <= whole_bytes(devices)[0]:
             return Decision(plan=plan, reasons=reasons)
         try:

@@ -289,6 +289,9 @@ def not_counted():
     raise ValueError("it reads values")
 
 
+weights_alone = plan_of(asked(weights="sharded"), WHY, True, count=not_counted)
+assert (weights_alone.plan, weights_alone.reasons) == (weights.plan, weights.reasons[:1]), "there is nothing to choose"
+
 two, four = (tuple(devices.Device("cuda", index) for index in range(n)) for n in (2, 4))
 for on, num_bytes, weights, data in (
     (two, 16 * 2**30, "replicated", 1),

@@ -56,6 +56,11 @@ class Prediction:
         return self.run_s + self.reload_s
 
     @property
+    def host_bytes(self) -> int:
+        """What all ranks take of host memory."""
+        return self.memory.host_bytes * self.plan.ranks
+
+    @property
     def plain(self) -> Cost:
         """What a step takes without graphs."""
         return self.without_graphs or self.cost
@@ -135,13 +140,17 @@ def choose_plan(
     fitting = [row for row in table if row.fits]
     if not fitting:
         return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
-    usable = [row for row in fitting if row.memory.host_bytes * row.plan.ranks <= host_bytes] or fitting
+    if not any(row.host_bytes <= host_bytes for row in fitting):
+        host_bytes = math.inf
+    usable = [row for row in fitting if row.host_bytes <= host_bytes]
     chosen, why = _best(usable), tuple[str, ...]()
     if also is not None and len(devices) > 1:
         serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
         serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
         chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
-    reasons = (*_reasons(chosen, table, devices, calibration), *why, f"constants: {calibration.source}")
+    others = [row for row in table if not row.fits or row.host_bytes <= host_bytes]
+    why = (*_beyond_host(chosen, fitting, host_bytes), *why)
+    reasons = (*_reasons(chosen, others, devices, calibration), *why, f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
 
@@ -238,6 +247,19 @@ def _best(rows: list[Prediction]) -> Prediction:
         return single
     equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
+
+
+def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: float) -> tuple[str, ...]:
+    """What was left out for the host memory that its weights take, if it is quicker."""
+    left_out = next((row for row in fitting if row.host_bytes > host_bytes), None)
+    if left_out is None or WORTHWHILE * left_out.prompt_s > chosen.prompt_s:
+        return ()
+    name, takes = left_out.plan.name, _gib(left_out.host_bytes)
+    gain = chosen.prompt_s / left_out.prompt_s
+    return (
+        f"{name} would be {gain:.2f}x as fast, but its weights take {takes} of host memory, of which auto gives "
+        f"{_gib(round(host_bytes))}",
+    )
 
 
 def _better_elsewhere(

@@ -88,8 +88,19 @@ def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
     for host_bytes, weights in ((blocks + 10, "offloaded"), (blocks - 10, "sharded")):
         choice = choose_plan(FLUX, work, [16 * GIB] * 2, cards, decodes=True, host_bytes=host_bytes)
         assert choice.plan.weights == weights
+        quicker = next(row for row in choice.table if row.plan.weights == "offloaded")
+        gain = choice.chosen.prompt_s / quicker.prompt_s
+        told = (
+            f"{quicker.plan.name} would be {gain:.2f}x as fast, but its weights take {quicker.host_bytes / GIB:.1f} GiB"
+        )
+        told = f"{told} of host memory, of which auto gives {host_bytes / GIB:.1f} GiB"
+        assert (told in choice.reasons) == (weights == "sharded")
+        assert quicker.host_bytes == pytest.approx(blocks, abs=2) and any(
+            "of host" in why for why in choice.reasons
+        ) == (weights == "sharded")
     alone = choose_plan(FLUX, work, [16 * GIB], cards, decodes=True, host_bytes=0)
     assert alone.plan == ParallelPlan(weights="offloaded"), "nothing else fits"
+    assert not any("of host memory" in why for why in alone.reasons)
 
 
 def slow_host(devices: int) -> Calibration:

@@ -74,7 +74,7 @@ del machine._tell
 machine._wake = asked.set
 ranks = RemoteRanks([machine], RankSettings(devices=("cpu:0",), threads=1, engine=""))
 spec = {"path": sys.argv[1], "size_bytes": 0, "mtime_ns": 0}
-threading.Thread(target=ranks._copies, args=(spec, 2), daemon=True).start()
+threading.Thread(target=ranks._copies, args=(spec, 2, lambda: None), daemon=True).start()
 reading.wait()
 asked.wait()
 """

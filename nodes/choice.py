@@ -134,7 +134,7 @@ class ParallelChoice:
         devices = self.selection.devices
         if devices[0].kind == "cpu" and not self._can_weigh():
             return Decision(plan=plan, reasons=(*reasons, *on_cpu(plan)))
-        if whole_batches and self.weights == "sharded":  # there is nothing to choose
+        if unshared and whole_batches and plan.weights == "sharded":  # there is nothing to choose
             return Decision(plan=plan, reasons=reasons)
         if len(devices) == 1 and 0 < 2 * weight_bytes <= whole_bytes(devices)[0]:
             return Decision(plan=plan, reasons=reasons)
@@ -196,7 +196,7 @@ class ParallelChoice:
 
     def advised(self, model: CountedModel, work: Work) -> Decision | None:
         """What auto would take for `work` on these devices; None where it did, or knows nothing of them."""
-        return self._automatic(model, work) if self.advises else None
+        return self._automatic(model, work, usual=False) if self.advises else None
 
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
@@ -235,12 +235,13 @@ class ParallelChoice:
         held: ParallelPlan | None = None,
         *,
         everything: ParallelPlan | None = None,
+        usual: bool = True,
     ) -> Decision:
         """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
 
         Free memory is counted as all of a device's: ComfyUI gives up its own models for ours, our weights of an earlier
         prompt must not count against themselves, and asking a device for what is free would take a CUDA context's worth
-        of it. What other programs hold is therefore not seen. `everything` as the planner takes it.
+        of it. What other programs hold is therefore not seen. `everything` and `usual` as the planner takes them.
         """
         work, devices = replace(work, exchange=self.exchange), self.selection.devices
         free, known = whole_bytes(devices), _constants(devices)
@@ -259,6 +260,7 @@ class ParallelChoice:
             everything=everything,
             host_bytes=host_memory()[1],
             blocks_stay=blocks_may_stay(os.environ),
+            usual=usual,
         )
 
     def _weights_here(self) -> str:

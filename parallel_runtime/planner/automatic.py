@@ -17,7 +17,7 @@ from functools import partial
 
 from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
-from .choose import HEADROOM, WORTHWHILE, Choice, Prediction, choose_plan
+from .choose import HEADROOM, Choice, Prediction, choose_plan
 from .counted import CountedModel
 from .hardware import GIB, Calibration
 from .known import known_rates
@@ -27,6 +27,7 @@ from .work import Work, image_tokens
 PIXELS, TEXT_TOKENS = 1024, 512
 OF_HOST = 0.4  # of host memory may be weights: text encoders and the file lie there, too
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
+ADVISED = 1.1  # times faster: below it no run says that weights which lie otherwise would be quicker
 AGAIN = "each sampling run chooses again for what it samples, with the weights as they lie"
 FORCING = "mode=manual forces another plan"
 
@@ -78,11 +79,13 @@ def automatic_plan(
     everything: ParallelPlan | None = None,
     host_bytes: float = math.inf,
     blocks_stay: bool = True,
+    usual: bool = True,
 ) -> Decision:
     """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
 
     `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
     `host_bytes`: all of this machine's memory. `blocks_stay` as `choose_plan` has it.
+    `usual`: the work stands for all that is sampled later.
     `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
     """
@@ -102,7 +105,7 @@ def automatic_plan(
         decodes=any(each.kind == "cuda" and each.index == 0 and not each.machine for each in devices),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
         blocks_stay=blocks_stay,
-        also=None if work.guided else replace(work, guided=True),
+        also=replace(work, guided=True) if usual and not work.guided else None,
     )
     if choice.plan is None:
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
@@ -112,7 +115,7 @@ def automatic_plan(
     if work.guided:
         images = "one image" if work.batch == 1 else f"{work.batch} images"
         image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg above 1, {images}"
-    again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
+    again = f"{AGAIN}; " if len(devices) > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
     reasons = (*choice.reasons, *kept, chosen_for)
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
@@ -196,7 +199,7 @@ def _with_other_weights(
     """That weights on more devices, or otherwise on them, would make it quicker, if they would."""
     plan, there_s = everywhere.plan, everywhere.seconds_per_step
     served = plan is None or held.layout.serves(plan.layout)
-    if plan is None or there_s is None or served or seconds_per_step <= WORTHWHILE * there_s:
+    if plan is None or there_s is None or served or seconds_per_step < ADVISED * there_s:
         return ()
     gain = seconds_per_step / there_s
     if held.ranks < plan.ranks:

@@ -265,11 +265,11 @@ def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: 
 def _better_elsewhere(
     chosen: Prediction, rows: Sequence[Prediction], serving: Callable[[Layout], Choice]
 ) -> tuple[Prediction, tuple[str, ...]]:
-    """`chosen`, or a row that hardly differs from it where its weights serve other work clearly better; and why.
+    """`chosen`, or a row hardly slower than the quickest whose weights serve other work clearly better; and why.
 
     `serving`: the best for the other work on weights that lie so.
     """
-    near = [row for row in rows if row.prompt_s <= WORTHWHILE * chosen.prompt_s]
+    near = [row for row in rows if row is chosen or row.prompt_s <= WORTHWHILE * rows[0].prompt_s]
     layouts = dict.fromkeys(row.plan.layout for row in near)
     best = {layout: serving(layout).chosen for layout in layouts} if len(layouts) > 1 else {}
     fits = {layout: row for layout, row in best.items() if row is not None}

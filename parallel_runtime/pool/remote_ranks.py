@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -95,7 +95,8 @@ class RemoteRanks:
         self._relay: OwnedProcess | None = None
         self._listener: socket.socket | None = None
         self._started: list[Machine] = []
-        self._files: dict[tuple[str, int, int], dict[str, FoundFile]] = {}  # by our file, then by machine
+        # By our file, then by machine: also of a load that was given up, so that nothing is read twice at once.
+        self._looks: dict[tuple[str, int, int], dict[str, Future[FoundFile]]] = {}
         self.num_ranks = self._reachable = self._ends[-1]
 
     def reach(self, num_ranks: int) -> int:
@@ -236,26 +237,26 @@ class RemoteRanks:
     def _copies(self, spec: dict[str, Any], num_ranks: int, check: Callable[[], None]) -> dict[str, FoundFile]:
         """The copy of each machine that has one of so many ranks. All look at once, and we read our file meanwhile."""
         path = spec["path"]
-        copies = self._files.setdefault((path, spec["size_bytes"], spec["mtime_ns"]), {})
+        looks = self._looks.setdefault((path, spec["size_bytes"], spec["mtime_ns"]), {})
         needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
-        if asked := [each for each in needed if each.name not in copies]:
-            try:
+        failed = {name for name, look in looks.items() if look.done() and look.exception() is not None}
+        try:
+            if asked := [each for each in needed if each.name not in looks.keys() - failed]:
                 identity = identify(path, Path(path).name)
                 (content,) = in_daemons([partial(content_sha256, path)], at_once=1)
                 # an error is said before our own file is read to its end
-                looks = [partial(each.find_file, identity, content.result) for each in asked]
-                found = in_daemons(looks, at_once=len(looks))
-                left = set(found)
-                while left:
-                    done, left = wait(left, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
-                    for each in done:
-                        each.result()
-                    check()
-                copies.update((each.name, future.result()) for each, future in zip(asked, found, strict=True))
-            except OSError as error:
-                why = error.strerror or error
-                raise ValueError(f"{path} cannot be read: {why}; put the file back, or choose another") from error
-        return copies
+                finds = [partial(each.find_file, identity, content.result) for each in asked]
+                looks.update(zip((each.name for each in asked), in_daemons(finds, at_once=len(finds)), strict=True))
+            left = {looks[each.name] for each in needed}
+            while left:
+                done, left = wait(left, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
+                for look in done:
+                    look.result()
+                check()
+        except OSError as error:
+            why = error.strerror or error
+            raise ValueError(f"{path} cannot be read: {why}; put the file back, or choose another") from error
+        return {each.name: looks[each.name].result() for each in needed}
 
     def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:
         """Why, of machines that are lost or whose launcher has ended: by the first rank of each."""

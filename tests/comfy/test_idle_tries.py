@@ -118,10 +118,10 @@ def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle
 def test_a_run_that_begins_while_plans_are_tried_gives_back_itself(idle, module_of_pack, monkeypatch) -> None:
     sampled = []
     monkeypatch.setattr(
-        module_of_pack("nodes.host.proof.idle_tries"), "is_sampled", lambda of: sampled.append(of) or True
+        module_of_pack("nodes.host.proof.idle_tries"), "is_sampled_on", lambda of: sampled.append(of) or True
     )
     found, told = idle(SECONDS, iter([]))
-    assert sampled == [found.run.model] and told == [] and set(names(found)) == {"uly2", "ring2", "cfg2"}
+    assert sampled == [found.run.model.devices] and told == [] and set(names(found)) == {"uly2", "ring2", "cfg2"}
 
 
 def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch) -> None:

@@ -89,7 +89,7 @@ def test_devices_are_measured_before_weights_are_loaded_where_there_are_several(
     registry = SimpleNamespace(
         measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
         note_use=lambda weights, prompt: None,
-        load=lambda weights, plan, load: load(pool),
+        load=lambda weights, plan, load, **_: load(pool),
         is_alive=lambda devices: False,
         pool=lambda devices: pool,
     )
@@ -246,17 +246,22 @@ def test_weights_keep_their_root_without_a_model_until_a_load_after_they_left(mo
         assert left() is None and workers.held == [] and workers.asked == ["unload"]
 
 
-def test_weights_of_an_earlier_prompt_leave_devices_that_another_set_of_workers_loads_to(
-    module_of_pack, made, plan_of
+def test_weights_that_crowd_a_device_leave_where_another_set_of_workers_loads(
+    module_of_pack, made, plan_of, caplog
 ) -> None:
-    """As where devices in SP Config were changed, and ComfyUI's cache keeps the MODEL of before."""
+    """As where devices in SP Config were changed, and ComfyUI's cache keeps the MODEL of before. Here all that this
+    prompt has not used crowds."""
     registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
     four = made("cuda", "ulysses=2").devices
     sets = {"a": four[1:3], "b": four[1:], "c": four[:1], "d": four[1:3]}
     weights = {name: (devices, name, (2, False, 1, 1)) for name, devices in sets.items()}
     for devices in sets.values():
         registry._pools[devices] = Holding()
-    roots = []
+    roots, asked = [], []
+
+    def crowds(root: object, its_plan: object, now: bool) -> bool:
+        asked.append((root in roots, its_plan, now))
+        return not now
 
     def run(prompt: str, *names: str) -> None:
         for name in names:
@@ -264,7 +269,9 @@ def test_weights_of_an_earlier_prompt_leave_devices_that_another_set_of_workers_
             roots.append(registry.root(weights[name], Root))
             registry.note_use(weights[name], prompt)
             if not registry._pools[devices].holds(name, plan):
-                registry.load(weights[name], plan, lambda pool, name=name: pool.held.append((name, plan)))
+                registry.load(
+                    weights[name], plan, lambda pool, name=name: pool.held.append((name, plan)), crowds=crowds
+                )
 
     def held() -> str:
         return "".join(sorted(name for name, devices in sets.items() if registry._pools[devices].holds(name, plan)))
@@ -282,6 +289,38 @@ def test_weights_of_an_earlier_prompt_leave_devices_that_another_set_of_workers_
     registry.unload(weights["b"], plan)
     run("7", "b")
     assert held() == "bc", "neither a nor d was used since"
+    assert set(asked) == {(True, plan, False), (True, plan, True)}
+    for workers in registry._pools.values():  # a pool whose workers fail then is not the one that loads
+        workers.unload = lambda spec, plan: (_ for _ in ()).throw(
+            module_of_pack("parallel_runtime.errors").PoolError("x")
+        )
+    run("8", "a")
+    assert "parallel workers failed as they were to free weights: x" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("plan", "other", "gib", "now", "crowded"),
+    [
+        ("ulysses=2", "ulysses=2", 72, True, False),  # 48 GB of 77, and 26.4 beside 77 alone
+        ("ulysses=2", "ulysses=2", 72, False, True),
+        ("ulysses=2", "ulysses=2", 76, False, False),
+        ("ulysses=2", "ulysses=2", 48, True, True),
+        ("ulysses=4,weights=sharded", "ulysses=2", 48, False, True),
+        ("ulysses=4,weights=sharded", "ulysses=2", 54, False, False),
+        ("ulysses=2", "weights=offloaded", 48, False, False),
+        ("ulysses=2", "ulysses=1", 48, False, False),  # it is on none of our ranks' devices
+    ],
+)
+def test_two_sets_of_weights_crowd_a_gpu_that_both_have(
+    plan: str, other: str, gib: int, now: bool, crowded: bool, made, plan_of, pooled_model, monkeypatch
+) -> None:
+    monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [gib * 2**30] * len(devices))
+    ours, theirs = made("cuda", plan), made("cuda", other)
+    theirs.devices = (*theirs.devices[2:], *theirs.devices[:2]) if other == "ulysses=1" else theirs.devices[:2]
+    root = SimpleNamespace(model=SimpleNamespace(pooled=theirs))
+    assert ours._is_crowded_by(ours.plan, root, theirs.plan, now) == crowded
+    on_cpu = made("cpu", plan)
+    assert not on_cpu._is_crowded_by(on_cpu.plan, root, theirs.plan, now)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -427,7 +466,7 @@ def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, poole
     registry = SimpleNamespace(
         measured=lambda devices, measure: told.append("measure"),
         note_use=lambda weights, prompt: told.append("used"),
-        load=lambda weights, plan, load: told.append("unwanted go") or load(pool),
+        load=lambda weights, plan, load, **_: told.append("unwanted go") or load(pool),
         pool=lambda devices: pool,
     )
     holds: list[bool] = [False, True]

@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,12 +116,18 @@ def test_machines_have_one_limit_in_which_all_say_that_their_ranks_have_ended(mo
     assert left_s == [limit_s, limit_s - 4.0, 0.0]
 
 
+def found(file: FoundFile) -> Future[FoundFile]:
+    future = Future[FoundFile]()
+    future.set_result(file)
+    return future
+
+
 def test_a_machine_loads_its_own_copy_where_its_ranks_have_a_part_and_needs_comfyui_where_that_computes() -> None:
     there = machine("shelf", 1)
     of_pool, rank = RemoteRanks([there], SETTINGS), RemoteRank.__new__(RemoteRank)
     rank.rank, rank.machine = 1, there
     spec = {"path": "/ours", "size_bytes": 1, "mtime_ns": 2, "dtype": "float32", "comfyui": None}
-    of_pool._files["/ours", 1, 2] = {"shelf": FoundFile(1, "/theirs", 1, 9, "")}
+    of_pool._looks["/ours", 1, 2] = {"shelf": found(FoundFile(1, "/theirs", 1, 9, ""))}
     body = {"spec": spec, "layout": {"ranks": 2}}
     theirs = {**body, "spec": {**spec, "path": "/theirs", "size_bytes": 1, "mtime_ns": 9}}
     assert of_pool.body_for(rank, Op.LOAD, body) == theirs
@@ -157,17 +164,21 @@ def test_machines_that_look_for_a_file_hold_up_no_cancel_and_the_first_error_is_
         raise ValueError(f"b: {identity.name} is not there")
 
     def cancel() -> None:
-        if looks:
+        if len(looks) == 2:
             raise CancelledError
 
     for each in there:
         each.find_file = looks_long  # type: ignore[method-assign]
-    with pytest.raises(CancelledError):
-        RemoteRanks(there, SETTINGS)._copies(spec, 3, cancel)
+    of_pool = RemoteRanks(there, SETTINGS)
+    for _ in range(2):
+        with pytest.raises(CancelledError):
+            of_pool._copies(spec, 3, cancel)
+    assert len(looks) == 2, "who asks again waits for what the first began"
     there[1].find_file = has_none  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"b: a\.safetensors is not there"):
         RemoteRanks(there, SETTINGS)._copies(spec, 3, lambda: None)
     gate.set()
+    assert [*of_pool._copies(spec, 3, lambda: None)] == ["a", "b"]
     assert [*RemoteRanks(there, SETTINGS)._copies(spec, 2, lambda: None)] == ["a"], "the third rank sleeps"
     monkeypatch.setattr(remote_ranks, "content_sha256", mock.Mock(side_effect=OSError(errno.EIO, "its disk fails")))
     with pytest.raises(ValueError, match=r"a\.safetensors cannot be read: its disk fails; put the file back"):

@@ -82,6 +82,8 @@ def test_of_plans_that_hardly_differ_that_is_taken_whose_weights_serve_cfg_above
         there = plan_of_run(model, work, [gib * GIB] * count, known, held=plan)
         return min(row.run_s for row in there.table if row.fits)
 
+    run = automatic_plan(model, usual_work(), gpus(count), [gib * GIB] * count, known, usual=False)
+    assert run.plan == alone.plan, "of one run nothing else is asked"
     factor = guided(alone.plan) / guided(decision.plan)
     told = [why for why in decision.reasons if f"hardly differs here from {alone.plan.name}, with" in why]
     assert bool(told) == (count > 3) == (alone.plan != decision.plan)

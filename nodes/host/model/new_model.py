@@ -146,7 +146,7 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     patcher = POOLS.root(pooled.weights, make).clone()
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
-    if decision.model is not None and len(devices) > 1:
+    if decision.model is not None and (decision.plan.ranks > 1 or (decision.table and len(devices) > 1)):
         patcher.choose_again = lru_cache(REMEMBERED)(partial(asked.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled, patcher.exchange = asked.side_branch, asked.compiled, asked.exchange
     patcher.step_cache, patcher.worker_loop = asked.step_cache, asked.worker_loop

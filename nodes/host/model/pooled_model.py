@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -37,6 +38,7 @@ from ..panel.progress import prompt_id
 from .measures import held_by_host
 from .pools import POOLS, Devices, Weights
 
+CROWDED, FULL = 2 / 3, 0.95  # of a GPU's memory: weights of two sets of workers that leave a run its room, or just fit
 WEIGHTS_TAKE = 1.1  # times their bytes, as ComfyUI's manager counts
 UNCOUNTED = "; what a step computes is not in this figure"
 
@@ -218,7 +220,7 @@ class PooledModel:
         POOLS.note_use(self.weights, prompt_id())
         if not self.holds(plan):
             self.spec.refuse_changed()
-            POOLS.load(self.weights, plan, load)
+            POOLS.load(self.weights, plan, load, crowds=partial(self._is_crowded_by, plan))
         else:
             self._make_room(plan)
         self.pool.load(self.spec, plan, deltas=deltas, check_cancelled=check_cancelled)
@@ -271,6 +273,25 @@ class PooledModel:
             for rank, said in of_ranks
             if _is_on(rank, device)
         )
+
+    def _is_crowded_by(self, plan: ParallelPlan, root: Any, its_plan: ParallelPlan, now: bool) -> bool:  # noqa: ANN401
+        """Whether a GPU has no room for our weights beside those of another set of workers; `now`: of this prompt, too,
+        whose weights may leave less of it to what is computed."""
+        if self.devices[0].kind == "cpu":  # of one memory, where ranks map files
+            return False
+        other, part = root.model.pooled, FULL if now else CROWDED
+        for device, whole in zip(self.devices, whole_bytes(self.devices), strict=True):
+            if device in other.devices:
+                held = self._kept_by(device, plan.layout) + other._kept_by(device, its_plan.layout)
+                if WEIGHTS_TAKE * held + self.visiting_bytes(plan) > part * whole:
+                    return True
+        return False
+
+    def _kept_by(self, device: Device, layout: Layout) -> int:
+        """Bytes of weights that the rank on one of our devices keeps there."""
+        rank = self.devices.index(device)
+        kept = 0.0 if layout.offloaded or rank >= layout.ranks else layout.part_of(rank)
+        return math.ceil(self.sizes.total * kept)
 
     def _make_room(self, plan: ParallelPlan) -> None:
         """Have ComfyUI give up what its process holds on the ranks' GPUs where that leaves no room for a run of `plan`,

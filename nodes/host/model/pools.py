@@ -4,10 +4,11 @@ ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in
 the same weights are clones of one root, so ComfyUI's memory manager sees one model. The root of weights that were
 loaded is kept alive here, also without a MODEL: an edited graph finds the weights still there, and the manager can
 evict them. It looks at one card alone, and its cache may keep MODELs of earlier prompts: where a set of workers loads,
-weights that another set holds on its devices leave, unless this prompt used them. What the workers hold is asked of the
+weights that another set holds on its devices leave if both crowd a device. What the workers hold is asked of the
 pool each time, which may have evicted it. Starts nothing by itself.
 """
 
+import logging
 import os
 import threading
 import weakref
@@ -17,13 +18,16 @@ from typing import Any, Protocol, TypeAlias
 
 from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.machines.machine import Machine
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.machine import overlap
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.pool.ranks import deadline_from
+from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.wire.replies import MeasureReply
 
+log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
 ALIVE = ("starting", "idle", "loading", "compiling", "busy")
@@ -105,9 +109,17 @@ class PoolRegistry:
         """A run of the prompt with this id uses the weights, whether they must be loaded or not."""
         self._used_by[weights] = prompt
 
-    def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
-        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room,
-        and those that another set of workers holds on some of these devices and this prompt did not use.
+    def load(
+        self,
+        weights: Weights,
+        plan: ParallelPlan,
+        load: Callable[[Pool], None],
+        *,
+        crowds: Callable[[Any, ParallelPlan, bool], bool] = lambda root, plan, now: False,
+    ) -> None:
+        """Run `load` on the pool. First, to make room, weights that no MODEL wants any more leave the workers, and
+        those in another set of workers that crowd a device beside these: `crowds` says so of their root, the plan that
+        they were loaded for, and whether this prompt used them.
 
         Nothing is locked while it loads: others may ask for their pools meanwhile.
         """
@@ -115,8 +127,12 @@ class PoolRegistry:
         with self._lock:
             self._last_loaded = weights
             for other, its_plan in list(self._loaded.items()):
-                if not self.is_wanted(other) or self._is_in_the_way(other, weights):
+                if not self.is_wanted(other):
                     self._unload(other, its_plan)
+                elif self._share_devices(other, weights) and crowds(
+                    self._roots[other], its_plan, self._used_by.get(other) == self._used_by.get(weights)
+                ):
+                    self._unload_elsewhere(other, its_plan)
             if not self.is_alive(devices):
                 self._close_idle()
             pool = self._pool(devices)
@@ -221,11 +237,18 @@ class PoolRegistry:
             )
         return self._pools[devices]
 
-    def _is_in_the_way(self, other: Weights, weights: Weights) -> bool:
-        """Whether `other` lies in another set of workers, on devices that this one has, and of an earlier prompt."""
-        (theirs, *_), (devices, *_) = other, weights
-        shared = theirs != devices and not set(theirs).isdisjoint(devices)
-        return shared and self._used_by.get(other) != self._used_by.get(weights)
+    @staticmethod
+    def _share_devices(one: Weights, other: Weights) -> bool:
+        """Whether they are for two sets of workers that have devices in common."""
+        (devices, *_), (others, *_) = one, other
+        return devices != others and not set(devices).isdisjoint(others)
+
+    def _unload_elsewhere(self, weights: Weights, plan: ParallelPlan) -> None:
+        """As `_unload`; workers that fail then are not those that are to load."""
+        try:
+            self._unload(weights, plan)
+        except PoolError as error:
+            log.warning("parallel workers failed as they were to free weights: %s", first_line(error))
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
         devices, spec, _ = weights

@@ -11,7 +11,7 @@ from ..contract.comfyui import PromptServer, comfy
 from ..model.pools import POOLS
 from ..proof.begin_tries import LastRun
 from ..proof.tuning import Asked, TuningEndedError, tune
-from ..sampling.run_context import is_sampled
+from ..sampling.run_context import is_sampled_on
 
 NOTHING_LOADED = "no model is in the workers; queue a prompt with a parallel MODEL first"
 
@@ -59,7 +59,7 @@ class TuneButton:
         finally:
             if self.told["state"] == "running":  # by an error that is none of these
                 self.told = {"state": "failed", "message": "it failed; ComfyUI's log says why"}
-            if run is not None and not is_sampled(run.of.pooled):  # else the prompt's run gives back itself
+            if run is not None and not is_sampled_on(run.of.pooled.devices):  # else the prompt's run gives back itself
                 run.of.pooled.give_back(comfy.model_management.get_torch_device())
 
     def _say(self, text: str) -> None:

@@ -202,7 +202,7 @@ def key_of(of: Tunable, work: Work, *, graphs: bool) -> TriesKey:
         comfyui=known.comfyui,
         pack=known.pack,
         model=f"{known.model_class} {known.source} {pooled.sizes.total}",
-        weights=f"{known.weights} {pooled.plan.layout.name}",
+        weights=f"{known.weights} {pooled.plan.layout.name} on {pooled.plan.ranks}",
         kernels=" ".join([known.kernels, *(f"{name}={value}" for name, value in options.items() if value)]),
         work=tuple(sorted(sizes.items())),
     )

@@ -21,7 +21,7 @@ from ....parallel_runtime.planner.kept_plans import TriesKey
 from ....parallel_runtime.planner.memory import PlannedMemory
 from ..contract.comfyui import comfy
 from ..contract.queued_prompt import prompt_runs
-from ..sampling.run_context import RunContext, is_sampled
+from ..sampling.run_context import RunContext, is_sampled_on
 from ..sampling.step_listener import StepListener
 from .trying import Trier, store
 
@@ -123,7 +123,9 @@ class IdleTrier:
             trier.try_plans(run, calls, still)
         finally:
             trier.plans = plans  # of which a try that a prompt ends has taken hold
-            if pooled.started and not is_sampled(pooled):  # else the prompt's run has begun, and gives back itself
+            if pooled.started and not is_sampled_on(
+                pooled.devices
+            ):  # else the prompt's run has begun, and gives back itself
                 pooled.give_back(comfy.model_management.get_torch_device())
         return store().load(trier.key) is not None
 

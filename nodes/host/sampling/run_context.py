@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....parallel_runtime.devices import Device
 from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.model_call import CallPlace, ModelCall
 from ....parallel_runtime.models.hosted.calls import RUN_KEY
@@ -390,9 +391,9 @@ def run_inside(model: PooledModel) -> RunContext | None:
     return None if run is None or run.model is not model else run
 
 
-def is_sampled(model: PooledModel) -> bool:
-    """Whether a run of this model has begun and not ended, in any thread."""
-    return any(run.model is model for run in [*_BEGUN])
+def is_sampled_on(devices: Sequence[Device]) -> bool:
+    """Whether a run on these devices has begun and not ended, in any thread."""
+    return any(run.model.devices == devices for run in [*_BEGUN])
 
 
 @contextmanager

@@ -289,6 +289,7 @@ def not_counted():
     raise ValueError("it reads values")
 
 
+assert plan_of(asked(weights="sharded"), "", True).model is FLUX.model, "what ranks can share is weighed"
 weights_alone = plan_of(asked(weights="sharded"), WHY, True, count=not_counted)
 assert (weights_alone.plan, weights_alone.reasons) == (weights.plan, weights.reasons[:1]), "there is nothing to choose"
 
@@ -382,6 +383,7 @@ assert given == (TWO, [2000, 2000], "rates") and named == {
     "everything": plans.ParallelPlan(cfg=2),
     "host_bytes": choice.host_memory()[1],
     "blocks_stay": True,
+    "usual": True,
 }
 assert work.graphs is False, "a CPU has none"
 two_gpus = replace(several.selection, devices=tuple(devices.Device("cuda", index) for index in range(2)))
@@ -391,7 +393,8 @@ for changes in ({}, {"tries": False}, {"compiled": True}, {"step_cache": 0.5}):
     assert asks.pop()[1].graphs is (not changes), changes
 assert asked(mode="manual", ulysses=2).advises and not usual.advises
 advised = asked(mode="manual", ulysses=2).advised(FLUX.model, work)
-assert advised is DECISION and asks[-1][3]["everything"] is None and usual.advised(FLUX.model, work) is None
+assert advised is DECISION and asks[-1][3]["everything"] is None and not asks[-1][3]["usual"]
+assert usual.advised(FLUX.model, work) is None
 for it, weights in (
     (replace(alone, devices_text="all"), "replicated"),
     (replace(several, devices_text="all"), "sharded"),

@@ -41,13 +41,11 @@ def _like_known_gpus(kind: type, latency_s: float) -> type:
         def _can_weigh(self) -> bool:
             return True
 
-        def _automatic(self, model: Any, work: Any, held: Any = None, *, everything: Any = None) -> Any:
+        def _automatic(self, model: Any, work: Any, held: Any = None, **given: Any) -> Any:
             gpus = [device("cuda", index) for index in range(len(self.selection.devices))]
             free = [80 * 2**30] * len(gpus)
             if held is not None:
                 return automatic.plan_of_run(model, work, free, constants, held=held)
-            return automatic.automatic_plan(
-                model, work, gpus, free, constants, weights=self.weights, everything=everything
-            )
+            return automatic.automatic_plan(model, work, gpus, free, constants, weights=self.weights, **given)
 
     return Known

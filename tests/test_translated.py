@@ -71,9 +71,9 @@ SENT = {
         "rank 1 (cuda:1)：GPU 之间的链路失败；请重启机器；请查看 nvidia-smi nvlink -e，修复前设置 NCCL_P2P_DISABLE=1"
     ),
     "cuda:0: replica 0, 1/2 of the attention heads\ncuda:1 sleeps": "cuda:0：副本 0，注意力头的 1/2\ncuda:1 不参与",
-    "chosen for 1024 x 1024 pixels, 512 text tokens, cfg 1, one image; each sampling run chooses again for what it "
-    "samples, with the weights as they lie; mode=manual forces another plan": (
-        "按 1024 x 1024 像素，512 个文本 token，cfg 1，一张图像 选定；"
+    "chosen for 1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg 1, one image; each sampling run chooses "
+    "again for what it samples, with the weights as they lie; mode=manual forces another plan": (
+        "按 1024 x 1024 像素，4096 个图像 token，512 个文本 token，cfg 1，一张图像 选定；"
         "每次采样会按其内容重新选择，权重保持原位；用 mode=manual 可强制使用其他方案"
     ),
     "uly2: 12.0 ms a step, limited by compute (80% of the step)": "uly2：每步 12.0 ms，受限于计算（占 80%）",

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     choice = choose_plan(
         *(model, work, free, calibration),
         stale=arguments.stale,
-        decodes=True,
+        decoder=0,
         host_bytes=here,
         blocks_stay=blocks_may_stay(os.environ),
     )

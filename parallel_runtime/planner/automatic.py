@@ -102,7 +102,7 @@ def automatic_plan(
         free,
         calibration,
         weights=allowed,
-        decodes=any(each.kind == "cuda" and each.index == 0 and not each.machine for each in devices),
+        decoder=next((i for i, each in enumerate(devices) if _is_comfyuis(each)), None),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
         blocks_stay=blocks_stay,
         also=replace(work, guided=True) if usual and not work.guided else None,
@@ -111,10 +111,11 @@ def automatic_plan(
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
     kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
-    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
+    tokens, text = work.image_tokens, work.text_tokens
+    image = f"{PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg 1, one image"
     if work.guided:
         images = "one image" if work.batch == 1 else f"{work.batch} images"
-        image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg above 1, {images}"
+        image = f"{PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg above 1, {images}"
     again = f"{AGAIN}; " if len(devices) > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
     reasons = (*choice.reasons, *kept, chosen_for)
@@ -142,7 +143,7 @@ def plan_of_run(
     if choice.plan is None or choice.seconds_per_step is None:
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
     more: tuple[str, ...] = ()
-    if len(free) > 1:
+    if held.weights != WEIGHTS[0] or held.ranks < len(free):  # whole weights on all devices serve every plan
         everywhere = choose(model, work, free, calibration)
         more = _with_other_weights(everywhere, choice.seconds_per_step, held, len(free))
     reasons = (*choice.reasons, *more, f"chosen for {describe_work(work)}")
@@ -211,6 +212,11 @@ def _with_other_weights(
         f"{plan.name} would be {gain:.2f}x as fast, but the weights lie as {held.name} needs them; use mode=manual and "
         f"{plan.describe()}",
     )
+
+
+def _is_comfyuis(device: Device) -> bool:
+    """Whether ComfyUI uses the device, too: it takes the first GPU of its machine."""
+    return device.kind == "cuda" and device.index == 0 and not device.machine
 
 
 def describe_work(work: Work) -> str:

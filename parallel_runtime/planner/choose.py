@@ -103,7 +103,7 @@ def choose_plan(
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
     num_ranks: int | None = None,
-    decodes: bool = False,
+    decoder: int | None = None,
     host_bytes: float = math.inf,
     blocks_stay: bool = True,
     also: Work | None = None,
@@ -113,7 +113,7 @@ def choose_plan(
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
     `held`: how they lie already, if only plans that they serve are to be weighed: one rank of several may then run by
     graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
-    plans whose ulysses groups each lie in one are weighed. `decodes`: ComfyUI decodes on one of the devices, and
+    plans whose ulysses groups each lie in one are weighed. `decoder`: the device on which ComfyUI decodes; it
     unloads weights that leave no room for that. `host_bytes`: weights that take more of host memory are for where no
     others fit. `blocks_stay`: of spread weights, those that devices have room for. `also` decides between plans that
     hardly differ for `work`, by what their weights serve. Raises `ValueError` without devices.
@@ -128,7 +128,7 @@ def choose_plan(
             calibration,
             free=min(devices[:ranks]),
             num_ranks=num_ranks or len(devices),
-            decodes=decodes,
+            decoding_free=devices[decoder] if decoder is not None and decoder < ranks else math.inf,
             blocks_stay=blocks_stay,
         )
         for ranks in range(1, len(devices) + 1)
@@ -184,7 +184,7 @@ def _predict(
     *,
     free: int,
     num_ranks: int,
-    decodes: bool,
+    decoding_free: float,
     blocks_stay: bool,
 ) -> Prediction:
     needed = partial(memory_of, model, plan=plan, rates=calibration.rates, num_ranks=num_ranks)
@@ -196,7 +196,7 @@ def _predict(
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
     after = memory.weights + memory.runtime + DECODE_BYTES
-    unloaded = decodes and plan.weights != "offloaded" and after > HEADROOM * free
+    unloaded = plan.weights != "offloaded" and after > HEADROOM * decoding_free
     reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
     without, run_s = None, cost.image_s(work.steps)
     if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):

@@ -52,7 +52,8 @@ def on_gpus(
 def test_the_usual_work_is_one_image_of_1024_pixels_without_cfg() -> None:
     work = usual_work()
     assert (work.image_tokens, work.text_tokens, work.rows) == (image_tokens(1024, 1024), 512, 1)
-    assert any("1024 x 1024 pixels, 512 text tokens, cfg 1, one image" in why for why in on_gpus(2, 80).reasons)
+    image = "1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg 1, one image"
+    assert any(image in why for why in on_gpus(2, 80).reasons)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -73,7 +74,7 @@ def test_of_plans_that_hardly_differ_that_is_taken_whose_weights_serve_cfg_above
 ) -> None:
     model, known = usual_counted().with_weights(weights_gb * 10**9).model, known_calibration(device)
     decision = on_gpus(count, gib, known, model=model)
-    alone = choose_plan(model, usual_work(), [gib * GIB] * count, known, decodes=True)
+    alone = choose_plan(model, usual_work(), [gib * GIB] * count, known, decoder=0)
     row = next(row for row in decision.table if row.plan == decision.plan)
     assert decision.plan.ranks == ranks and row.prompt_s <= WORTHWHILE * alone.chosen.prompt_s
 
@@ -249,6 +250,14 @@ def test_weights_in_host_memory_are_not_there_once_for_each_replica(known: Calib
     work = replace(usual_work(), guided=True, batch=2)
     taken = automatic_plan(unet, work, gpus(4), [gib * GIB] * 4, known, everything=everything).plan
     assert taken == ParallelPlan(cfg=2, weights="offloaded")
+
+
+def test_room_for_a_decode_is_asked_of_the_card_that_comfyui_uses() -> None:
+    model, known = usual_counted().with_weights(FLUX.weight_bytes // 2).model, known_calibration("RTX 4080")
+    for devices, weights in ((gpus(2), "replicated"), (gpus(2)[::-1], "sharded")):
+        free = [24 * GIB, 16 * GIB]
+        decision = automatic_plan(model, usual_work(), devices, free, known, host_bytes=0)
+        assert decision.plan == ParallelPlan(ulysses=2, weights=weights)
 
 
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:

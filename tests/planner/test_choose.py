@@ -73,20 +73,25 @@ def test_weights_that_a_decode_would_drive_out_are_weighed_with_their_load() -> 
     model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
     work, cards = Work(image_tokens=4096, text_tokens=512, steps=20), known_calibration("RTX 4080", devices=2)
     for gib, decodes, weights in ((16, True, "sharded"), (16, False, "replicated"), (24, True, "replicated")):
-        choice = choose_plan(model, work, [gib * GIB] * 2, cards, decodes=decodes, host_bytes=0)
+        choice = choose_plan(model, work, [gib * GIB] * 2, cards, decoder=0 if decodes else None, host_bytes=0)
         assert choice.plan == ParallelPlan(ulysses=2, weights=weights), (gib, decodes)
         whole = next(row for row in choice.table if row.plan == ParallelPlan(ulysses=2))
         assert whole.fits and (whole.reload_s > 3) == (decodes and gib == 16)
         said = "replicated weights would be loaded before each run, as they leave no room to decode: "
         assert any(reason.startswith(said) for reason in choice.reasons) == (weights == "sharded")
         assert choose_plan(model, work, [gib * GIB] * 2, cards).plan.weights == "replicated"
+    for decoder, weights in ((0, "replicated"), (1, "sharded")):
+        choice = choose_plan(model, work, [24 * GIB, 16 * GIB], cards, decoder=decoder, host_bytes=0)
+        assert choice.plan == ParallelPlan(ulysses=2, weights=weights), "the card that decodes alone is asked for room"
+    alone = choose_plan(model, work, [24 * GIB, 16 * GIB], cards, decoder=1).table
+    assert next(row for row in alone if row.plan.ranks == 1).reload_s == 0, "nothing lies on the card that decodes"
 
 
 def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
     work, cards = Work(image_tokens=4096, text_tokens=512, steps=20), known_calibration("RTX 4080", devices=2)
     blocks = sum(FLUX.block_bytes)
     for host_bytes, weights in ((blocks + 10, "offloaded"), (blocks - 10, "sharded")):
-        choice = choose_plan(FLUX, work, [16 * GIB] * 2, cards, decodes=True, host_bytes=host_bytes)
+        choice = choose_plan(FLUX, work, [16 * GIB] * 2, cards, decoder=0, host_bytes=host_bytes)
         assert choice.plan.weights == weights
         quicker = next(row for row in choice.table if row.plan.weights == "offloaded")
         gain = choice.chosen.prompt_s / quicker.prompt_s
@@ -98,7 +103,7 @@ def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
         assert quicker.host_bytes == pytest.approx(blocks, abs=2) and any(
             "of host" in why for why in choice.reasons
         ) == (weights == "sharded")
-    alone = choose_plan(FLUX, work, [16 * GIB], cards, decodes=True, host_bytes=0)
+    alone = choose_plan(FLUX, work, [16 * GIB], cards, decoder=0, host_bytes=0)
     assert alone.plan == ParallelPlan(weights="offloaded"), "nothing else fits"
     assert not any("of host memory" in why for why in alone.reasons)
 

@@ -161,3 +161,21 @@ def test_the_first_line_of_the_drivers_version_is_kept_with_tries(module_of_pack
         if content is not None:
             file.write_bytes(content)
         assert begin._driver.__wrapped__() == said
+
+
+def test_loras_that_run_beside_the_weights_are_part_of_what_seconds_hold_for(module_of_pack, new_run) -> None:
+    begin, work = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.planner.work").Work
+    device = module_of_pack("parallel_runtime.devices").Device("cpu", 0)
+    pooled = SimpleNamespace(devices=(device,), sizes=SimpleNamespace(total=9), plan=new_run("/a.safetensors").plan)
+    known = SimpleNamespace(comfyui="1", pack="2", model_class="M", source="3", weights="bf16", kernels="sdpa")
+    given = {each.name: None for each in fields(begin.Tunable)} | {"pooled": pooled}
+    given |= {"prover": SimpleNamespace(key=lambda *_: known), "decision": new_run("/a.safetensors").decision}
+    keys = [
+        begin.key_of(
+            begin.Tunable(**given | {"side_branch": beside, "deltas": SimpleNamespace(deltas=("delta",) * count)}),
+            work(image_tokens=9, text_tokens=9),
+            graphs=False,
+        ).kernels
+        for beside, count in ((False, 0), (False, 2), (True, 0), (True, 2), (True, 3))
+    ]
+    assert keys == ["sdpa", "sdpa", "sdpa", "sdpa side_branch=2", "sdpa side_branch=3"]

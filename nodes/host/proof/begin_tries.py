@@ -191,7 +191,8 @@ def is_asynchronous(of: Tunable) -> bool:
 def key_of(of: Tunable, work: Work, *, graphs: bool) -> TriesKey:
     """What seconds of a step at such work hold for; `graphs`: some plans may gain by them in so many steps."""
     pooled, known = of.pooled, of.prover.key(of.decision.plan, ())
-    options = {"compiled": of.compiled, "attention": of.attention, "side_branch": of.side_branch}
+    beside = of.side_branch and len(of.deltas.deltas)  # each costs a little in every step
+    options = {"compiled": of.compiled, "attention": of.attention, "side_branch": beside}
     text_tokens = -(-work.text_tokens // TEXT_ROUNDED_TO) * TEXT_ROUNDED_TO
     rounded = replace(work, exchange=of.exchange, text_tokens=text_tokens, graphs=graphs)
     sizes = {name: str(value) for name, value in asdict(rounded).items() if name != "steps"}

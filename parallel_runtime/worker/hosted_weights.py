@@ -103,6 +103,14 @@ class HostedWeights:
         paths = list(self.staged_blocks)[self.run.start : self.run.stop]
         return self.blocks_before | {path: self.staged_blocks[path] for path in paths}
 
+    def _share_out_blocks(self) -> None:
+        """Tell the blocks that stages have parts of from those that every stage has."""
+        blocks, spec = self._find_blocks(), find_spec(self.module)
+        self.staged_blocks = blocks
+        if self.stages > 1 and spec is not None:
+            self.staged_blocks = blocks_of(self.module, spec.staged)
+        self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
+
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists.
 
@@ -199,12 +207,7 @@ class HostedWeights:
         kept, widened = self.spec.kept, self.own_copy
         built = build(self.spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
         self._take(built)
-        blocks, spec = self._find_blocks(), find_spec(self.module)
-        if self.stages > 1 and spec is not None:
-            self.staged_blocks = blocks_of(self.module, spec.staged)
-        else:
-            self.staged_blocks = blocks
-        self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
+        self._share_out_blocks()
         self.run = self._own_run()
         self._leave_others()
         if in_place:  # a copy of each rank's own would take as much as the model

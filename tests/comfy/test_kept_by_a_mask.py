@@ -351,6 +351,9 @@ def test_a_samplers_states_are_written_by_the_fewest_calls_back(module_of_pack: 
         states(0, 0, 0, 0, found=[*found[:3], found[3] / 0])
     with pytest.raises(traced.NotLinearError, match="no sum of earlier ones"):
         states(0, 0, 0, 0, found=[found[0], found[3], *found[2:]])
+    alone = torch.eye(12, dtype=torch.float64)
+    last = traced._states([*alone[:10], alone[:11].sum(0)], 11 * [torch.zeros(12, dtype=torch.float64)], 1e-9)[-1]
+    assert (last["inputs"], last["denoised"]) == (((0, 1.0),), tuple((call, 1.0) for call in range(10)))
     x = torch.zeros(SHAPE)
     for given, latents in (((0,), 1), ((0, 2), 5)):
         assert traced.noise_bytes(SimpleNamespace(given=given, states=range(5)), x) == latents * x.nbytes

@@ -300,7 +300,7 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
         module_of_pack("parallel_runtime.models.specs.found"),
         module_of_pack("parallel_runtime.models.specs"),
     )
-    first, second, _ = (specs.SPECS[each] for each in sorted(specs.SPECS)[:3])
+    first, second, third = (specs.SPECS[each] for each in sorted(specs.SPECS)[:3])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     key = found.FoundKey(model_class="New", source="1f", comfyui="0.30.0", kind="5b")
     monkeypatch.setattr(module, "key_of", lambda *_: key)
@@ -315,6 +315,10 @@ def test_loaders_load_again_once_a_plan_took_the_place_of_another_and_a_replaced
     spec = replace(module_of_pack("parallel_runtime.checkpoint").ModelSpec.of(str(file)), found=found.to_text(first))
     assert (search.news(), refused(spec).spec, refused(spec).spec, search.news()) == (0, second, second, 1)
     assert refused(replace(spec, found=found.to_text(second))) == found.Found() and search.news() == 1
+    monkeypatch.setattr(found.FoundSpecs, "pass_over", lambda *_: False)  # a folder that can be read alone
+    digests = [found.of_text(found.to_text(each)).digest for each in (first, third)]
+    assert refused(replace(spec, found=found.to_text(third))).spec == second
+    assert list(search.unkept[key].instead_of) == digests, "this process knows it until it ends"
     file.write_bytes(b"another")
     assert "was changed after it was chosen" in refused(spec).why
 

@@ -115,6 +115,14 @@ def test_a_folder_that_links_to_itself_is_looked_into_once(tmp_path: Path, monke
     assert looked == [tmp_path.name, "again"]
 
 
+def test_a_search_ends_after_so_many_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.safetensors", "b.safetensors", "c.safetensors"):
+        (tmp_path / name).touch()
+    for most, found in ((3, 1), (2, 0)):
+        monkeypatch.setattr(files, "MAX_ENTRIES", most)
+        assert len(list(files._called("b.safetensors", [str(tmp_path)]))) == found
+
+
 def test_a_files_identity_is_of_the_middle_of_each_tensor_and_of_some_where_there_are_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

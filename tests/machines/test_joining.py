@@ -405,14 +405,14 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             return []
 
         def last_lines(self):
-            return ""
+            return "all is well"
 
         def close(self):
             os.close(self.output)
             os.close(self.pidfd)
 
     monkeypatch.setattr(joined, "_Process", Process)
-    introduction = SimpleNamespace(name="node", devices=("cpu:0", "cpu:1"))
+    introduction, said = SimpleNamespace(name="node", devices=("cpu:0", "cpu:1")), []
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
         asks = [KillGeneration(1), started(2, "sleep")]
 
@@ -422,7 +422,7 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             return asks
 
         connection = SimpleNamespace(sock=sock, send=lambda _: None, take=take, early=[])
-        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 9.0, lambda _: None)
+        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 9.0, said.append)
         member._start(started(1, "sleep"))
         with listener.accept()[0] as far:
             far.send(b"x")
@@ -431,6 +431,7 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
         with pytest.raises(joined.ConnectionLostError, match="it has said all"):
             member.run(not_told(listener))
         assert list(member._running) == [2]
+        assert "the ranks have ended" in said, "the words of one that failed are told"
         member.close()
 
 

@@ -243,12 +243,6 @@ def test_what_a_rank_lacks_of_the_machine_says_nothing_of_a_plan(told: dict[str,
     assert re.match(says, told["troubles"][trouble]), told["troubles"][trouble]
 
 
-if __name__ == "__main__":
-    start_comfyui(sys.argv[1])
-    more = {"files": with_files(), "troubles": {name: raised_by(trouble) for name, trouble in TROUBLES.items()}}
-    print(json.dumps({case: found_of(case) for case in CASES} | more))  # noqa: T201
-
-
 def test_a_forked_rank_ends_there_whatever_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a copy of the process that waits: here it is this very one."""
     from parallel_runtime.worker import forked_ranks
@@ -267,3 +261,35 @@ def test_a_forked_rank_ends_there_whatever_it_raises(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(forked_ranks, "_rank", raises)
     with pytest.raises(GoneError):
         forked_ranks.errors_of(nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [], [], 2)
+
+
+@pytest.mark.parametrize(
+    ("at_first", "error", "says"),
+    [
+        (None, RuntimeError("odd shapes"), "raised"),
+        (None, MemoryError("full"), "lost"),
+        (None, RuntimeError("[cpu] can't allocate memory: 8 bytes"), "lost"),
+        (RuntimeError("no link"), None, "lost"),
+    ],
+)
+def test_a_rank_says_whether_the_plan_or_the_machine_stopped_it(
+    monkeypatch: pytest.MonkeyPatch, at_first: Exception | None, error: Exception | None, says: str
+) -> None:
+    from parallel_runtime.worker import forked_ranks
+
+    joined, shared = mock.Mock(side_effect=at_first), mock.Mock(side_effect=error)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the rank sets it
+    monkeypatch.setattr(forked_ranks.dist, "init_process_group", joined)
+    monkeypatch.setattr(forked_ranks.dist, "FileStore", mock.Mock())
+    monkeypatch.setattr(forked_ranks, "SharedModel", shared)
+    mine, its = os.pipe()
+    forked_ranks._rank(its, 0, 2, 0, nn.Identity(), SPECS["comfy.ldm.flux.model.Flux"], [], [])
+    with os.fdopen(mine, encoding="utf-8") as pipe:
+        said = json.load(pipe)
+    assert list(said) == [says] and str(at_first or error) in said[says]
+
+
+if __name__ == "__main__":
+    start_comfyui(sys.argv[1])
+    more = {"files": with_files(), "troubles": {name: raised_by(trouble) for name, trouble in TROUBLES.items()}}
+    print(json.dumps({case: found_of(case) for case in CASES} | more))  # noqa: T201

@@ -105,6 +105,17 @@ def test_ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) 
         assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
 
 
+def test_rows_are_counted_of_calls_that_ranks_share_alone() -> None:
+    model = Keeper()
+    kept, out = state_of(model), noise(1, PICTURE, WIDTH)
+    kept._count_rows(model, (), out)
+    with kept.calling(lambda _: True):
+        kept._count_rows(model, (), (out, out))  # a block that hands on two streams
+        assert kept.take_counted().rows == 0
+        kept._count_rows(model, (), out)
+        assert kept.take_counted().rows == PICTURE
+
+
 @contextmanager
 def lines() -> Iterator[list[str]]:
     """What is logged of classes that keep otherwise."""

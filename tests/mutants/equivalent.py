@@ -173,4 +173,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if self._running[-1:] != [path]:",
         "if self._running[:] != [path]:",
     ): "a block that is noted again in a row is dropped from the order before it is asked for",
+    (
+        "constant off by one",
+        "PATIENCE = timedelta(days=7) # the pool watches, and ends ranks that are silent",
+        "PATIENCE = timedelta(days=8) # the pool watches, and ends ranks that are silent",
+    ): "no test waits a week, nor does a user",
+    (
+        "constant off by one",
+        "patterns = [probe.pattern(flow.name, flow.at, dim, view, 2) for dim in range(flow.dim, flow.dim + 3)]",
+        "patterns = [probe.pattern(flow.name, flow.at, dim, view, 3) for dim in range(flow.dim, flow.dim + 3)]",
+    ): "asked is only whether anything moves, which is the same along each dim",
+    (
+        "arithmetic",
+        "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+        "outs = [((x + 0.5) + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+    ): "any outputs that change from call to call show how ComfyUI's holder answers",
 }

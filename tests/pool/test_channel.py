@@ -13,6 +13,7 @@ import pytest
 import torch
 from descriptors import open_descriptors
 
+from parallel_runtime import kernel_calls
 from parallel_runtime.kernel_calls import pidfd_open
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
@@ -162,6 +163,13 @@ def test_a_python_that_was_built_for_an_older_c_library_has_memfds_and_pidfds(mo
     child.wait()
     with pytest.raises(ProcessLookupError):
         pidfd_open(child.pid)
+
+
+def test_where_standard_input_is_closed_the_first_descriptor_is_0() -> None:
+    for returned in (0, 1):
+        assert kernel_calls._descriptor(returned) == returned
+    with pytest.raises(OSError):
+        kernel_calls._descriptor(-1)
 
 
 def test_no_other_code_names_what_such_a_python_has_not():

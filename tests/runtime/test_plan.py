@@ -35,7 +35,10 @@ from parallel_runtime.shares import corrected_shares, parse_shares, shares_by_sp
         ("pipefusion=2,warmup_steps=0", ["warmup_steps=0", "below 1", "use 1"]),
         ("pipefusion=2,patches=-2", ["patches=-2", "2 stages", "patches=2"]),
         ("pipefusion=2,patches=many", ["'many'", "whole number; use one from 1 on"]),
-        ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
+        (
+            "weights=sharded",
+            ["weights=sharded", "one rank in each of 1 replica", "weights=replicated", "weights=offloaded"],
+        ),
         ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
         ("pipefusion=3,weights=sharded", ["weights=sharded", "one rank in each stage", "raise cfg"]),
         ("weights=torn", ["'torn'", "replicated, sharded, offloaded"]),

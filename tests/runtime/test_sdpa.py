@@ -113,6 +113,18 @@ def test_a_function_that_a_layers_file_names_is_named_where_it_attends(monkeypat
     assert stock_attention.ATTENDED - plain == {"comfy_kitchen_int8", "override"}
 
 
+def test_a_kernel_is_named_again_for_other_heads_and_not_for_another_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[int] = []
+    monkeypatch.setattr(
+        stock_attention.StockAttention, "_name", lambda _, qkv, *__: named.append(qkv[1].shape[1]) or "pytorch"
+    )
+    rank, q = stock_attention.StockAttention(lambda q, *_, **__: q, Container), torch.randn(1, 4, 8, 16)
+    for heads, tokens in ((4, 8), (4, 9), (2, 8), (2, 9)):
+        k = torch.randn(1, heads, tokens, 16)
+        rank(q, k, k, 4, None, None, True, True, {})
+    assert named == [4, 2]
+
+
 class Container:
     """As ComfyUI's: whoever takes the tensor has it alone."""
 

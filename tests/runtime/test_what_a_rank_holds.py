@@ -80,6 +80,26 @@ def test_stages_have_blocks_of_about_equal_bytes_a_token() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stages", "staged"), [(1, ["refiner.0", "layers.0", "layers.1"]), (2, ["layers.0", "layers.1"])]
+)
+def test_every_stage_has_the_blocks_that_hand_on_all_tokens(file: Path, stages: int, staged: list[str]) -> None:
+    weights, module = held(file, stages=stages), torch.nn.Module()
+    for name, count in (("refiner", 1), ("layers", 2)):
+        module.add_module(name, torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(count)))
+    spec = ShardingSpec(
+        attention={"refiner": "img", "layers": "img"},
+        cut={"refiner.0": {"x": "img"}},
+        gather={"refiner.-1": "img"},
+        hands={"layers": "img"},
+    )
+    give_found(module, Found(spec=spec))
+    weights._whole = SimpleNamespace(diffusion_model=module)
+    weights._share_out_blocks()
+    assert list(weights.staged_blocks) == staged
+    assert list(weights.blocks_before) == ["refiner.0"][: stages - 1]
+
+
+@pytest.mark.parametrize(
     ("told", "num_bytes"),
     [
         ({}, 40 + 6),

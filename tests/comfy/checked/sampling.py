@@ -431,6 +431,18 @@ assert (caches._letters(easy, sigmas, easy=True), caches._letters(lazy, sigmas, 
 looked_at = caches._looked_at(easy, (2, 4, 16, 24), easy=True)
 assert looked_at.shape == (1, 4, 16, 24) and looked_at.unique().tolist() == [0.0, 1.0]
 
+# A model that is given the parts of a latent apart, as sound beside a picture, is not followed.
+x, options = torch.zeros(1, 4, 8, 8), {"transformer_options": {"cond_or_uncond": [0]}}
+captured, caches.captured = caches.captured, lambda *given: given[-1]["diffusion_model"](print, [x, x], x, **options)
+try:
+    caches._seen(SimpleNamespace(cfg=4.0, conds={"positive": []}), {}, x, torch.ones(1), easy)
+except caches.HostLoopError as error:
+    assert str(error) == "EasyCache keeps the parts of a latent apart", error
+else:
+    raise AssertionError("it is followed")
+finally:
+    caches.captured = captured
+
 # An error of sizes in a run with another model's latent names both channels; any other error stays what it is.
 made = SimpleNamespace(latent_format=SimpleNamespace(latent_channels=16), diffusion_model=Toy())
 SIZES = "The size of tensor a (4) must match the size of tensor b (16) at non-singleton dimension 1"

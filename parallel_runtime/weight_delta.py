@@ -63,6 +63,35 @@ class WeightDelta:
             return tuple(self.values[5].tolist())
         return None
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether it changes a weight of this shape; ComfyUI leaves out a difference or a LoRA that does not, with a
+        line in its log. True of all other kinds, and where a misfit is an error to ComfyUI, too."""
+        shape, (first, second, *_) = list(self.new_shape or shape), (*self.values, None)
+        if self.offset is not None:
+            dim, start, length = self.offset
+            if dim >= len(shape) or start + length > shape[dim]:
+                return True
+            shape[dim] = length
+        if self.strength_model != 1.0 or not isinstance(first, torch.Tensor):
+            return True
+        if self.kind == "diff":
+            return not self.strength or list(first.shape) == shape
+        plain = self.kind == "lora" or (self.kind == "lora_core" and self.values[3] is None)
+        if not plain or not isinstance(second, torch.Tensor) or min(first.ndim, second.ndim) < 2:
+            return True
+        (rows, rank), (ranks, columns) = first.flatten(1).shape, second.flatten(1).shape
+        return rank == ranks and rows * columns == math.prod(shape)
+
+
+def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:
+    """What to say of deltas that are none of a weight of this shape."""
+    given = []
+    for delta in deltas:
+        shapes = [list(each.shape) for each in delta.values if isinstance(each, torch.Tensor)]
+        given.append(f"a {delta.kind} patch of shapes {shapes}")
+    fit = "does not fit" if len(given) == 1 else "do not fit"
+    return ValueError(f"{', '.join(given)} {fit} {name}, a weight of {shape}; use one made for this model")
+
 
 @dataclass(frozen=True)
 class WeightDeltas:

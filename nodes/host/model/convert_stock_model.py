@@ -45,7 +45,7 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
     copy_changes(model, ours)
-    ours.delta_set()  # refuses what cannot travel
+    ours.tell_misfits(ours.patches, {})
     return ours
 
 

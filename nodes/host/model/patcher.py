@@ -18,7 +18,7 @@ from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
-from ....parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
+from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from ..contract.refusals import (
@@ -44,7 +44,7 @@ from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_
 from .pools import POOLS
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
-from .weight_deltas import delta_set
+from .weight_deltas import delta_set, refuse_misfit
 
 log = logging.getLogger(__name__)
 ELSEWHERE = 10**28  # bytes: more than any device has, and less than the 1e30 by which ComfyUI unloads all models
@@ -279,10 +279,17 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def delta_set(self) -> WeightDeltas:
         """The patches as the workers take them."""
-        return self._as_sent(self.patches, hook_weights(self.model_options["transformer_options"]))
+        model, beside = self.model, hook_weights(self.model_options["transformer_options"])
+        told = {"shape_of": model.shape_of, "side_branch": self.side_branch, "beside": beside}
+        return delta_set(self.patches, self.patches_uuid, **told)
 
-    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightDelta, ...] = ()) -> WeightDeltas:
-        return delta_set(patches, self.patches_uuid, side_branch=self.side_branch, beside=beside)
+    def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
+        """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,
+        as they do not fit it. Raises `ValueError` where none does, and for what cannot travel."""
+        told = refuse_misfit(patches, before, self.model.shape_of)
+        if told:
+            NodeText().say(told)
+            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), told)
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
@@ -309,10 +316,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         *more: object,
         **named: object,
     ) -> list:
-        """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge."""
+        """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge, or
+        none fits. That node says how many do not."""
+        before = {name: len(entries) for name, entries in self.patches.items()}
         applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
-        self._as_sent({name: self.patches[name] for name in names})
+        self.tell_misfits({name: self.patches[name] for name in names}, before)
         return applied
 
     def add_hook_patches(

@@ -28,6 +28,7 @@ from .changed_modules import note_as_made
 from .forward import RemoteForward, RemoteMethod
 from .pooled_model import PooledModel
 from .source import HostedSource
+from .weight_deltas import PREFIX
 
 
 class RemoteModel(Protocol):
@@ -49,6 +50,9 @@ class RemoteModel(Protocol):
 
     def take_shapes(self, deltas: WeightDeltas) -> None:
         """Give the weights here the shapes that those in the workers have with these deltas: ComfyUI reads shapes."""
+
+    def shape_of(self, key: str) -> torch.Size | None:
+        """That of a weight without any delta, by ComfyUI's key; None for none of the transformer's."""
 
 
 def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
@@ -115,7 +119,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         return max(1, ranks) * (whole / parts + pooled.visiting_bytes(plan) + kept)
 
     model.memory_required = memory_required
-    model.take_shapes = MetaShapes(transformer)
+    model.take_shapes = shapes = MetaShapes(transformer)
+    model.shape_of = shapes.shape_of
     transformer.forward = RemoteForward(transformer, pooled, model.latent_format.latent_channels)
     for name in METHODS:
         if hasattr(type(transformer), name):
@@ -143,6 +148,14 @@ class MetaShapes:
                 self._stock.setdefault(delta.key, self._transformer.get_parameter(delta.key))
                 wider = torch.empty(delta.new_shape, dtype=self._stock[delta.key].dtype, device="meta")
                 self._put(delta.key, torch.nn.Parameter(wider, requires_grad=False))
+
+    def shape_of(self, key: str) -> torch.Size | None:
+        """Of a weight without deltas, by ComfyUI's key."""
+        name = key.removeprefix(PREFIX)
+        try:
+            return (self._stock[name] if name in self._stock else self._transformer.get_parameter(name)).shape
+        except AttributeError:
+            return None
 
     def _put(self, name: str, weight: torch.nn.Parameter) -> None:
         path, _, last = name.rpartition(".")

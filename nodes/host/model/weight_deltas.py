@@ -1,40 +1,77 @@
 """ComfyUI's record of changed weights as the workers take it: LoRA and its relatives, full differences, offsets.
 
-Owns the reading of ComfyUI's patch tuples and the refusal of those that cannot travel. Computes nothing.
+Owns the reading of ComfyUI's patch tuples, and which do not travel: refused ones, and those that do not fit their
+weight. Computes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
-from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas
+from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas, misfit
 from ..contract.comfyui import LoRAAdapter, adapters, comfy
 from ..contract.refusals import refuse_by
 from ..contract.version import refuse_off
 from ..contract.writers import nodes_like
 
 PREFIX = "diffusion_model."
+ShapeOf: TypeAlias = Callable[[str], Sequence[int] | None]  # by ComfyUI's key; None where it has no such weight
 
 
 def delta_set(
     patches: Mapping[str, Sequence[tuple]],
     uuid: object,
     *,
+    shape_of: ShapeOf,
     side_branch: bool = False,
     beside: tuple[WeightDelta, ...] = (),
 ) -> WeightDeltas:
-    """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
+    """The patches of a ModelPatcher, by ComfyUI's keys, without those that ComfyUI leaves out; `uuid` is its name for
+    them.
 
-    `beside`: weights that go with them (block_hooks.py). Raises `ValueError` for what cannot travel, naming the
-    weight.
+    `shape_of` gives the shape of a weight that nothing has changed. `beside`: weights that go with them
+    (block_hooks.py). Raises `ValueError` for what cannot travel, naming the weight.
     """
     if not patches and not beside:
         return WeightDeltas()
     if patches:
         refuse_off("loras")
-    changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
+    changes = tuple(delta for delta, fits in _with_fit(patches, shape_of) if fits)
     modules = sorted({each.key.partition("/")[0] for each in beside})
     return WeightDeltas(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
+
+
+def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int], shape_of: ShapeOf) -> str:
+    """What ComfyUI leaves out of the patches behind the first `before` of each weight, as they fit no weight of this
+    model: some of a LoRA's, as its first layer's where the model has another. "" for nothing; `ValueError` for all.
+    """
+    if patches:
+        refuse_off("loras")
+    new, left_out = 0, list[WeightDelta]()
+    for key, entries in patches.items():
+        added = list(_with_fit({key: entries}, shape_of))[before.get(key, 0) :]
+        new += len(added)
+        left_out += [delta for delta, fits in added if not fits]
+    if not left_out:
+        return ""
+    first = left_out[0]
+    if len(left_out) == new:
+        raise misfit(first.key, [first], list(shape_of(PREFIX + first.key) or ()))
+    return (
+        f"{len(left_out)} of {new} changes of weights do not fit this model and are left out, as in ComfyUI; the first "
+        f"is of {first.key}"
+    )
+
+
+def _with_fit(patches: Mapping[str, Sequence[tuple]], shape_of: ShapeOf) -> Iterator[tuple[WeightDelta, bool]]:
+    """Each patch, and whether it fits the weight that those before it make."""
+    for key, entries in patches.items():
+        shape = shape_of(key)
+        for entry in entries:
+            delta = _patch(key, entry)
+            shape = shape and (delta.new_shape or shape)
+            yield delta, shape is None or delta.fits(shape)
 
 
 def _patch(key: str, entry: tuple) -> WeightDelta:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from ...errors import RequestCancelledError
-from ...weight_delta import Value, WeightDelta
+from ...weight_delta import Value, WeightDelta, misfit
 from ..parts import as_parameter, plain_parts
 
 PREFIX = "diffusion_model."
@@ -166,16 +166,6 @@ def _complaints() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(listener)
     if full:
         raise full[0]
-
-
-def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:
-    """What to say of deltas that are none of a weight of this shape."""
-    given = []
-    for delta in deltas:
-        shapes = [list(each.shape) for each in delta.values if isinstance(each, torch.Tensor)]
-        given.append(f"a {delta.kind} patch of shapes {shapes}")
-    fit = "does not fit" if len(given) == 1 else "do not fit"
-    return ValueError(f"{', '.join(given)} {fit} {name}, a weight of {shape}; use one made for this model")
 
 
 class FileViews:

@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...weight_delta import WeightDelta
+from ...weight_delta import WeightDelta, misfit
 from ..block_chain import LORA, Forward, chain_at
-from .deltas import misfit
 
 WEIGHT = ".weight"
 ACTS = "linear_input_act"  # of comfy.ops: a layer of an activation

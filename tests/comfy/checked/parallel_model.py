@@ -24,7 +24,7 @@ folder = tempfile.mkdtemp()
 os.environ["XDG_CACHE_HOME"] = folder
 comfy, samplers = importlib.import_module("comfy.sd"), importlib.import_module("comfy.samplers")
 hooks, lora = importlib.import_module("comfy.hooks"), importlib.import_module("comfy.weight_adapter.lora")
-utils = importlib.import_module("comfy.utils")
+utils, comfy_lora = importlib.import_module("comfy.utils"), importlib.import_module("comfy.lora")
 model_nodes, runtime = f"{NAME}.nodes.host", f"{NAME}.parallel_runtime"
 new_model, pools, deltas, stand_in, convert, workload, run_context = (
     importlib.import_module(f"{model_nodes}.{name}")
@@ -180,7 +180,9 @@ context = model.new_run(other)
 assert (context.model, context.decision, context.compiled, context.step_cache) == (pooled, other, True, 0.2)
 assert (context.attention, context.exchange, context.recorder) == ("a kernel", "exact", model.recorder)
 assert (context.wrapped, context.stock_cache, context.prover) == (False, False, model.model.prover)
-assert context.written.values() == model.written().values() and context.deltas == deltas.delta_set({}, None)
+assert context.written.values() == model.written().values() and context.deltas == deltas.delta_set(
+    {}, None, shape_of=print
+)
 copy.model_options["model_function_wrapper"] = print
 copy.model_options["transformer_options"]["easycache"] = 1
 context = copy.new_run(other)
@@ -244,6 +246,7 @@ assert added.name == str(copy.patches_uuid) and not added.side_branch and model.
 model_with = model.clone()
 model_with.add_patches({weight: adapter})
 assert model_with.delta_set().side_branch
+shape_of = model.model.shape_of
 PATCHES = (
     ((1.0, (plain,), 1.0, None, None), ("diff", (plain,), None, False)),
     ((1.0, ("diff", (plain,)), 1.0, (0, 3, 4), None), ("diff", (plain,), (0, 3, 4), False)),
@@ -252,34 +255,83 @@ PATCHES = (
     ((1.0, ("set", (plain,)), 1.0, None, utils.swap_scale_shift), ("set", (plain,), None, True)),
 )
 for given, (kind, values, offset, swap) in PATCHES:
-    (delta,) = deltas.delta_set({weight: [given]}, "uuid").deltas
+    (delta,) = deltas.delta_set({weight: [given]}, "uuid", shape_of=print).deltas
     assert (delta.kind, delta.values, delta.offset, delta.swap) == (kind, values, offset, swap)
 for middle, reshape in ((up, None), (None, [4, 5]), (up, [4, 5])):
     adapter = lora.LoRAAdapter({"x"}, (up, down, 4.0, middle, None, reshape))
-    (delta,) = deltas.delta_set({weight: [(1.0, adapter, 1.0, None, None)]}, "uuid").deltas
+    (delta,) = deltas.delta_set({weight: [(1.0, adapter, 1.0, None, None)]}, "uuid", shape_of=print).deltas
     assert (delta.kind, delta.values[3]) == ("lora_core", middle)
     assert delta.values[5] is None if reshape is None else delta.values[5].tolist() == reshape
-refused(lambda: deltas.delta_set({weight: [(1.0, (plain,), 1.0, None, print)]}, "u"), "a function of its own")
+refused(
+    lambda: deltas.delta_set({weight: [(1.0, (plain,), 1.0, None, print)]}, "u", shape_of=print),
+    "a function of its own",
+)
 for change in (("set", 1, 2), ("other", (plain,)), [1, 2], 3):
-    refused(lambda change=change: deltas.delta_set({weight: [(1.0, change, 1.0, None, None)]}, "u"), "another model's")
+    entry = (1.0, change, 1.0, None, None)
+    refused(lambda entry=entry: deltas.delta_set({weight: [entry]}, "u", shape_of=print), "another model's")
 beside = tuple(
     deltas.WeightDelta(key=f"{number}/w", kind="hook_weight", strength=1.0, values=(plain,)) for number in (7, 3, 7)
 )
-found = deltas.delta_set({}, "uuid", beside=beside)
-assert (found.name, found.deltas, deltas.delta_set({}, "uuid")) == ("uuid 3 7", beside, deltas.WeightDeltas())
+found = deltas.delta_set({}, "uuid", shape_of=print, beside=beside)
+assert (found.name, found.deltas, deltas.delta_set({}, "uuid", shape_of=print)) == (
+    "uuid 3 7",
+    beside,
+    deltas.WeightDeltas(),
+)
 
 # Shapes follow the deltas that make a weight wider.
 shapes = model.model.take_shapes
 name = "img_in.weight"
 narrow = transformer.get_parameter(name)
-wider = deltas.delta_set(
-    {f"diffusion_model.{name}": [(1.0, ("diff", (torch.ones(256, 128), {"pad_weight": True})), 1.0, None, None)]}, "u"
-)
+first = f"diffusion_model.{name}"
+padded = (1.0, ("diff", (torch.ones(256, 128), {"pad_weight": True})), 1.0, None, None)
+wider = deltas.delta_set({first: [padded]}, "u", shape_of=shape_of)
 shapes(wider)
 assert transformer.get_parameter(name).shape == (256, 128) and transformer.get_parameter(name).device.type == "meta"
+assert (shape_of(first), shape_of("diffusion_model.none.weight"), shape_of("text")) == (narrow.shape, None, None)
 shapes(wider)
 shapes(added)
 assert transformer.get_parameter(name) is narrow
+
+
+# What ComfyUI leaves out of a LoRA does not travel: whether it changes a weight is asked of ComfyUI's own function.
+def change(kind, *shapes, strength=1.0, offset=None):
+    tensors = tuple(torch.ones(shape) for shape in shapes)
+    if kind == "diff":
+        return strength, ("diff", tensors), 1.0, offset, None
+    up, down, middle, reshape = *tensors[:2], *(tensors[2:] or (None,)), list(narrow.shape) if kind == "wider" else None
+    return strength, lora.LoRAAdapter({"x"}, (up, down, 4.0, middle, None, reshape)), 1.0, offset, None
+
+
+rows, columns = narrow.shape
+CHANGES = (
+    *(change("diff", (rows, columns)), change("diff", (rows, columns + 1)), change("diff", (2, 2), strength=0.0)),
+    *(change("diff", (4, columns), offset=(0, 3, 4)), change("diff", (rows, columns), offset=(0, 3, 4))),
+    *(change("lora", (rows, 2), (2, columns)), change("lora", (rows, 2), (2, columns + 1))),
+    *(change("lora", (rows, 2), (3, columns)), change("lora", (rows + 1, 2), (2, columns))),
+    *(change("lora", (4, 2), (2, columns), offset=(0, 3, 4)), change("lora", (5, 2), (2, columns), offset=(0, 3, 4))),
+    *(change("lora", (rows, 2), (2, columns, 1, 1)), change("wider", (rows, 2), (2, columns))),
+    change("wider", (rows, 2), (2, columns + 1)),
+)
+travels = []
+for entry in CHANGES:
+    merged = comfy_lora.calculate_weight([entry], torch.zeros(rows, columns), first)
+    found = deltas.delta_set({first: [entry]}, "u", shape_of=shape_of).deltas
+    assert bool(found) == (bool(merged.any()) or entry[0] == 0.0), entry
+    travels.append(bool(found))
+assert sorted(set(travels)) == [False, True] and travels.count(False) == 7
+fits, misfits = CHANGES[0], CHANGES[1]
+again_with = again.clone()
+again_with.add_patches({first: misfits[1], weight: (plain,)})
+assert [each.key for each in again_with.delta_set().deltas] == [weight.removeprefix("diffusion_model.")]
+told = "1 of 2 changes of weights do not fit this model and are left out, as in ComfyUI; the first is of img_in.weight"
+assert deltas.refuse_misfit(again_with.patches, {}, shape_of) == told
+assert deltas.refuse_misfit(again_with.patches, {first: 1}, shape_of) == ""
+refused(lambda: again_with.add_patches({first: misfits[1]}), f"does not fit {name}, a weight of {list(narrow.shape)}")
+lying = deltas.delta_set(
+    {first: [padded, (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)]}, "u", shape_of=shape_of
+)
+assert len(lying.deltas) == 2, "the second fits what the first makes"
 
 # Two MODELs on the same weights.
 new_model._refuse_other_weights(model, [model_with, again, 3])

@@ -5,7 +5,9 @@ import logging
 from comfy_api.latest import io
 
 from .choice import ParallelChoice
+from .host.contract.comfyui import comfy
 from .host.model.convert_stock_model import parallelized
+from .host.model.pooled_model import is_on
 from .host.panel.progress import NodeText
 from .loader import state_of
 from .sockets import CATEGORY, SpConfigSocket
@@ -42,8 +44,10 @@ class ParallelizeModel(io.ComfyNode):
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the model is of no file that the workers can read, or the plan does not fit it."""
         devices = sp_config.selection.devices
-        if len(devices) == 1 and sp_config.weights != "offloaded" and not sp_config.step_cache:
+        alone = len(devices) == 1 and is_on(devices[0], comfy.model_management.get_torch_device())
+        if alone and sp_config.weights != "offloaded" and not sp_config.step_cache:
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
+            NodeText().say(f"one device ({devices[0]}), nothing to share: the model stays in ComfyUI")
             return io.NodeOutput(model)
         ours = parallelized(model, sp_config)
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = tuple(
     f"{folder}/{name}.py"
     for folder, names in {
-        "nodes": "benchmark choice config list_sampler report roles",
+        "nodes": "benchmark choice config list_sampler parallelize report roles",
         "nodes/host/contract": "known_nodes refusals",
         "nodes/host/model": (
             "block_hooks changed_modules convert_stock_model files forward found_plans measures "

@@ -149,6 +149,11 @@ class Pool:
         return self._peers.why_not
 
     @property
+    def asked_here(self) -> bool:
+        """Whether this thread is in a callback of a request, from which the pool takes no other."""
+        return self._asked_by == threading.get_ident()
+
+    @property
     def state(self) -> State:
         """What the workers are doing. Never waits."""
         workers = self._workers
@@ -348,7 +353,7 @@ class Pool:
         Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread is asking already.
         """
         check: Check = check_cancelled or (lambda: None)
-        if self._asked_by == threading.get_ident():
+        if self.asked_here:
             raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
         while not self._lock.acquire(timeout=WAIT_S):
             check()

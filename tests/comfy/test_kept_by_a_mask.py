@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_samplers_that_call_or_end_steps_by_what_the_model_says_keep_the_loop_in
     zeros = {"sigmas": [0.9], "step_ends": [0]}
     for others in ({"sigmas": [0.8]}, {"step_ends": [1]}, {"sigmas": [0.8], "step_ends": [1]}):
 
-        def with_answers(x: Tensor, answer: Any, others: Any = others) -> Any:
+        def with_answers(x: Tensor, answer: Any, others: Any = others, **_: Any) -> Any:
             return traced.TracedCalls(**zeros | (others if answer(0, x).any() else {}))
 
         run = SimpleNamespace(sigmas=torch.tensor(SIGMAS), with_answers=with_answers)
@@ -234,8 +235,8 @@ def test_what_needs_the_host_at_each_step_keeps_the_loop_in_comfyui(loop: Module
     assert all(refusal(guider) == f"the guider is a {kind}" for guider, kind in kinds)
     for name, reason in loop.OPTIONS.items():
         assert (refusal(plain, **{name: [1]}), refusal(plain, **{name: []})) == (reason, "")
-    (outside, *_), here = loop.OUTSIDE, {"mine": [print], "unused": [], loop.TOGETHER_KEY: [print], 7: [print]}
-    for wrappers, said in (({outside: here}, ""), ({"calls": here, "more": here}, "(mine, 7)")):
+    (outside, *_), here = loop.OUTSIDE, {"mine": [print], "unused": [], loop.TOGETHER_KEY: [print], None: [nullcontext]}
+    for wrappers, said in (({outside: here}, ""), ({"calls": here, "more": here}, "(mine, contextlib)")):
         found = refusal(plain, transformer_options={"wrappers": wrappers})
         assert found == (f"a node wraps the model's calls {said}" if said else "")
     for name, said in (
@@ -281,16 +282,23 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
 
 
-def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
-    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
-    kind, options = traced._Model, {}
+def answering(traced: Any) -> Callable[..., Any]:
+    """Makes the models that a traced sampler calls, without a guider."""
+    kind = traced._Model
 
     def made(*_: object, **told: Any) -> Any:
         model = kind.__new__(kind)
         vars(model).update({f"_{name}": value for name, value in told.items()})
         return model
+
+    return made
+
+
+def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+    options: dict[str, Any] = {}
 
     def sample(model: Any, x: Tensor, sigmas: Tensor, *, calls: int, extra_args: Any, callback: Any, **_: Any) -> Any:
         for _ in range(calls):
@@ -304,10 +312,70 @@ def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
         given = {"guider": None, "sigmas": sigmas, "extra_args": {"model_options": options}}
         return traced.trace(traced.SamplerRun(sampler=sampler, **given), lambda sigma: sigma)[0]
 
-    monkeypatch.setattr(traced, "_Model", made)
+    monkeypatch.setattr(traced, "_Model", answering(traced))
     assert found(4 * 13 + 16).num_calls == 68
     with pytest.raises(traced.NotLinearError, match="it calls the model more than 68 times"):
         found(69)
+
+
+def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_each_call_may_be_cancelled(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Brownian tree takes seconds to make, and seconds a draw."""
+    traced, trees, drawn = module_of_pack("nodes.host.sampling.trace_recurrence"), [], list[int]()
+
+    class Cancelled(BaseException):
+        pass
+
+    def sample(
+        model: Any, x: Tensor, sigmas: Tensor, *, noise_sampler: Any = None, extra_args: Any, callback: Any, **_: Any
+    ) -> Any:
+        if noise_sampler is None:
+            trees.append(x.shape)
+            noise_sampler = lambda *_: drawn.append(1) or torch.full_like(x, 2.0)  # noqa: E731
+        for step in range(3):
+            denoised = model(x, sigmas[:1], **extra_args)
+            callback({"denoised": denoised})
+            x = (x + denoised) / 2 + noise_sampler(sigmas[step], sigmas[step + 1])
+        return x
+
+    monkeypatch.setattr(traced, "_Model", answering(traced))
+    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
+    given = {"guider": None, "sigmas": torch.ones(4), "extra_args": {"model_options": {}}}
+    run = traced.SamplerRun(sampler=sampler, **given)
+    recurrence = traced.trace(run, lambda sigma: sigma)[0]
+    assert recurrence.given == (0, 1, 2, 3) and not trees
+    told = traced.given_tensors(run, recurrence, torch.zeros(SHAPE), lambda: None)
+    assert [float(told[number].mean()) for number in (1, 2, 3)] == [2.0] * 3 and trees == [SHAPE] and len(drawn) == 3
+
+    def cancelled() -> None:
+        if len(drawn) == 4:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        traced.given_tensors(run, recurrence, torch.zeros(SHAPE), cancelled)
+    assert len(drawn) == 4, "one more draw than before"
+
+
+@pytest.mark.parametrize("more", [0.99, 1.01, 1.2])
+def test_a_sampler_that_changes_a_latents_size_a_little_is_not_traced(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch, more: float
+) -> None:
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+
+    def sample(model: Any, x: Tensor, sigmas: Tensor, *, extra_args: Any, callback: Any, **_: Any) -> Any:
+        for _ in range(2):
+            denoised = model(x, sigmas[:1], **extra_args)
+            callback({"denoised": denoised})
+            size = [round(each * more) for each in x.shape[-2:]]
+            x = torch.nn.functional.interpolate(denoised, size=size)
+        return x
+
+    monkeypatch.setattr(traced, "_Model", answering(traced))
+    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
+    run = traced.SamplerRun(sampler=sampler, guider=None, sigmas=torch.ones(3), extra_args={"model_options": {}})
+    with pytest.raises(traced.NotLinearError, match="it changes the size of the latent"):
+        traced.trace(run, lambda sigma: sigma)
 
 
 def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(module_of_pack: Any) -> None:
@@ -357,3 +425,21 @@ def test_a_samplers_states_are_written_by_the_fewest_calls_back(module_of_pack: 
     x = torch.zeros(SHAPE)
     for given, latents in (((0,), 1), ((0, 2), 5)):
         assert traced.noise_bytes(SimpleNamespace(given=given, states=range(5)), x) == latents * x.nbytes
+
+
+def test_a_run_that_stays_in_comfyui_samples_after_the_reason_is_gone(
+    loop: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that is being handled holds the tensors of what raised it, and is named by each error behind it."""
+    stayed: list[str] = []
+    run = SimpleNamespace(stays=stayed.append)
+
+    def refuse(*_: object) -> None:
+        raise loop.HostLoopError("the guider is a Dual")
+
+    monkeypatch.setattr(loop, "_refuse", refuse)
+    monkeypatch.setattr(loop, "run_of", lambda _: run)
+    monkeypatch.setattr(loop.WorkerLoopSampler.__bases__[0], "sample", lambda *_: sys.exc_info()[1], raising=False)
+    sampler = loop.WorkerLoopSampler.__new__(loop.WorkerLoopSampler)
+    assert sampler.sample(None, torch.ones(2), {"model_options": {}}, None) is None
+    assert stayed == ["the guider is a Dual"]

@@ -129,7 +129,7 @@ class Bench:
             return {"reason": str(error)}
         kept = torch.equal(state, torch.get_rng_state())
         x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))
-        given = self.tracer.given_tensors(run, recurrence, x)
+        given = self.tracer.given_tensors(run, recurrence, x, lambda: None)
         after = torch.get_rng_state()
         result = recurrence.run(given.__getitem__, lambda e, latent: self.denoise(latent, recurrence.states[e].sigma))
         torch.manual_seed(77)

@@ -177,7 +177,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         *more: object,
         **named: object,
     ) -> int:
-        """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in."""
+        """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in: none while a step
+        computes with them, as where its callback loads the models of the run again."""
+        if self.model.pooled.in_callback:
+            return 0
         self._check_remote()
         before = self.model.pooled.holds(self.plan)
         self.unpatch_model(self.offload_device, unpatch_weights=False)
@@ -219,7 +222,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def unpatch_model(
         self, device_to: torch.device | None = None, unpatch_weights: bool = True, *more: object, **named: object
     ) -> None:
-        """Take back object patches; with `unpatch_weights`, the weights leave the workers too."""
+        """Take back object patches; with `unpatch_weights`, the weights leave the workers too. Nothing while a step
+        computes with them, as where its preview loads a model."""
+        if self.model.pooled.in_callback:
+            return
         super().unpatch_model(None, False, *more, **named)
         if unpatch_weights:
             self.model.pooled.unload(self.plan)
@@ -239,10 +245,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         *more: object,
         **named: object,
     ) -> float:
-        """Free everything, whatever part of it ComfyUI needs; nothing where the weights are all on other devices, which
-        ComfyUI is told as if that were enough. Returns the bytes that left."""
+        """Free everything, whatever part of it ComfyUI needs; nothing where the weights are all on other devices, or
+        compute a step, which ComfyUI is told as if that were enough. Returns the bytes that left."""
         freed = self.loaded_size()
-        if freed == ELSEWHERE:
+        if freed == ELSEWHERE or self.model.pooled.in_callback:
             return memory_to_free
         self.unpatch_model(device_to)
         return freed
@@ -260,7 +266,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return pooled.bytes_on(self.load_device, layout) + beside
 
     def list_again(self) -> None:
-        """After a cancel or an error: have ComfyUI's manager know the MODEL where its weights are in the workers.
+        """After a run or an error: have ComfyUI's manager know the MODEL where its weights are in the workers.
 
         The manager takes the models of a run off its list, and puts them back only once all of them are loaded.
         """
@@ -304,6 +310,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def cleanup(self, *more: object, **named: object) -> None:
         """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
         super().cleanup(*more, **named)
+        self.list_again()  # a step's callback may have had the manager take it off
         self.model.pooled.give_back(self.load_device, graphs=True)
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.

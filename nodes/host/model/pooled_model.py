@@ -144,6 +144,11 @@ class PooledModel:
         return POOLS.pool(self.devices)
 
     @property
+    def in_callback(self) -> bool:
+        """Whether a callback of a request to our workers runs in this thread: they take no other until it is done."""
+        return self.started and self.pool.asked_here
+
+    @property
     def started(self) -> bool:
         """Whether our devices have workers now."""
         return POOLS.is_alive(self.devices)
@@ -181,12 +186,12 @@ class PooledModel:
         """Bytes of weights that the ranks of a layout keep on `device`; every rank on the CPU counts for the CPU."""
         if layout.offloaded and device.type != "cpu":
             return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
-        there = (rank for rank, each in enumerate(self.devices[: layout.ranks]) if _is_on(each, device))
+        there = (rank for rank, each in enumerate(self.devices[: layout.ranks]) if is_on(each, device))
         return sum(math.ceil(self.sizes.total * layout.part_of(rank)) for rank in there)
 
     def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:
         """How many of the plan's ranks compute on `device`."""
-        return sum(_is_on(rank, device) for rank in self.devices[: plan.ranks])
+        return sum(is_on(rank, device) for rank in self.devices[: plan.ranks])
 
     def visiting_bytes(self, plan: ParallelPlan) -> int:
         """Bytes of the blocks that a rank has whole only while it computes them: the present one and the next."""
@@ -251,7 +256,7 @@ class PooledModel:
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
         """
-        shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
+        shared = [rank for rank in self.devices if device.type != "cpu" and is_on(rank, device)]
         on_gpus = any(rank.kind != "cpu" for rank in self.devices)
         graphs, keeps = graphs and on_gpus, self.keeps_state or (on_gpus and self.plan.weights != WEIGHTS[0])
         if not (shared or keeps or graphs) or not self.started:
@@ -271,7 +276,7 @@ class PooledModel:
         return sum(
             said.get("reserved_bytes", 0) - said.get("allocated_bytes", 0) + said.get("staying_bytes", 0)
             for rank, said in of_ranks
-            if _is_on(rank, device)
+            if is_on(rank, device)
         )
 
     def _is_crowded_by(self, plan: ParallelPlan, root: Any, its_plan: ParallelPlan, now: bool) -> bool:  # noqa: ANN401
@@ -331,7 +336,8 @@ class PooledModel:
         POOLS.unload(self.weights, plan)
 
 
-def _is_on(rank: Device, device: torch.device) -> bool:
+def is_on(rank: Device, device: torch.device) -> bool:
+    """Whether a rank computes on this process's `device`; of CPUs there is one."""
     if rank.machine or rank.kind != device.type:
         return False
     return rank.kind == "cpu" or rank.index == (device.index or 0)

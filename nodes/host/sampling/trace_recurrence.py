@@ -8,9 +8,11 @@ too, on a latent of zeros, so that seeds, order and noise samplers are its own.
 Owns the tracing. What a recurrence is and how it runs is parallel_runtime/sampler_recurrence.py's.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -19,7 +21,8 @@ from ..contract.comfyui import comfy
 
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
-TRIED = (2, 2, 3, 5)  # of latents whose run the recurrence must reproduce: places and images may count, too
+# Of latents whose run the recurrence must reproduce: places and images may count, too, and a hundredth more in size.
+TRIED = (2, 2, 3, 101)
 SHOWN_TOLERANCE = 0.05  # how far what a step shows may be from the denoised latent, in a real run
 MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
 MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a recurrence of more would not fit into a message
@@ -89,21 +92,31 @@ class SamplerRun:
     extra_args: dict
 
     def with_answers(
-        self, x: torch.Tensor, answer: Callable[[int, torch.Tensor], torch.Tensor], *, shown: bool = True
+        self,
+        x: torch.Tensor,
+        answer: Callable[[int, torch.Tensor], torch.Tensor],
+        *,
+        shown: bool = True,
+        noise: Callable[..., torch.Tensor] | None = None,
     ) -> TracedCalls:
         """Run the sampler from `x` with a model that answers as told. What is noted lies in host memory.
 
-        `shown`: whether to note what each step shows."""
+        `shown`: whether to note what each step shows. `noise` is drawn from in the place of what a sampler makes of its
+        seed, if it takes that.
+        """
         run = TracedCalls()
-        options = self.extra_args["model_options"]
-        max_calls = _max_calls(len(self.sigmas))
-        model = _Model(self.guider, self.sigmas, run=run, answer=answer, options=options, max_calls=max_calls)
+        told = {"options": self.extra_args["model_options"], "max_calls": _max_calls(len(self.sigmas))}
+        model = _Model(self.guider, self.sigmas, run=run, answer=answer, **told)
 
         def step_done(news: dict) -> None:
             run.step_ends.append(len(run.inputs) - 1)
             if shown:
                 run.shown.append(news["denoised"].clone())
 
+        options = dict(self.sampler.extra_options)
+        takes = inspect.signature(self.sampler.sampler_function).parameters
+        if noise is not None and "noise_sampler" in takes and options.get("noise_sampler") is None:
+            options["noise_sampler"] = noise
         run.sigmas_left = self.sigmas.to(x.device, copy=True)
         run.result = self.sampler.sampler_function(
             model,
@@ -112,7 +125,7 @@ class SamplerRun:
             extra_args=dict(self.extra_args),
             callback=step_done,
             disable=True,
-            **self.sampler.extra_options,
+            **options,
         )
         return run
 
@@ -147,7 +160,9 @@ def _trace(
     runs = []
     for vectors in (torch.zeros_like(units), units, torch.zeros_like(randoms), randoms):
         with torch.random.fork_rng(devices=[]):  # each draws the same noise for latents of its shape
-            runs.append(run.with_answers(vectors[0].clone(), lambda number, _, v=vectors: v[number + 1].clone()))
+            x = vectors[0].clone()
+            noise = partial(_any_noise, x)  # a Brownian tree takes longer than all else here
+            runs.append(run.with_answers(x, lambda number, _, v=vectors: v[number + 1].clone(), noise=noise))
     still, unit, plain, random = runs
     if any(each.sigmas != unit.sigmas or each.step_ends != unit.step_ends for each in runs):
         raise NotLinearError("what it does depends on what the model says")
@@ -170,14 +185,26 @@ def _trace(
     return recurrence, still.sigmas_left
 
 
-def given_tensors(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor) -> dict[int, torch.Tensor]:
+def _any_noise(like: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.randn_like(like)
+
+
+def given_tensors(
+    run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor, check: Callable[[], None]
+) -> dict[int, torch.Tensor]:
     """The recurrence's G_e for the latent `x` that the sampler starts from, drawing the noise that the sampler draws.
 
-    Advances the random state of torch as a run of the sampler does.
+    Advances the random state of torch as a run of the sampler does. `check` is asked at each of its calls; raises what
+    that raises.
     """
     if recurrence.given == (0,):
         return {0: x}
-    still = run.with_answers(torch.zeros_like(x), lambda _, latent: torch.zeros_like(latent), shown=False)
+
+    def answer(_: int, latent: torch.Tensor) -> torch.Tensor:
+        check()
+        return torch.zeros_like(latent)
+
+    still = run.with_answers(torch.zeros_like(x), answer, shown=False)
     found = [*still.inputs, *([] if still.result is None else [still.result.cpu()])]
     for number in sorted(recurrence.given, reverse=True):  # in place: each is made of earlier ones
         for k, factor in recurrence.states[number].inputs:

@@ -8,7 +8,7 @@ in ComfyUI's own loop, and the reason is said.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FunctionType, MethodType
@@ -113,16 +113,17 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
 
         That a run must stay in ComfyUI's loop is known before any rank is asked, and before torch's random state moves.
         """
-        run = run_of(extra_args["model_options"]) or self._of_run
+        run, stays = run_of(extra_args["model_options"]) or self._of_run, ""
         try:
             _refuse(guider, extra_args["model_options"])
             _refuse_foreign(self, guider, callback)
             ours = comfy.samplers.KSAMPLER(self._run, self.extra_options, self.inpaint_options)
             samples = ours.sample(guider, sigmas, extra_args, callback, *arguments, **named)
         except HostLoopError as error:
-            reason = redact_paths(str(error))  # the sampler's own words may be part of it
-            log.info("the loop stays in ComfyUI: %s", reason)
-            run.stays(reason)
+            stays = redact_paths(str(error))  # the sampler's own words may be part of it
+        if stays:  # after the error is gone, which holds the tensors of what raised it
+            log.info("the loop stays in ComfyUI: %s", stays)
+            run.stays(stays)
             return super().sample(guider, sigmas, extra_args, callback, *arguments, **named)
         run.loop = "resident"
         return samples
@@ -224,9 +225,14 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
     known = cache_keys(model_options, inside)
     wrapped = [(kind, key) for kind, by_key in inside.items() for key, found in by_key.items() if found]
     wrapped = [each for each in wrapped if each not in known and each[1] != TOGETHER_KEY]  # the latter is ours
-    others = dict.fromkeys(key for _, key in wrapped)
+    others = dict.fromkeys(key or _module_of(inside[kind][key]) for kind, key in wrapped)
     if others:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, others))})")
+
+
+def _module_of(wrappers: Sequence[object]) -> str:
+    """Where functions that a node put in without a name are defined."""
+    return str(getattr(wrappers[0], "__module__", None) or type(wrappers[0]).__module__)
 
 
 def _methods() -> list[str]:
@@ -281,7 +287,8 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None
 
 def _drawn(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor) -> dict[int, torch.Tensor]:
     """The noise of all steps, which ComfyUI's loop draws one by one. Raises `HostLoopError`, with torch's random state
-    as it was, where it takes much memory or more than there is."""
+    as it was, where it takes much memory or more than there is, and what `check_cancelled` raises: a Brownian tree
+    takes seconds a draw."""
     num_bytes = noise_bytes(recurrence, x)
     if num_bytes > MOST_NOISE_BYTES:
         raise HostLoopError(f"the noise of all steps takes {num_bytes >> 20} MiB, more than {MOST_NOISE_BYTES >> 20}")
@@ -289,7 +296,7 @@ def _drawn(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor) -> d
         _traceable(lambda error: f"the noise of all steps cannot be drawn ahead: {error}"),
         random_state_kept(x.device),
     ):
-        return given_tensors(run, recurrence, x)
+        return given_tensors(run, recurrence, x, check_cancelled)
 
 
 def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurrence: SamplerRecurrence) -> None:

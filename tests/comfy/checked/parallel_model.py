@@ -414,6 +414,16 @@ assert workload.work_of_settings(again, settings, other) is None
 hooked = settings | {"positive": [[torch.zeros(1, 77, 8), {"hooks": hooks.HookGroup()}]]}
 assert workload.work_of_settings(again, hooked, weighed).guided is False
 
+# One device that is not ComfyUI's computes in a worker; ComfyUI's own leaves the MODEL as it is.
+parallelize = importlib.import_module(f"{NAME}.nodes.parallelize")
+made, parallelize.parallelized = parallelize.parallelized, lambda *_: model
+passed = object()
+for device, result in ((one_cpu, passed), (one_cuda, model)):
+    on_one = SimpleNamespace(selection=SimpleNamespace(devices=(device,)), weights="replicated", step_cache=0.0)
+    on_one.told = lambda _: []
+    assert parallelize.ParallelizeModel.execute(passed, on_one).args == (result,), device
+parallelize.parallelized = made
+
 # A stock MODEL with what was applied to it.
 stock = comfy.load_diffusion_model(file)
 stock.add_patches({weight: (plain,)}, 0.5)
@@ -716,6 +726,11 @@ assert (outside.decision, outside.deltas.name, outside.compiled, outside.wrapped
     False,
 )
 assert it.partially_load(here, 1) == 0
+kind.in_callback = True  # of a step: a preview that loads a model of its own finds no room here
+uuid, objects = it.model.current_weight_patches_uuid, it.object_patches_backup.copy()
+assert (it.partially_unload(here, 77), it.partially_load(here, 1), it.unpatch_model(here)) == (77, 0, None)
+assert held and (it.model.current_weight_patches_uuid, it.object_patches_backup) == (uuid, objects) and uuid
+kind.in_callback = False
 it.unpatch_model(unpatch_weights=False)
 assert held and it.model.current_weight_patches_uuid == it.patches_uuid
 assert it.partially_unload(here, 1) == 2 * SIZE and held == [] and it.loaded_size() == 0

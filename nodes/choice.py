@@ -245,6 +245,7 @@ class ParallelChoice:
         """
         work, devices = replace(work, exchange=self.exchange), self.selection.devices
         free, known = whole_bytes(devices), _constants(devices)
+        known = known and replace(known, shares=self.shares)
         if held is not None:
             if known is None:
                 one_kind = not any(each.machine for each in devices) and len(kinds_here(devices)) == 1

@@ -32,7 +32,7 @@ FILES = tuple(
         "parallel_runtime/cli": "check doctor gpu_checks machine_checks",
         "parallel_runtime/models/hosted": "build compiled contract_check owners stage stock_functions",
         "parallel_runtime/models/specs": "found without",
-        "parallel_runtime/planner": "automatic choose known tries",
+        "parallel_runtime/planner": "automatic choose known machine tries",
         "parallel_runtime/pool": "calls failures generation known_errors nccl_files pool ranks",
         "parallel_runtime/worker": "steady_pipeline",
     }.items()

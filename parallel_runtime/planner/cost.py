@@ -134,7 +134,7 @@ def _pass_s(
     compute = amounts.matmul_flops / rates.matmul_flops
     compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
-    compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
+    compute = (rows * compute + calls * model.weight_bytes / rates.memory_bandwidth) * calibration.slowed(plan)
     around = calibration.link_of(plan.parts, plan.ranks)
     gathered = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
     communication = gathered + _exchanges_s(model, work, plan, calibration, amounts, calls=calls)

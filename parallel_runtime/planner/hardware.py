@@ -5,7 +5,8 @@ Owns what the constants mean. Their values come from `known.py`'s table, or from
 
 from dataclasses import dataclass
 
-from ..plan import crossing
+from ..plan import ParallelPlan, crossing
+from ..shares import shares_by_speed
 
 GIB = 2**30
 NARROW, WIDE = 16, 64  # sizes of heads with which attention is measured on a CPU
@@ -87,6 +88,8 @@ class Calibration:
     """All constants of one set of devices. `source` says where they come from.
 
     `machines`: how many consecutive ranks each of several machines has; `between`: how their ranks reach each other.
+    `speeds`: each device's beside that which the constants are of, () where all are alike; `shares`: what each computes
+    of what is shared out, None as its speed has it.
     """
 
     rates: Rates
@@ -95,6 +98,27 @@ class Calibration:
     source: str
     between: Interconnect | None = None
     machines: tuple[int, ...] = ()
+    speeds: tuple[float, ...] = ()
+    shares: tuple[int, ...] | None = None
+
+    def slowed(self, plan: ParallelPlan) -> float:
+        """How many times as long as by the constants the slowest rank of a plan computes.
+
+        Ranks of one side share its tokens, or its blocks, out by their shares; sides and replicas are taken for equal.
+        """
+        speeds = self.speeds[: plan.ranks]
+        if not speeds:
+            return 1.0
+        each, found = plan.pipefusion * plan.parts, 0.0
+        for first in range(0, plan.ranks, each):
+            its = speeds[first : first + each]
+            shares = self.shares[first : first + each] if self.shares else ()
+            if self.shares is None:
+                shares = shares_by_speed([str(rank) for rank in range(each)], its)
+            shares = shares or (1,) * each
+            parts = [each * share / sum(shares) / speed for share, speed in zip(shares, its, strict=True)]
+            found = max(found, *parts)
+        return found
 
     def link_of(self, run: int, num_ranks: int) -> Interconnect:
         """How ranks of one run of so many consecutive ones, of `num_ranks`, reach each other."""

@@ -16,8 +16,9 @@ from ..choices import choice_of
 from ..devices import Device, gpu_uuid, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
+from ..shares import ALIKE
 from .hardware import Calibration
-from .known import known_calibration, known_link
+from .known import known_calibration, known_link, known_rates
 from .store import CalibrationStore, default_path
 
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
@@ -86,10 +87,29 @@ def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibrat
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
-        found = known_calibration(name, link, devices=present)
+        found = _with_speeds(known_calibration(name, link, devices=present), devices)
     else:
         found = as_told(found, link=link)
     return _with_choices(found, devices[0])
+
+
+def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
+    """The first device's constants with the speed of the others beside it, where GPUs are of several kinds."""
+    names = [torch.cuda.get_device_name(each.index) for each in devices if each.kind == "cuda"]
+    if len(set(names)) < 2:
+        return calibration
+    speeds, told = list[float](), dict[str, None]()
+    for device, name in zip(devices, names, strict=True):
+        try:
+            speeds.append(known_rates(name).matmul_flops / known_rates(names[0]).matmul_flops)
+        except ValueError:
+            speeds.append(1.0)
+        if name != names[0]:
+            told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
+    source = "; ".join([calibration.source, *told])
+    if max(speeds) > ALIKE:
+        source = f"{source}; name the quickest device first, so that it is weighed alone"
+    return replace(calibration, speeds=tuple(speeds), source=source)
 
 
 def _with_choices(calibration: Calibration, device: Device) -> Calibration:

@@ -62,7 +62,8 @@ class CalibrationStore:
     def save(self, device_set: str, calibration: Calibration) -> None:
         """Keep them. Raises `OSError` where the folder cannot be written."""
         entry = {name: value for name, value in asdict(calibration).items() if value is not None}
-        del entry["machines"]  # the devices' own to say
+        for of_devices in ("machines", "speeds"):  # theirs to say
+            del entry[of_devices]
         self._entries.put(device_set, entry)
 
 

@@ -252,6 +252,30 @@ def test_weights_in_host_memory_are_not_there_once_for_each_replica(known: Calib
     assert taken == ParallelPlan(cfg=2, weights="offloaded")
 
 
+@pytest.mark.parametrize(
+    ("names", "plan", "told"),
+    [
+        (("RTX 4090", "RTX 3060"), "", "cuda:1 (RTX 3060) at 0.15 of the speed of cuda:0"),
+        (("RTX 4090", "RTX 4080"), "ulysses=2", "cuda:1 (RTX 4080) at 0.59 of the speed of cuda:0"),
+        (("RTX 4090", "RTX 4090", "RTX 3060"), "ulysses=2", "cuda:2 (RTX 3060) at 0.15 of the speed of cuda:0"),
+        (("RTX 3090", "RTX 4090"), "ulysses=2", "cuda:1 (RTX 4090) at 2.32 of the speed of cuda:0; name the quickest"),
+        (("RTX 4090", "Some GPU"), "ulysses=2", "cuda:1 (Some GPU) at 1.00 of the speed of cuda:0"),
+        (("RTX 4090", "RTX 4090"), "ulysses=2", ""),
+    ],
+)
+def test_a_device_that_is_much_slower_than_the_first_stays_unused(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], plan: str, told: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(machine, "measured", lambda _: None)
+    monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
+    model, devices = usual_counted().with_weights(FLUX.weight_bytes // 2).model, gpus(len(names))
+    decision = automatic_plan(model, usual_work(), devices, [24 * GIB] * len(names), machine.constants(devices))
+    assert decision.plan == (ParallelPlan.parse(plan) if plan else ParallelPlan()), decision.reasons
+    assert told in " ".join(decision.reasons) and (bool(told) or not any("of the speed" in w for w in decision.reasons))
+
+
 def test_room_for_a_decode_is_asked_of_the_card_that_comfyui_uses() -> None:
     model, known = usual_counted().with_weights(FLUX.weight_bytes // 2).model, known_calibration("RTX 4080")
     for devices, weights in ((gpus(2), "replicated"), (gpus(2)[::-1], "sharded")):

@@ -427,3 +427,30 @@ def test_weights_come_from_the_host_and_from_other_ranks(plan: str, seconds: tup
     known = replace(UNIT, link=NEAR, rates=replace(UNIT.rates, host_bandwidth=4.0))
     model = replace(SMALL, block_bytes=(300, 100))
     assert _weights_s(model, ParallelPlan.parse(plan), known) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "shares", "plan", "slowed"),
+    [
+        ((), None, "ulysses=2", 1.0),
+        ((1.0, 0.5), None, "ulysses=1", 1.0),
+        ((1.0, 0.5), None, "ulysses=2", 2 * (2 / 3)),  # shares of 10 : 5
+        ((1.0, 0.5), None, "pipefusion=2", 2 * (2 / 3)),
+        ((1.0, 0.5), (), "ulysses=2", 2.0),
+        ((1.0, 0.5), (3, 1), "ulysses=2", 2 * (3 / 4)),
+        ((1.0, 0.5), None, "cfg=2", 2.0),  # sides are equal
+        ((1.0, 0.95), None, "ulysses=2", 1 / 0.95),  # alike, so equal shares
+        ((1.0, 0.155), None, "ulysses=2", 2 * (2 / 12) / 0.155),  # tenths of the quickest
+        ((0.5, 1.0, 1.0, 0.5), None, "data=2,ulysses=2", 2 * (2 / 3)),
+        ((1.0, 1.0, 0.5, 0.5), None, "data=2,ulysses=2", 2.0),
+    ],
+)
+def test_unequal_devices_compute_by_their_shares(
+    speeds: tuple[float, ...], shares: tuple[int, ...] | None, plan: str, slowed: float
+) -> None:
+    calibration = replace(known_calibration("RTX 4090"), speeds=speeds, shares=shares)
+    assert calibration.slowed(ParallelPlan.parse(plan)) == pytest.approx(slowed)
+    asked = FLUX, Work(image_tokens=4096, text_tokens=512), ParallelPlan.parse(plan)
+    equal, unequal = (step_cost(*asked, each) for each in (known_calibration("RTX 4090"), calibration))
+    if "pipefusion" not in plan:
+        assert unequal.compute_s == pytest.approx(slowed * equal.compute_s)

@@ -225,6 +225,8 @@ def main() -> int:
         workflow = with_settings(read(options.workflow), options.settings)
     except (OSError, ValueError) as error:
         parser.error(f"{options.workflow} is no workflow in API form (Export (API) in ComfyUI's menu): {error}")
+    if not options.server.startswith("http://"):
+        parser.error(f"--server {options.server}: only http:// is spoken; use ssh -L 8188:127.0.0.1:8188 MACHINE")
     server = Server(options.server)
     client_id = uuid.uuid4().hex
     address = "ws" + server.url.removeprefix("http") + f"/ws?clientId={client_id}"
@@ -239,6 +241,14 @@ def main() -> int:
     except urllib.error.HTTPError as refused:
         say(refusal(refused.read().decode(errors="replace")))
         return 2
+    except OSError as lost:
+        silent = isinstance(lost, TimeoutError)
+        say(
+            f"nothing was heard for {options.timeout:g} s, and the prompt may still run; raise --timeout"
+            if silent
+            else f"the connection to {server.url} was lost ({lost}); the prompt may still run"
+        )
+        return 1
     finally:
         websocket.close()
     if error:

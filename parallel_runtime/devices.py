@@ -17,13 +17,14 @@ from .plan import MAX_RANKS
 
 STOCK_NODES = "use ComfyUI's own nodes here; on Windows, docs/recipes.md says what to try"
 KINDS = ("cpu", "cuda")
+SYSTEMS = {"win32": "Windows", "darwin": "macOS"}
 _COUNT = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 def missing_system() -> str | None:
     """Why no worker can run on this system, None where they can: memfds, pidfds and sealed memory are Linux's."""
     system: str = sys.platform
-    return _missing_call() if system == "linux" else f"workers need Linux, this is {system}"
+    return _missing_call() if system == "linux" else f"workers need Linux, this is {SYSTEMS.get(system, system)}"
 
 
 @cache

@@ -62,6 +62,8 @@ half of it, and 2 GiB of room, for a video 5.3 GiB. Larger pictures and longer v
 ComfyUI's Python. Of two cards with different memory the smaller one decides: 24 + 8 GB hold what 8 + 8 GB hold
 ([plans.md](plans.md#unequal-devices)).
 The text encoder and the VAE are ComfyUI's: it loads each of them when it is needed, on the first card.
+`flux_batch_over_replicas` and `flux_pipefusion` have plans of their own, for cards that hold the whole model and half
+of it. `flux_lora_controlnet` wants a LoRA and a ControlNet of yours, too: choose them in its nodes.
 
 """
 

@@ -13,16 +13,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Template:
-    """`family` and `makes` are the thumbnail's title; `choose` is a sentence of the note."""
+    """`family` and `makes` are the thumbnail's title; `choose` is a sentence of the note; `held`, of `LAYOUTS`, is how
+    the plan that its graph fixes holds the weights, "" where auto takes what fits."""
 
     family: str
     makes: str
     choose: str
+    held: str = ""
 
     def note(self, files: Sequence[dict[str, str]]) -> str:
         """The note of a template with these files (`downloads`): what it makes, what to get, what it fits."""
         about = f"**{self.family}**, {self.makes}, over the devices that SP Config names. {self.choose}"
-        return f"{about}\n\n{SHELL}\n\n```\n{shell_lines(files)}\n```\n\n{size_of(files)} in all. {fits(files)}"
+        return (
+            f"{about}\n\n{SHELL}\n\n```\n{shell_lines(files)}\n```\n\n{size_of(files)} in all. {fits(files, self.held)}"
+        )
 
 
 # The order of docs/get_models.md: what fits most cards first.
@@ -41,7 +45,8 @@ TEMPLATES = {
     "wan22_t2v": Template(
         "Wan 2.2",
         "text to video",
-        "The 5B model; the length is 4n + 1 pictures, 24 a second. Fewer pixels fit smaller devices.",
+        "The 5B model; the length is 4n + 1 pictures, 24 a second. Fewer pixels fit smaller devices. For the 14B "
+        "models replace both loaders of ComfyUI's template video_wan2_2_14B_i2v.",
     ),
     "qwen_image": Template(
         "Qwen-Image", "text to image", "At cfg 4 two devices take a prompt each; 50 steps are the authors' setting."
@@ -66,10 +71,16 @@ TEMPLATES = {
         "Flux.1 Fill", "inpainting", "Choose a picture and draw its mask: what the mask covers is painted anew."
     ),
     "flux_batch_over_replicas": Template(
-        "Flux.1", "a batch over replicas", "Each device has images of its own; set data to the number of devices."
+        "Flux.1",
+        "a batch over replicas",
+        "Each device has images of its own; set data, and the latent's batch_size, to the number of devices.",
+        held="whole",
     ),
     "flux_pipefusion": Template(
-        "Flux.1", "PipeFusion", "Each device holds a part of the blocks; set pipefusion to the number of devices."
+        "Flux.1",
+        "PipeFusion",
+        "Each device holds a part of the blocks; set pipefusion to the number of devices.",
+        held="sharded",
     ),
     "flux_benchmark": Template(
         "Flux.1", "a benchmark of plans", "Choose the plans to compare; one device and stock ComfyUI run beside them."
@@ -165,8 +176,8 @@ ABOUT = {
 }
 SHELL = "On the machine where ComfyUI runs, in ComfyUI's folder:"
 CARDS_GB = (12, 16, 24)
-# Of a card's memory so much is free when ComfyUI has started.
-CARD_SHARE = 0.97
+# Of a card's memory so much may be used (HEADROOM of parallel_runtime/planner/choose.py).
+CARD_SHARE = 0.95
 # GiB on each of two cards with the weights whole, sharded and offloaded, as `python -m parallel_runtime plan --kind
 # RTX4090 --free-gib 60` counts them for a file of the published sizes (pictures of 1024 x 1024, 121 frames of video).
 COUNTED_GIB = {
@@ -244,7 +255,13 @@ def weights_on(files: Sequence[dict[str, str]], card_gb: int) -> str:
     return next(layout for layout, gib in each if gib <= CARD_SHARE * card_gb)
 
 
-def fits(files: Sequence[dict[str, str]]) -> str:
+def fits(files: Sequence[dict[str, str]], held: str) -> str:
     """How two cards of each usual memory hold the model: a list, in words that the page need not explain."""
+    if held:
+        gib = on_each_card(files)[LAYOUTS.index(held)]
+        return (
+            f"Its plan is fixed and has {HELD[held]}: {gib} GiB on each of two cards (predicted). For less choose a "
+            "file in fp8, or set mode to auto."
+        )
     lines = (f"- 2 x {card} GB: {HELD[weights_on(files, card)]}" for card in CARDS_GB)
     return "What two cards hold (predicted):\n\n" + "\n".join(lines)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..wire.processes import OUT_OF_MEMORY
 
-MEMORY_REMEDY = "use a smaller image, more ranks, or free that device's memory"
+MEMORY_REMEDY = "set weights in SP Config to sharded, or offloaded; use a smaller image, or free that device's memory"
 REPORT = "if the same prompt fails again, report it with the whole text"
 REBOOT = "restart the machine"
 NO_PEERS = "set NCCL_P2P_DISABLE=1 before ComfyUI starts"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -86,23 +87,48 @@ def test_the_headless_client_tells_an_error_and_a_refusal_apart(
 
 
 @pytest.mark.parametrize(
-    ("folder", "said"),
+    ("folder", "server", "said"),
     [
-        ("api_workflows", "no ComfyUI answers at http://127.0.0.1:1"),
-        ("example_workflows", "is no workflow in API form"),
+        ("api_workflows", "http://127.0.0.1:1", "no ComfyUI answers at http://127.0.0.1:1"),
+        ("example_workflows", "http://127.0.0.1:1", "is no workflow in API form"),
+        ("api_workflows", "https://127.0.0.1:1", "only http:// is spoken; use ssh -L 8188:127.0.0.1:8188 MACHINE"),
     ],
 )
-def test_the_headless_client_says_what_it_lacks(folder: str, said: str) -> None:
+def test_the_headless_client_says_what_it_lacks(folder: str, server: str, said: str) -> None:
     command = [sys.executable, str(CLIENT), str(PACK_ROOT / folder / "z_image_turbo.json")]
-    run = subprocess.run([*command, "--server", "http://127.0.0.1:1"], capture_output=True, text=True, check=False)
+    run = subprocess.run([*command, "--server", server], capture_output=True, text=True, check=False)
     assert (run.returncode, said in run.stdout + run.stderr) == (2, True), run.stderr
 
 
-def test_what_a_server_calls_its_files_leads_to_one_folder_and_no_two_are_alike() -> None:
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (TimeoutError("timed out"), "nothing was heard for 2 s, and the prompt may still run; raise --timeout\n"),
+        (ConnectionResetError("reset"), "the connection to http://here was lost (reset); the prompt may still run\n"),
+    ],
+)
+def test_the_headless_client_says_that_a_server_fell_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: OSError, said: str
+) -> None:
+    client = headless_client()
+    for name in ("WebSocket", "Server"):
+        monkeypatch.setattr(client, name, Mock(return_value=Mock(url="http://here")))
+    monkeypatch.setattr(client, "follow", Mock(side_effect=lost))
+    graph = str(PACK_ROOT / "api_workflows" / "z_image_turbo.json")
+    monkeypatch.setattr(sys, "argv", ["client", graph, "--server", "http://here", "--timeout", "2"])
+    assert (client.main(), capsys.readouterr().out) == (1, said)
+
+
+def headless_client() -> Any:
     spec = importlib.util.spec_from_file_location("headless_client", CLIENT)
     assert spec is not None and spec.loader is not None
     client = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(client)
+    return client
+
+
+def test_what_a_server_calls_its_files_leads_to_one_folder_and_no_two_are_alike() -> None:
+    client = headless_client()
     said = [
         ("", "a.png"),
         ("day", "a.png"),

@@ -327,7 +327,10 @@ def test_pages_of_this_server_may_ask_by_an_address_or_as_localhost(
     module_of_pack: Callable[[str], ModuleType],
 ) -> None:
     routes = module_of_pack("nodes.host.panel.routes")
-    page = "the page of {} is not of localhost; open ComfyUI under the address it is asked by"
+    page = (
+        "the page of {} is not of localhost, as where a proxy changes the address; open ComfyUI through "
+        "ssh -L 8188:127.0.0.1:PORT MACHINE, or run python -m parallel_runtime doctor there"
+    )
     name = "{} is not this machine; open ComfyUI as localhost, or start it with --listen"
     for headers, beyond, said in (
         ({"Host": "127.0.0.1:8188"}, False, ""),

@@ -3,7 +3,7 @@
 import pytest
 
 from faults.programs import POOL, ROOT
-from parallel_runtime.devices import STOCK_NODES
+from parallel_runtime.devices import STOCK_NODES, SYSTEMS
 
 # In a ComfyUI that is loaded, as on a real machine of that kind: what other systems have not is taken away before
 # anything of ours is imported, which what it was forked from has.
@@ -51,7 +51,7 @@ print(choice.compiled, choice.describe()[-1])
 
 @pytest.mark.parametrize("system", ["win32", pytest.param("darwin", marks=pytest.mark.full)])
 def test_another_system_can_import_the_nodes_and_the_pool_and_both_say_what_is_missing(in_comfyui, system):
-    missing = f"workers need Linux, this is {system}; {STOCK_NODES}"
+    missing = f"workers need Linux, this is {SYSTEMS[system]}; {STOCK_NODES}"
     assert in_comfyui(PROGRAM, system, str(ROOT), str(POOL)) == [
         *(missing, "stopped"),
         *("False ['system']", "True"),

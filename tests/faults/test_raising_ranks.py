@@ -51,7 +51,9 @@ def test_memory_that_runs_out_in_a_step_is_named_and_the_next_prompt_is_right(lo
     line = first_line(failure(lone_rank, faults={0: [["allocate", 1 << 30]]}))
     assert line.startswith("rank 0: RuntimeError: ")
     assert "can't allocate memory" in line
-    assert line.endswith(f"use a smaller image, more ranks, or free that device's memory; {FRESH}")
+    assert line.endswith(
+        f"set weights in SP Config to sharded, or offloaded; use a smaller image, or free that device's memory; {FRESH}"
+    )
     assert torch.equal(run_step(lone_rank).out, torch.arange(10.0))
 
 

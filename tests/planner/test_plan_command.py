@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from host.fetch import comfyui_path
+from host.server import PACK_ROOT as ROOT
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.machine import device_set
@@ -28,6 +29,16 @@ def plan(
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+def test_the_readme_has_what_is_predicted_now(plan) -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| predicted |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    assert len(rows) == 4
+    for name, _, *told in rows:
+        kind = name.partition(" (")[0]
+        found = [json.loads(plan("--kind", kind, "--devices", str(n), "--json")[1])["speedup"] for n in (2, 4, 8)]
+        assert [f"{each:.1f}" for each in found] == told, kind
 
 
 def test_stale_also_weighs_pipefusion_and_marks_it(plan) -> None:

@@ -103,7 +103,7 @@ def test_another_system_is_told_that_it_is_no_linux_by_everything_that_starts_pr
     assert "measuring the devices" not in told.getvalue() and "calibration" not in report
     assert [(check["name"], check["ok"]) for check in report["checks"]] == [("system", False)]
     assert not report["can_run"] and "docs/recipes.md says what to try" in report["checks"][0]["remedy"]
-    with pytest.raises(ValueError, match=r"^workers need Linux, this is win32; use ComfyUI's own nodes"):
+    with pytest.raises(ValueError, match=r"^workers need Linux, this is Windows; use ComfyUI's own nodes"):
         ComfyUIProcess(ComfyUI("/comfy"), "cpu")
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 from pathlib import Path
 
+from ....parallel_runtime.devices import missing_system
 from ....parallel_runtime.models.hosted.contract import FEATURES, LINES, OLDEST
 from ....parallel_runtime.models.hosted.contract_check import (
     UPDATE_COMFYUI,
@@ -96,7 +97,10 @@ def newer() -> str:
 
 def told_of_comfyui() -> dict[str, object]:
     """For the panel: the version, and a sentence for each thing that a user has to know of it."""
-    return {"version": comfyui_version() or "", "notes": [*filter(None, [newer()]), *features_off().values()]}
+    return {
+        "version": comfyui_version() or "",
+        "notes": [*filter(None, [missing_system(), newer()]), *features_off().values()],
+    }
 
 
 def comfyui_version() -> str | None:

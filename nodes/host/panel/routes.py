@@ -135,7 +135,10 @@ def foreign(headers: Mapping[str, str], *, listens_beyond_loopback: bool) -> str
     if headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
         return "this request comes from a page of another site"
     if origin is not None and _asked_of(origin) != host:
-        return f"the page of {origin} is not of {host}; open ComfyUI under the address it is asked by"
+        return (
+            f"the page of {origin} is not of {host}, as where a proxy changes the address; open ComfyUI through "
+            "ssh -L 8188:127.0.0.1:PORT MACHINE, or run python -m parallel_runtime doctor there"
+        )
     found = _HOST.fullmatch(host)
     name = "" if found is None else found[1].strip("[]")
     if not listens_beyond_loopback and not _is_loopback(name):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 
@@ -21,6 +22,7 @@ KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_
 MAX_TENSORS = 512
 MAX_RECORDS = 128
 ENOUGH_BYTES = 1 << 28
+SMALL_BYTES = 1 << 10  # of a tensor that is kept for comparing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +113,27 @@ class WeightDeltas:
         return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
 
     def differs_in_strength_alone(self, other: "WeightDeltas") -> bool:
-        """Whether both are side branches of the very same tensors.
+        """Whether both are side branches of equal tensors; `other` is `applied`."""
+        return self.side_branch and other.side_branch and self._same_tensors(other)
 
-        By identity, which is safe because `other` still holds its tensors.
-        """
+    def same_as(self, other: "WeightDeltas") -> bool:
+        """Whether weights that have `other`, which is `applied`, have these too: ComfyUI gives equal changes another
+        name each time a node is executed."""
         return (
-            self.side_branch
-            and other.side_branch
-            and len(self.deltas) == len(other.deltas)
-            and all(_same_but_strength(a, b) for a, b in zip(self.deltas, other.deltas, strict=True))
+            self.side_branch == other.side_branch
+            and self._same_tensors(other)
+            and all(a.strength == b.strength for a, b in zip(self.deltas, other.deltas, strict=True))
         )
+
+    def _same_tensors(self, other: "WeightDeltas") -> bool:
+        return len(self.deltas) == len(other.deltas) and all(map(_same_but_strength, self.deltas, other.deltas))
 
     @property
     def applied(self) -> "WeightDeltas":
-        """What need be known of them once weights have them: of merged ones no tensor, which would be held for long."""
-        return self if self.side_branch else replace(self, deltas=())
+        """What need be known of them once weights have them: of merged ones who has their tensors, and not these."""
+        if self.side_branch:
+            return self
+        return replace(self, deltas=tuple(replace(each, values=tuple(map(_weak, each.values))) for each in self.deltas))
 
 
 PRISTINE = WeightDeltas()
@@ -178,11 +186,20 @@ def _same_but_strength(a: WeightDelta, b: WeightDelta) -> bool:
     return (
         (a.key, a.kind, a.strength_model, a.offset, a.swap) == (b.key, b.kind, b.strength_model, b.offset, b.swap)
         and len(a.values) == len(b.values)
-        and all(
-            x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else x == y
-            for x, y in zip(a.values, b.values, strict=True)
-        )
+        and all(map(_same_value, a.values, b.values))
     )
+
+
+def _same_value(x: Value, y: Value | ReferenceType) -> bool:
+    y = y() if isinstance(y, ReferenceType) else y
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        return x is y or (x == y and not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor))
+    return x is y or ((x.dtype, x.shape, x.device) == (y.dtype, y.shape, y.device) and torch.equal(x, y))
+
+
+def _weak(value: Value) -> Any:  # noqa: ANN401
+    """A tensor that somebody else holds, by who it is; one that is made anew each time, as a shape, as it is."""
+    return ReferenceType(value) if isinstance(value, torch.Tensor) and value.nbytes > SMALL_BYTES else value
 
 
 def _append(batch: DeltaBatch, delta: WeightDelta) -> None:

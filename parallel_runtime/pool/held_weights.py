@@ -72,7 +72,8 @@ class HeldModel:
         ranks = self.result.ranks[:there] + more.result.ranks[there:]
         result = LoadResult(ranks, more.result.wall_s, first_rank=there)
         # the further ranks' weights are as the file says; this model's may be changed
-        deltas = self.deltas if self.deltas == more.deltas else None
+        named = [each and (each.name, each.side_branch) for each in (self.deltas, more.deltas)]
+        deltas = self.deltas if named[0] == named[1] else None
         return HeldModel(self.spec, self.handle, more.layout, result, deltas)
 
 
@@ -180,6 +181,9 @@ class HeldWeights:
         """
         held = model.deltas
         if held is not None and (held.name, held.side_branch) == (deltas.name, deltas.side_branch):
+            return
+        if held is not None and deltas.same_as(held):
+            model.deltas = deltas.applied
             return
         model.deltas = None
         if held is not None and deltas.differs_in_strength_alone(held):

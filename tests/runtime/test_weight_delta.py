@@ -1,5 +1,6 @@
 """Weight patches as they travel: in messages of a size, none lost, and told from other strengths of the same ones."""
 
+import gc
 import math
 from dataclasses import replace
 from typing import Any
@@ -58,12 +59,32 @@ def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
         assert arrived["w0"][index // 400].values[2:] == patches[index].values[2:]
 
 
-def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
+def test_equal_tensors_are_the_same_change_and_others_never() -> None:
     first = lora("w", 3, 2)
-    same = replace(first, strength=2.0)
-    copied = replace(first, values=(first.values[0].clone(), *first.values[1:]))
+    read_again = replace(first, values=tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in first.values))
+    other = replace(first, values=(first.values[0] + 1e-3, *first.values[1:]))
+    wider = replace(first, values=(first.values[0].double(), *first.values[1:]))
+    without = replace(first, values=(None, *first.values[1:]))
     moved = replace(first, offset=(0, 0, 3))
-    held = WeightDeltas("a", (first,), side_branch=True)
-    for patch, alone in ((same, True), (copied, False), (moved, False)):
-        assert WeightDeltas("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
-    assert not WeightDeltas("b", (same,)).differs_in_strength_alone(held)
+    for side_branch in (True, False):
+        held = WeightDeltas("a", (first,), side_branch=side_branch).applied
+        for patch, alike in (
+            *((first, True), (read_again, True), (other, False)),
+            *((wider, False), (without, False), (moved, False)),
+        ):
+            for strength in (first.strength, first.strength + 1):
+                given = WeightDeltas("b", (replace(patch, strength=strength),), side_branch=side_branch)
+                assert given.same_as(held) is (alike and strength == first.strength)
+                assert given.differs_in_strength_alone(held) is (alike and side_branch)
+        given = WeightDeltas("b", (first,), side_branch=not side_branch)
+        assert not given.same_as(held) and not given.differs_in_strength_alone(held)
+        assert not WeightDeltas("b", (first, first), side_branch=side_branch).same_as(held)
+
+
+def test_tensors_of_merged_changes_are_not_held() -> None:
+    large = lora("w", 300, 200)
+    held, again = WeightDeltas("a", (large,)).applied, lora("w", 300, 200)
+    assert WeightDeltas("b", (again,)).same_as(held)
+    del large
+    gc.collect()
+    assert not WeightDeltas("b", (again,)).same_as(held), "whom nobody has cannot be compared"

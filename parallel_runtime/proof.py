@@ -12,18 +12,14 @@ it to have everything proven again.
 import json
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 
 import torch
 
-from .user_files import Entries, Key, user_file
+from .user_files import Key, Store
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-FILE = "proofs.json"
 KEPT = 1000  # entries; the oldest go first
 PROVEN, REFUSED, NOT_PROVEN, NOT_NEEDED = VERDICTS = ("proven", "refused", "not proven", "not needed")
 # Relative error of a shared call, by what it computes in: the kernels add in another order, and that is all. Families'
@@ -129,37 +125,28 @@ def finite(error: float) -> float:
     return min(error, INFINITE) if math.isfinite(error) else INFINITE
 
 
-def default_path(environ: Mapping[str, str], home: Path) -> Path:
-    """The file's place for a user."""
-    return user_file(environ, home, FILE)
-
-
-@dataclass(frozen=True)
-class ProofStore:
+class ProofStore(Store):
     """The proofs in one file."""
 
-    path: Path
-
-    @property
-    def _entries(self) -> Entries:
-        return Entries(self.path, "proofs", VERSION, most=KEPT, then="each plan is proven again")
+    FILE, NAME, VERSION, MOST = "proofs.json", "proofs", 1, KEPT
+    THEN = "each plan is proven again"
 
     def load(self, key: ProofKey) -> Proof | None:
         """The proof kept for this key; None when there is none that can be used."""
-        entry = self._entries.of(key)
+        entry = self.entries.of(key)
         return None if entry is None else _proof(entry.get("proof"))
 
     def of_any_call(self, key: ProofKey) -> list[Proof]:
         """The proofs kept for calls with any arguments, else of this key."""
         wanted = json.loads(json.dumps(asdict(key) | {"arguments": []}))
-        entries = [each for each in self._entries.all().values() if isinstance(each, dict)]
+        entries = [each for each in self.entries.all().values() if isinstance(each, dict)]
         found = [each for each in entries if isinstance(each.get("key"), dict)]
         proofs = [_proof(each.get("proof")) for each in found if each["key"] | {"arguments": []} == wanted]
         return [proof for proof in proofs if proof is not None]
 
     def counted(self, comfyui: str) -> dict[str, int]:
         """How many kinds of calls have each verdict with a version of ComfyUI, for all classes and plans."""
-        entries = [each for each in self._entries.all().values() if isinstance(each, dict)]
+        entries = [each for each in self.entries.all().values() if isinstance(each, dict)]
         found = [
             each for each in entries if isinstance(each.get("key"), dict) and each["key"].get("comfyui") == comfyui
         ]
@@ -167,11 +154,8 @@ class ProofStore:
         return {each: verdicts.count(each) for each in VERDICTS if each in verdicts}
 
     def save(self, key: ProofKey, proof: Proof) -> None:
-        """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
-        try:
-            self._entries.put(key.digest, {"key": asdict(key), "proof": asdict(proof)})
-        except OSError as error:
-            log.warning("proofs cannot be kept in %s (%s); set XDG_CACHE_HOME to a folder", self.path, error.strerror)
+        """Keep it, where the folder can be written."""
+        self.keep(key, {"proof": asdict(proof)})
 
 
 def _proof(entry: object) -> Proof | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 FOLDER = "parallel-dit"
 log = logging.getLogger(__name__)
@@ -116,3 +116,38 @@ class Entries:
             replace_json(self.path, content)
         except ValueError:  # Python reads NaN, which JSON does not have: the file that others are from is damaged
             replace_json(self.path, {**content, self.name: {key: entry}})
+
+
+Self = TypeVar("Self", bound="Store")
+
+
+@dataclass(frozen=True)
+class Store:
+    """The entries of one such file. A class made from this says which, as `Entries` has it, and what an entry is."""
+
+    FILE: ClassVar[str]
+    NAME: ClassVar[str]
+    VERSION: ClassVar[int]
+    MOST: ClassVar[int | None] = None
+    THEN: ClassVar[str] = ""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls: type[Self]) -> Self:
+        """That of the user whose process this is."""
+        return cls(user_file(os.environ, Path.home(), cls.FILE))
+
+    @property
+    def entries(self) -> Entries:
+        """What it holds now."""
+        return Entries(self.path, self.NAME, self.VERSION, most=self.MOST, then=self.THEN)
+
+    def keep(self, key: Key, entry: Mapping[str, object]) -> bool:
+        """Put an entry, with its key; False where the folder cannot be written, as the log says."""
+        try:
+            self.entries.put(key.digest, {"key": asdict(key), **entry})
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be written (%s), so %s; set XDG_CACHE_HOME", self.path, error, self.THEN)
+            return False
+        return True

@@ -15,7 +15,7 @@ from ..machines.machine import Machine
 from ..plan import ParallelPlan
 from ..planner.hardware import NARROW, WIDE, Calibration, Interconnect, Rates
 from ..planner.known import EAGER, ON_CPU, known_link
-from ..planner.machine import calibration_path, device_set, free_bytes
+from ..planner.machine import device_set, free_bytes
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..redact_paths import with_short_home
@@ -46,7 +46,7 @@ def keep_calibration(devices: tuple[Device, ...], machines: Sequence[Machine] = 
 
     Returns what was measured, how long it took and where it is kept. Raises `ValueError` where that cannot be written.
     """
-    store = CalibrationStore(calibration_path())
+    store = CalibrationStore.of_user()
     began = time.perf_counter()
     devices += tuple(Device.of_machine(text, machine.name) for machine in machines for text in machine.devices)
     further = (lambda _: machines) if machines else None

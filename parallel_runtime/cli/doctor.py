@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,7 +31,7 @@ from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.known_errors import NO_PEERS, OVER_HOST, find_known
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
-from ..proof import ProofStore, default_path, relative_error
+from ..proof import ProofStore, relative_error
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
@@ -204,7 +203,7 @@ def _check_comfyui(told: str | None) -> list[Check]:
         whole = causes or "this ComfyUI has all of `comfy` that the pack relies on"
         remedy = off[0].rpartition("; ")[2] if off else ""
         checks.append(Check(name="host contract", ok=not off, seen=whole, remedy=remedy, needed=False))
-        store = ProofStore(default_path(os.environ, Path.home()))
+        store = ProofStore.of_user()
         if newer := newer_than_tested(version_of_comfyui(comfyui), store):
             checks.append(
                 Check(

@@ -11,16 +11,15 @@ What cannot be counted has no entry: it may lack a package, or memory, that is t
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from ..checkpoint import ComfyUI
-from ..user_files import Entries, Key, user_file
+from ..user_files import Key, Store
 
 log = logging.getLogger(__name__)
-VERSION, FILE = 1, "counts.json"
 KEPT = 100  # entries; the oldest go first
 PACK = Path(__file__).parents[1]
 
@@ -40,32 +39,20 @@ class CountKey(Key):
     sources: str
 
 
-@dataclass(frozen=True)
-class KeptCounts:
+class KeptCounts(Store):
     """The entries of one file."""
 
-    path: Path
-
-    @property
-    def _entries(self) -> Entries:
-        return Entries(self.path, "counts", VERSION, most=KEPT, then="models are counted again")
-
-    @staticmethod
-    def default_path(environ: Mapping[str, str], home: Path) -> Path:
-        """The file's place for a user."""
-        return user_file(environ, home, FILE)
+    FILE, NAME, VERSION, MOST = "counts.json", "counts", 1, KEPT
+    THEN = "models are counted again"
 
     def load(self, key: CountKey) -> dict[str, object] | None:
         """What was counted; None where there is nothing that can be used."""
-        counted = (self._entries.of(key) or {}).get("counted")
+        counted = (self.entries.of(key) or {}).get("counted")
         return counted if isinstance(counted, dict) else None
 
     def save(self, key: CountKey, counted: Mapping[str, object]) -> None:
-        """Keep it; where the folder cannot be written, the log says so."""
-        try:
-            self._entries.put(key.digest, {"key": asdict(key), "counted": dict(counted)})
-        except (OSError, ValueError) as error:
-            log.warning("counts cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error)
+        """Keep it, where the folder can be written."""
+        self.keep(key, {"counted": dict(counted)})
 
 
 def count_key(

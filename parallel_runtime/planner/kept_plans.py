@@ -8,16 +8,14 @@ with another driver, torch, ComfyUI or pack, or on other devices, has another ke
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from ..plan import ParallelPlan
-from ..user_files import Entries, Key, user_file
+from ..user_files import Key, Store
 from .tries import KeptPlan
 
 log = logging.getLogger(__name__)
-VERSION, FILE = 1, "plans.json"
 KEPT = 500  # entries; the oldest go first
 LONGEST_S = 1e6  # no step takes longer
 
@@ -37,30 +35,20 @@ class TriesKey(Key):
     work: tuple[tuple[str, str], ...]  # tokens, batch, sides
 
 
-@dataclass(frozen=True)
-class KeptPlans:
+class KeptPlans(Store):
     """The entries of one file."""
 
-    path: Path
-
-    @property
-    def _entries(self) -> Entries:
-        return Entries(self.path, "plans", VERSION, most=KEPT, then="plans are tried again")
-
-    @staticmethod
-    def default_path(environ: Mapping[str, str], home: Path) -> Path:
-        """The file's place for a user."""
-        return user_file(environ, home, FILE)
+    FILE, NAME, VERSION, MOST = "plans.json", "plans", 1, KEPT
+    THEN = "plans are tried again"
 
     def load(self, key: TriesKey) -> KeptPlan | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries.of(key)
+        entry = self.entries.of(key)
         return None if entry is None else _kept(entry)
 
     def save(self, key: TriesKey, kept: KeptPlan) -> bool:
-        """Keep it; False where the folder cannot be written, as the log says: the plans are tried again next time."""
+        """Keep it; False where the folder cannot be written."""
         entry = {
-            "key": asdict(key),
             "plan": kept.plan.describe(),
             "seconds": {plan.describe(): seconds for plan, seconds in kept.seconds.items()},
             "failed": {plan.describe(): why for plan, why in kept.failed.items()},
@@ -68,12 +56,7 @@ class KeptPlans:
             "again": kept.again,
             "graphs_s": {plan.describe(): seconds for plan, seconds in kept.graphs_s.items()},
         }
-        try:
-            self._entries.put(key.digest, entry)
-        except OSError as error:
-            log.warning("tried plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
-            return False
-        return True
+        return self.keep(key, entry)
 
 
 def _kept(entry: Mapping[str, Any]) -> KeptPlan | None:

@@ -7,7 +7,6 @@ more of the same GPUs have one, else from the table of known devices.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import torch
@@ -19,19 +18,14 @@ from ..plan import ParallelPlan
 from ..shares import ALIKE
 from .hardware import Calibration
 from .known import known_calibration, known_link, known_rates
-from .store import CalibrationStore, default_path
+from .store import CalibrationStore
 
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 
 
-def calibration_path() -> Path:
-    """Where calibrations are kept for this user."""
-    return default_path(os.environ, Path.home())
-
-
 def calibration_identity() -> tuple[str, int, int, int] | None:
     """The file of calibrations as it is now, another after each `doctor --calibrate`; None without one."""
-    path = calibration_path()
+    path = CalibrationStore.of_user().path
     try:
         found = path.stat()
     except OSError:
@@ -128,7 +122,7 @@ def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
 
 def measured(devices: Sequence[Device]) -> Calibration | None:
     """What `doctor --calibrate` measured of these devices, or of more of the same GPUs; None where it did not."""
-    store = CalibrationStore(calibration_path())
+    store = CalibrationStore.of_user()
     if len(machines := ranks_by_machine(devices)) > 1:  # measured together or not at all
         found = store.load(device_set(devices))
         return None if found is None else replace(found, machines=machines)

@@ -7,16 +7,13 @@ Owns the file `calibration.json` in the user's cache folder (user_files.py); del
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ..plan import MAX_RANKS
-from ..user_files import Entries, user_file
+from ..user_files import Store
 from .hardware import Calibration, Interconnect, Rates, Software
 
-VERSION = 1
-FILE = "calibration.json"
 NO_LONGER_READ = {"ring_overlap", "passes", "block_s", "exchange_s", "hop_s", "swap_calls"}  # of the software
 MAY_BE_ZERO = (
     *("latency_s", "contention", "merge_passes"),
@@ -24,24 +21,14 @@ MAY_BE_ZERO = (
 )
 
 
-def default_path(environ: Mapping[str, str], home: Path) -> Path:
-    """The file's place for a user."""
-    return user_file(environ, home, FILE)
-
-
-@dataclass(frozen=True)
-class CalibrationStore:
+class CalibrationStore(Store):
     """The calibrations in one file."""
 
-    path: Path
-
-    @property
-    def _entries(self) -> Entries:
-        return Entries(self.path, "devices", VERSION)
+    FILE, NAME, VERSION = "calibration.json", "devices", 1
 
     def load(self, device_set: str) -> Calibration | None:
         """The constants kept for these devices, None when there are none that can be used."""
-        entry = self._entries.all().get(device_set)
+        entry = self.entries.all().get(device_set)
         return None if entry is None else _calibration(entry)
 
     def load_for(self, kind: str, devices: int) -> Calibration | None:
@@ -64,7 +51,7 @@ class CalibrationStore:
         entry = {name: value for name, value in asdict(calibration).items() if value is not None}
         for of_devices in ("machines", "speeds"):  # theirs to say
             del entry[of_devices]
-        self._entries.put(device_set, entry)
+        self.entries.put(device_set, entry)
 
 
 def _calibration(entry: object) -> Calibration | None:

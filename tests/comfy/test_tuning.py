@@ -24,7 +24,7 @@ from host.server import FLAGS, ComfyServer, servers_cache
 from host.tiny_models import TinyModels
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.machine import calibration_path, device_set
+from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 
 SIZE = {"width": 64, "height": 80}
@@ -80,7 +80,7 @@ def test_the_command_keeps_what_a_run_in_comfyui_finds(
     devices, table = parse_devices("cpu:2").devices, known_calibration("cpu")
     slow = replace(table.rates, matmul_flops=1e10, attention_flops=1e10)
     near = replace(table, rates=slow, link=replace(table.link, latency_s=0.0001))
-    CalibrationStore(calibration_path()).save(device_set(devices), near)
+    CalibrationStore.of_user().save(device_set(devices), near)
     file = str(tiny_models.models / "diffusion_models" / tiny_models.dev)
     given = ["--devices", "cpu:2", "--width", "64", "--height", "80", "--text-tokens", "256"]
     given += ["--comfyui", str(comfyui_path()), f"--comfyui-options={' '.join(FLAGS)}"]

@@ -34,7 +34,7 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CalibrationStore:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (11 - index, 99))
     found = {index: SimpleNamespace(uuid=f"u{index}", total_memory=21 - index) for index in range(3)}
     monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
-    return CalibrationStore(machine.calibration_path())
+    return CalibrationStore.of_user()
 
 
 def test_devices_are_kept_by_what_they_are_and_how_many(store: CalibrationStore) -> None:

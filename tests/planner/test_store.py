@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime import user_files
+from parallel_runtime.models.specs.found import FoundSpecs
+from parallel_runtime.planner.kept_counts import KeptCounts
+from parallel_runtime.planner.kept_plans import KeptPlans
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.store import CalibrationStore, default_path
+from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.proof import ProofStore
+from parallel_runtime.user_files import Store
 
 MEASURED = replace(known_calibration("A100"), source="measured")
 
@@ -134,8 +139,24 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> No
     assert os.listdir(tmp_path) == ["calibration.json"]
 
 
-def test_the_file_lies_where_the_user_wants_caches() -> None:
-    home = Path("/home/someone")
-    assert default_path({"XDG_CACHE_HOME": "/cache"}, home) == Path("/cache/parallel-dit/calibration.json")
-    for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
-        assert default_path(environ, home) == home / ".cache/parallel-dit/calibration.json"
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [
+        (CalibrationStore, "calibration"),
+        (ProofStore, "proofs"),
+        (KeptCounts, "counts"),
+        (KeptPlans, "plans"),
+        (FoundSpecs, "found_plans"),
+    ],
+)
+def test_the_file_lies_where_the_user_wants_caches(
+    monkeypatch: pytest.MonkeyPatch, store: type[Store], name: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert store.of_user().path == Path(f"/cache/parallel-dit/{name}.json")
+    for cache in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert store.of_user().path == Path(f"/home/someone/.cache/parallel-dit/{name}.json")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert store.of_user().path == Path(f"/home/someone/.cache/parallel-dit/{name}.json")

@@ -8,8 +8,6 @@ can answer in any.
 import functools
 import importlib
 import logging
-import os
-from pathlib import Path
 
 from ....parallel_runtime.devices import missing_system
 from ....parallel_runtime.models.hosted.contract import FEATURES, LINES, OLDEST
@@ -23,7 +21,7 @@ from ....parallel_runtime.models.hosted.contract_check import (
     off_by_feature,
     sentence,
 )
-from ....parallel_runtime.proof import ProofStore, default_path
+from ....parallel_runtime.proof import ProofStore
 
 WITHOUT = "without a version"
 NEEDED = "Parallel DiT needs ComfyUI {}.{}.{} or newer".format(*OLDEST)
@@ -92,7 +90,7 @@ def tell_at_load() -> None:
 
 def newer() -> str:
     """What is said of a ComfyUI that is newer than the newest tested, with what is proven there; "" for others."""
-    return newer_than_tested(comfyui_version(), ProofStore(default_path(os.environ, Path.home())))
+    return newer_than_tested(comfyui_version(), ProofStore.of_user())
 
 
 def told_of_comfyui() -> dict[str, object]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
@@ -52,7 +51,7 @@ from .stand_in import remote_hosted
 
 REMEMBERED = 64  # decisions of a MODEL, by work
 PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
-COUNTS = Counts(KeptCounts(KeptCounts.default_path(os.environ, Path.home())))
+COUNTS = Counts(KeptCounts.of_user())
 
 
 class Chooser(Protocol):

@@ -40,7 +40,6 @@ from ....parallel_runtime.proof import (
     Proof,
     ProofKey,
     ProofStore,
-    default_path,
 )
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.version import comfyui_version
@@ -172,7 +171,7 @@ class Prover:
 
     @property
     def _store(self) -> ProofStore:
-        return ProofStore(default_path(os.environ, Path.home()))
+        return ProofStore.of_user()
 
     def key(self, plan: ParallelPlan, arguments: tuple[str, ...]) -> ProofKey:
         """What a proof of such a call holds for."""

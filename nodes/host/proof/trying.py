@@ -6,12 +6,10 @@ plans are tried nor which is kept (parallel_runtime/planner/tries.py), nor the f
 
 import logging
 import math
-import os
 import time
 import uuid
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,7 +44,7 @@ SETTLED = 0.02  # a run's seconds this near to what is known are no news
 
 def store() -> KeptPlans:
     """The user's file."""
-    return KeptPlans(KeptPlans.default_path(os.environ, Path.home()))
+    return KeptPlans.of_user()
 
 
 @dataclass(kw_only=True)

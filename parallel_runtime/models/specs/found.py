@@ -17,7 +17,6 @@ before they count as those that were found here are. `python -m tools.ship_plans
 import hashlib
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -26,12 +25,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...user_files import Entries, Key, read_json, user_file
+from ...user_files import Key, Store, read_json
 from .spec import ShardingSpec
 from .written import from_data, to_data
 
 log = logging.getLogger(__name__)
-VERSION, FILE = 1, "found_plans.json"
 ATTRIBUTE = "_parallel_found_plan"  # of a model's instance
 # What looks and proves: what another one refused may be found now.
 FINDER = (
@@ -126,24 +124,15 @@ def of_text(text: str) -> Found:
         raise ValueError("it is no plan: it is too deep; find it again") from error
 
 
-@dataclass(frozen=True)
-class FoundSpecs:
+class FoundSpecs(Store):
     """The entries of one file."""
 
-    path: Path
-
-    @property
-    def _entries(self) -> Entries:
-        return Entries(self.path, "plans", VERSION, most=KEPT, then="plans are found anew")
-
-    @staticmethod
-    def default_path(environ: Mapping[str, str], home: Path) -> Path:
-        """The file's place for a user."""
-        return user_file(environ, home, FILE)
+    FILE, NAME, VERSION, MOST = "found_plans.json", "plans", 1, KEPT
+    THEN = "plans are found anew"
 
     def load(self, key: FoundKey) -> Found | None:
         """What is kept for the key; None when there is nothing that can be used."""
-        entry = self._entries.of(key)
+        entry = self.entries.of(key)
         if entry is None:
             return None
         if isinstance(why := entry.get("refused"), str):
@@ -152,7 +141,7 @@ class FoundSpecs:
 
     def of_others(self, key: FoundKey) -> Found | None:
         """The plan that was found last for the class with a file of another kind; None for none."""
-        for entry in reversed(self._entries.all().values()):
+        for entry in reversed(self.entries.all().values()):
             its = entry.get("key") if isinstance(entry, dict) and "plan" in entry else None
             if isinstance(its, dict) and its != asdict(key) == {**its, "kind": key.kind}:
                 return plan_in(entry, key.model_class, self.path)
@@ -161,27 +150,19 @@ class FoundSpecs:
     def pass_over(self, key: FoundKey, refused: Found) -> bool:
         """Keep that a proof refused another plan for files of the key's kind, which has a plan of its own; False where
         it has none, or the folder cannot be written."""
-        entry = self._entries.all().get(key.digest, {})
+        entry = self.entries.all().get(key.digest, {})
         if "plan" not in entry:
             return False
-        return self._save(key, {**entry, "instead_of": [*entry.get("instead_of", ()), refused.digest]})
+        return self.keep(key, {**entry, "instead_of": [*entry.get("instead_of", ()), refused.digest]})
 
     def save(self, key: FoundKey, spec: ShardingSpec, *, cuts: str, errors: Mapping[str, float]) -> bool:
         """Keep it; False where the folder cannot be written. `errors`: of the proof, by what was computed: `error` and
         `control`."""
-        return self._save(key, {"cuts": cuts, "errors": dict(errors), "plan": to_data(spec)})
+        return self.keep(key, {"cuts": cuts, "errors": dict(errors), "plan": to_data(spec)})
 
     def save_refusal(self, key: FoundKey, why: str) -> bool:
         """Keep why there is none, so that no process looks again; False where the folder cannot be written."""
-        return self._save(key, {"refused": why, "finder": finder_source()})
-
-    def _save(self, key: FoundKey, what: Mapping[str, object]) -> bool:
-        try:
-            self._entries.put(key.digest, {**what, "key": asdict(key)})
-        except OSError as error:
-            log.warning("found plans cannot be kept in %s (%s); set XDG_CACHE_HOME", self.path, error.strerror)
-            return False
-        return True
+        return self.keep(key, {"refused": why, "finder": finder_source()})
 
 
 def file_of(model_class: type) -> str | None:
@@ -266,4 +247,4 @@ def class_source(file: Path) -> str:
 
 def found_specs() -> FoundSpecs:
     """The user's file."""
-    return FoundSpecs(FoundSpecs.default_path(os.environ, Path.home()))
+    return FoundSpecs.of_user()

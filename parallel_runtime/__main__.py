@@ -14,14 +14,23 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from . import pack_folder
 from .cli.parser import GONE, make_parser
-from .cli.terminal import Paint, PhaseLine, paint_for, write
+from .cli.terminal import PhaseLine, paint_for, write
 from .errors import PoolError
 
 MODELS = ("diffusion_models", "unet", "checkpoints")  # of a ComfyUI's models
 EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+# By command, the field of its report that is the answer, and whether it is true where all is well.
+SAYS = {
+    "doctor": ("can_run", True),
+    "plan": ("chosen", True),
+    "verify": ("within_tolerance", True),
+    "find-plan": ("refused", False),
+    "tune": ("kept", True),
+}
 
 
 def main(argv: Sequence[str] | None = None, *, begin: Callable[[], None] = lambda: None) -> int:
@@ -35,9 +44,11 @@ def main(argv: Sequence[str] | None = None, *, begin: Callable[[], None] = lambd
         setattr(arguments, name, model_file(getattr(arguments, name)))
     progress = PhaseLine(sys.stderr)
     try:
-        import_module(f".cli.{arguments.command.replace('-', '_')}", __package__)
+        command = import_module(f".cli.{arguments.command.replace('-', '_')}", __package__)
         begin()
-        return COMMANDS[arguments.command](arguments, progress)
+        if arguments.command == "join":
+            command.run(arguments)  # until it is ended
+        return _run(command, arguments, progress)
     except (ValueError, PoolError) as error:
         progress.end()
         if vars(arguments).get("json"):
@@ -60,68 +71,19 @@ def model_file(text: str | None, pack: Path | None = None) -> str | None:
     return next(filter(os.path.isfile, found), text)
 
 
-def _tell(
-    run: Callable[[argparse.Namespace, PhaseLine], dict],
-    describe: Callable[[dict, Paint], str],
-    arguments: argparse.Namespace,
-    progress: PhaseLine,
-) -> dict:
-    """The report of `run`, printed. What libraries print meanwhile goes to stderr: stdout is for the report alone.
+def _run(command: ModuleType, arguments: argparse.Namespace, progress: PhaseLine) -> int:
+    """Run a command, print its report, and return the exit code that it means.
 
-    transformers prints, for one, where docstrings are stripped (-OO).
+    What libraries print meanwhile goes to stderr: stdout is for the report alone. transformers prints, for one, where
+    docstrings are stripped (-OO).
     """
     with redirect_stdout(sys.stderr):
-        report = run(arguments, progress)
+        report = command.run(arguments, progress)
     progress.end()
-    text = _json(report) if arguments.json else describe(report, paint_for(sys.stdout, os.environ))
+    text = _json(report) if arguments.json else command.describe(report, paint_for(sys.stdout, os.environ))
     write(sys.stdout, f"{text}\n")
-    return report
-
-
-def _doctor(arguments: argparse.Namespace, progress: PhaseLine) -> int:
-    from .cli import doctor
-
-    return EXIT_OK if _tell(doctor.run, doctor.describe, arguments, progress)["can_run"] else EXIT_NO
-
-
-def _plan(arguments: argparse.Namespace, progress: PhaseLine) -> int:
-    from .cli import plan
-
-    return EXIT_OK if _tell(plan.run, plan.describe, arguments, progress)["chosen"] else EXIT_NO
-
-
-def _verify(arguments: argparse.Namespace, progress: PhaseLine) -> int:
-    from .cli import verify
-
-    return EXIT_OK if _tell(verify.run, verify.describe, arguments, progress)["within_tolerance"] else EXIT_NO
-
-
-def _find_plan(arguments: argparse.Namespace, progress: PhaseLine) -> int:
-    from .cli import find_plan
-
-    return EXIT_NO if _tell(find_plan.run, find_plan.describe, arguments, progress)["refused"] else EXIT_OK
-
-
-def _tune(arguments: argparse.Namespace, progress: PhaseLine) -> int:
-    from .cli import tune
-
-    return EXIT_OK if _tell(tune.run, tune.describe, arguments, progress)["kept"] else EXIT_NO
-
-
-def _join(arguments: argparse.Namespace, _: PhaseLine) -> int:
-    from .cli import join
-
-    join.run(arguments)
-
-
-COMMANDS = {
-    "doctor": _doctor,
-    "plan": _plan,
-    "verify": _verify,
-    "find-plan": _find_plan,
-    "tune": _tune,
-    "join": _join,
-}
+    field, well = SAYS[arguments.command]
+    return EXIT_OK if bool(report[field]) is well else EXIT_NO
 
 
 def _json(report: dict) -> str:

@@ -36,11 +36,6 @@ class HeldRows:
         """How many tensors have names that begin so."""
         return sum(name.startswith(prefix) for name in self._tensors)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeptKeys:

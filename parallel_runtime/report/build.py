@@ -39,16 +39,15 @@ def new_report(
     *,
     devices: Sequence[Device],
     comfyui: str = "",
-    diffusers: str = "",
     prompt_id: str = "",
     **parts: object,
 ) -> dict:
     """A report of this moment with `parts` as its further fields, checked. A part that is empty was not measured.
 
-    `comfyui` and `diffusers` are their versions, where they ran. Paths in texts, as in words of the compiler's, lose
-    their folders. Raises `ReportError` for a part that is not as the schema says.
+    `comfyui` is its version, where it ran. Paths in texts, as in words of the compiler's, lose their folders. Raises
+    `ReportError` for a part that is not as the schema says.
     """
-    ran = {name: version for name, version in (("comfyui", comfyui), ("diffusers", diffusers)) if version}
+    ran = {"comfyui": comfyui} if comfyui else {}
     report: dict = {
         "schema": SCHEMA,
         "kind": kind,

@@ -36,10 +36,7 @@ class CaseRun:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCase:
-    """Something to time: `run` returns when its result is there, the devices waited for.
-
-    `prepare` is called before each run, and not timed: what the run must find, and is no part of it.
-    """
+    """Something to time: `run` returns when its result is there, the devices waited for."""
 
     name: str
     kind: str
@@ -48,7 +45,6 @@ class BenchmarkCase:
     plan: ParallelPlan | None = None
     devices: Sequence[Device] = ()
     threads: int | None = None
-    prepare: Callable[[], None] | None = None
 
 
 @dataclass
@@ -87,8 +83,6 @@ def interleave(
         for each in timed[first:] + timed[:first]:
             if told is not None:
                 told(each.case.name, count + 1, warmup + runs)
-            if each.case.prepare is not None:
-                each.case.prepare()
             began = time.perf_counter()
             run = each.case.run()
             seconds = time.perf_counter() - began

@@ -206,7 +206,7 @@ REPORT = {
     "warnings": Field(_text, many=True),
     "versions": _object(
         {name: _needed(_text) for name in ("pack", "python", "torch")}
-        | {name: Field(_text) for name in ("comfyui", "cuda", "driver", "diffusers")},
+        | {name: Field(_text) for name in ("comfyui", "cuda", "driver")},
         required=True,
     ),
     "devices": _object(

@@ -41,15 +41,14 @@ def test_each_round_begins_with_the_next_case() -> None:
     assert "".join(in_turn(2, warmup=0, runs=3)) == "ab ba ab".replace(" ", "")
 
 
-def test_a_case_is_told_of_and_prepared_before_each_run() -> None:
+def test_a_case_is_told_of_before_each_run() -> None:
     heard: list[tuple[str, int, int]] = []
     case = BenchmarkCase(
         **{"name": "a", "kind": "one_process", "engine": "diffusers"},
         run=lambda: CaseRun(result=torch.zeros(1)),
-        prepare=lambda: heard.append(("prepared", 0, 0)),
     )
     (timed,) = interleave([case], warmup=1, runs=1, told=lambda *each: heard.append(each))
-    assert heard == [("a", 1, 2), ("prepared", 0, 0), ("a", 2, 2), ("prepared", 0, 0)]
+    assert heard == [("a", 1, 2), ("a", 2, 2)]
     assert len(timed.run_s) == 1 and timed.busy_s == []
     for warmup, runs in ((0, 0), (-1, 1)):
         with pytest.raises(ValueError, match=f"runs={runs}, warmup={warmup}; use at least 1 run"):

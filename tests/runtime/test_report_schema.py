@@ -214,10 +214,13 @@ def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
     assert (staged["patches"], staged["warmup_steps"]) == (8, 3)
     assert new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings={"denoise_s": 1.0}, plan=staged)
     parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 1.0}, "plan": plan}
-    report = new_report("denoise", devices=DEVICES, diffusers="0.35", prompt_id="1f", loop=None, **parts)
+    report = new_report("denoise", devices=DEVICES, comfyui="0.35", prompt_id="1f", loop=None, **parts)
     assert report.items() >= {**parts, "from_cache": False, "prompt_id": "1f", "kind": "denoise"}.items()
     made = {"schema", "kind", "run_id", "created", "from_cache", "versions", "devices", "prompt_id"}
-    assert set(report) == made | set(parts) and "comfyui" not in report["versions"]
+    assert (
+        set(report) == made | set(parts)
+        and "comfyui" not in new_report("denoise", devices=DEVICES, **parts)["versions"]
+    )
     measured = {"model": {"file": "a", "dtype": "b"}, "sizes": {"width": 64}}
     assert "work" in new_report("denoise", devices=DEVICES, **parts, **measured)
     with pytest.raises(ReportError, match="timings is missing"):
@@ -228,7 +231,7 @@ def test_a_new_report_has_what_it_is_given_and_nothing_else() -> None:
     )
     redacted = ["'g++' failed", "counted: a.safetensors is torn"]
     assert (told["plan"]["reasons"], told["warnings"]) == (redacted, redacted), "or a run would end without its picture"
-    assert report["versions"]["diffusers"] == "0.35" and [each["name"] for each in report["devices"]] == [
+    assert report["versions"]["comfyui"] == "0.35" and [each["name"] for each in report["devices"]] == [
         "cpu:0",
         "cpu:1",
     ]

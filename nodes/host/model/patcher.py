@@ -412,10 +412,6 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: Extract and Save Lora reads weights by it. Workers patch their own weights."""
         raise self._refuse("it reads the model's weights")
 
-    def state_dict_for_saving(self, *others: object, **more: object) -> dict:
-        """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
-        return self.model_state_dict_for_saving()
-
     def model_state_dict_for_saving(self, *others: object, **more: object) -> dict:
         """Refused: saving reads weights."""
         raise self._refuse("it saves the model's weights")

@@ -149,7 +149,6 @@ PARALLEL = """
     comfy.model_patcher.ModelPatcher.set_model_compute_dtype(dtype)
     comfy.model_patcher.ModelPatcher.set_model_patch(patch, name)
     comfy.model_patcher.ModelPatcher.set_model_patch_replace(patch, name, block_name, number, transformer_index)
-    comfy.model_patcher.ModelPatcher.state_dict_for_saving
     comfy.model_patcher.ModelPatcher.unpatch_model(device_to, unpatch_weights)
     comfy.model_patcher.ModelPatcher:additional_models
     comfy.model_patcher.ModelPatcher:attachments

@@ -203,7 +203,7 @@ WHAT = (
     ),
     (lambda it: it.get_key_patches(), "it reads the model's weights"),
     (lambda it: it.patch_weight_to_device("a", "cpu", return_weight=True), "it reads the model's weights"),
-    (lambda it: it.state_dict_for_saving(), "it saves the model's weights"),
+    (lambda it: it.state_dict_for_saving(None, None, None), "it saves the model's weights"),
     (lambda it: it.model_state_dict_for_saving(), "it saves the model's weights"),
     (lambda it: it.deepclone_multigpu(), "it copies the model to other devices"),
 )

@@ -364,7 +364,8 @@ def not_counted():
     raise ValueError("ComfyUI's own code (/home/me/ComfyUI) failed")
 
 
-choice._constants, choice.whole_bytes = (lambda devices: "rates"), (lambda devices: [2000] * len(devices))
+RATES = known.known_calibration("RTX 4090")
+choice._constants, choice.whole_bytes = (lambda devices: RATES), (lambda devices: [2000] * len(devices))
 choice.automatic_plan = lambda model, work, *given, **named: asks.append((model, work, given, named)) or DECISION
 alone, several = asked("cpu:1"), asked("cpu:2", step_cache=0.5)
 assert plan_of(alone, weight_bytes=1000, count=not_counted) == decisions.Decision(
@@ -378,7 +379,7 @@ assert plan_of(alone, weight_bytes=0).reasons == ("a reason",) and asks[-1][1].s
 assert plan_of(several, WHY).reasons == (WHY, "a reason")
 model, work, given, named = asks.pop()
 assert (model, work.step_cache, work.exchange) == (FLUX.model, True, "exact")
-assert given == (TWO, [2000, 2000], "rates") and named == {
+assert given == (TWO, [2000, 2000], replace(RATES, shares=several.shares)) and named == {
     "weights": "replicated",
     "everything": plans.ParallelPlan(cfg=2),
     "host_bytes": choice.host_memory()[1],
@@ -407,7 +408,10 @@ assert asks[-1][3]["weights"] == "offloaded"
 choice.plan_of_run = lambda *given, **named: asks.append((given, named)) or DECISION
 held = plans.ParallelPlan(ring=2)
 assert several.plan_of_run(FLUX.model, work, held) == replace(DECISION, automatic=True)
-assert asks[-1] == ((FLUX.model, work, [2000, 2000], "rates"), {"held": held, "blocks_stay": True})
+equal, measured = ((FLUX.model, work, [2000, 2000], replace(RATES, shares=each)) for each in ((), None))
+assert asks[-1] == (measured, {"held": held, "blocks_stay": True}) != (equal, {})
+replace(several, shares=()).plan_of_run(FLUX.model, work, held)
+assert asks[-1][0] == equal, "shares that the user wrote are those that are weighed"
 choice._constants = lambda devices: None
 known, wide = several.plan_of_run(FLUX.model, work, held), replace(work, guided=True)
 assert (known.plan, known.work, known.model, known.automatic) == (held, work, FLUX.model, True)

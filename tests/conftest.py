@@ -1,7 +1,5 @@
 """Fixtures all tests share: tiny models and ComfyUI servers, each made once a session; tiers; how hypothesis runs."""
 
-from __future__ import annotations
-
 import os
 
 # Before torch is imported, here and in servers: where others want the cores, a team of threads waits for its slowest.

@@ -5,8 +5,6 @@ what it has; then files of what no process has; then others; and at last it help
 server of its own. So the processes end at about the same time, and nobody has to know how long a test takes.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -7,8 +7,6 @@ patch of `os._exit` saves. A process that is killed leaves what it ran before th
 `PYTHONPATH=tests python -m line_coverage [PYTEST ARGUMENTS]`; the exit code is pytest's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

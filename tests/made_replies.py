@@ -1,7 +1,5 @@
 """Replies of ranks that never ran, for tests of what is made of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from parallel_runtime.wire.replies import Memory, RankRun, RankStep, SampleReply, StepReply

@@ -5,8 +5,6 @@ of the pytest that it descends from (measured_tests.py writes it). Servers and p
 follows the file. What ran before a test ended is saved then, though the process be killed later.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """A plugin of pytest for a recording: it tells each process which test runs, and notes how long each test took."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

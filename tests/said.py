@@ -4,8 +4,6 @@ Owns which files speak to users and which strings are sentences. `{1}`, `{2}` ..
 values, in their order. What an f-string is given may be a sentence of its own, which is found where it stands.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

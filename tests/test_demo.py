@@ -1,7 +1,5 @@
 """`make demo` gives an image, a table and an honest exit status."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """CONTRIBUTING.md, the README and docs/ name files, folders, make targets and tests that exist."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

@@ -1,7 +1,5 @@
 """docs/get_models.md and the templates' notes get what each template itself names, into the folders it looks in."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools.get_models import PAGE, as_page, files_of, note_of, problems

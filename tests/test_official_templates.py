@@ -1,7 +1,5 @@
 """What `make templates` does with a template's graph, its rows and its page, on made-up graphs; nothing is run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

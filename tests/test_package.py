@@ -3,8 +3,6 @@
 pip only plans here (`--dry-run`); nothing is installed.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 The tool is the published comfy-cli, in an environment of its own, as it brings many packages that no test needs.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

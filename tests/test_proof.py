@@ -1,7 +1,5 @@
 """The verdict of a proof by its numbers, and the file in which proofs are kept: what is not right is not believed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

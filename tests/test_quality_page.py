@@ -1,7 +1,5 @@
 """What docs/quality.md says of defaults: PipeFusion's warm-up is the smallest that keeps agreement within 1 %."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from parallel_runtime.plan import ParallelPlan

@@ -1,7 +1,5 @@
 """The Dockerfile, the compose file, the workflow and docs/recipes.md name the same files, version and port."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

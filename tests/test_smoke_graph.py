@@ -1,7 +1,5 @@
 """One graph in a real ComfyUI, with the stock loader and with ours: what `make test-quick` knows of servers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from signal import SIGINT

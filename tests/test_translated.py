@@ -4,8 +4,6 @@ The sentences of Python are read from its source (said.py); how the panel finds 
 words.mjs's, which node runs here. Words of the panel and of nodes: test_words_and_help.py.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

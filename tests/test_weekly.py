@@ -1,7 +1,5 @@
 """`make weekly`: what it makes of commands that pass and fail, and what it runs again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

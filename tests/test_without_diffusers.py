@@ -1,7 +1,5 @@
 """diffusers is the judge's alone: the nodes and the workers do without it, and the command line says what to do."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

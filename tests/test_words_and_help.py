@@ -1,7 +1,5 @@
 """The words of the interface: complete in each language, and a page of help with a picture for every node."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A page with the panel and without ComfyUI, from plain files; `bare/` stands for ComfyUI's frontend."""
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

@@ -1,7 +1,5 @@
 """ComfyUI's page as a user has it before him: loads graphs, queues, opens our tabs."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

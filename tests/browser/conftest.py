@@ -1,7 +1,5 @@
 """A browser: Debian's Chromium, no download; on the session's server in either renderer, or without ComfyUI."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What pictures of charts show, from their pixels alone: how much of each colour a row has, how long bars are."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

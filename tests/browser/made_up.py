@@ -1,7 +1,5 @@
 """States and reports as the server tells them, made up, and a page that believes them and hears no real worker."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

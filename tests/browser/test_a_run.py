@@ -1,7 +1,5 @@
 """A user's way: from an example to the finished picture, looking at what it took, cancelling, and what fails."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The benchmark's bars as they are drawn: one a case, as long as it was quick, made up and run for real."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

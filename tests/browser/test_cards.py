@@ -1,7 +1,5 @@
 """What is told in cards: refusals, what the doctor found, the list of the first run."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 What the server says is made up; test_a_run.py has the real run, held against one device and kept over a reload.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

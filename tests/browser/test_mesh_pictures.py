@@ -1,7 +1,5 @@
 """The picture of a plan: every rank stands once, apart from the others, and lines join those that exchange."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What stands on nodes: plans, results and tables in boxes of their own, SP Config's inputs in the order of use."""
 
-from __future__ import annotations
-
 import json
 import re
 

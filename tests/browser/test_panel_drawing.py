@@ -1,7 +1,5 @@
 """What the panel draws and exports, from the pixels and from the file: modules alone, on a page of plain files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What of a run is given to others: the card to share, the timeline's picture, the benchmark; all measured."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -3,8 +3,6 @@
 So with blueprints: each is among the nodes, and as a node of a graph it stands for its template; one is run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

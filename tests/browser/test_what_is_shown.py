@@ -1,7 +1,5 @@
 """States and reports of every kind, the odd ones above all: shown plainly, nothing thrown; keys, themes, languages."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

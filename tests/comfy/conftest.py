@@ -1,7 +1,5 @@
 """Fixtures of the tests of the nodes: what the session's server is given once, and the pack without a server."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ Also the attributes of what ComfyUI's functions return, of instances of its clas
 are said to be one; named by the class.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Prints JSON: "options", by name what the host's value was and what a rank makes 
 given alone; "runs", command lines in which each of them is given once, as far as the parser takes them together.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import enum

@@ -5,8 +5,6 @@ runs each in a process that is forked from this one, and answers a line of JSON:
 Owns what is loaded. To load it takes seconds, to fork it milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The attention function of a rank by the option that it is told, packages that a GPU needs made up here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file or a command line that asks for attention that rounds: which one it is here, and what Ring says of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

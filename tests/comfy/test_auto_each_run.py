@@ -1,7 +1,5 @@
 """In auto mode a plan is chosen run by run, in a server whose CPU ranks are taken for known GPUs (LikeKnownGpus)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

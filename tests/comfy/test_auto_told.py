@@ -1,7 +1,5 @@
 """SP Config's auto mode in a real server: the plan, and why it was taken, on the nodes and once in the log."""
 
-from __future__ import annotations
-
 from host import workflows
 from host.client import ComfyClient
 from host.pack_workflows import parallel, to_latent

@@ -1,7 +1,5 @@
 """Which plans a run begins to try, and why it tries none. Does not own what happens in a try (test_trying.py)."""
 
-from __future__ import annotations
-
 from dataclasses import fields, make_dataclass, replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Parallel Benchmark: plans beside one rank and stock ComfyUI, in turn, with the error of each."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

@@ -2,8 +2,6 @@
 one thing more to the blocks of Flux.1 and to the methods of each MODEL.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

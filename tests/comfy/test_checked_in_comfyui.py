@@ -1,7 +1,5 @@
 """Parts of the pack that ask ComfyUI, each called in a ComfyUI that is loaded once: the scripts of `checked`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

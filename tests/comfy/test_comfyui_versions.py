@@ -1,7 +1,5 @@
 """In a ComfyUI that is too old, or lacks what all needs, the nodes say so, with one line in its log; all else works."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import re

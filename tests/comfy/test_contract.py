@@ -1,7 +1,5 @@
 """The host contract is whole, this ComfyUI fulfils it, and each line that is missing costs its feature alone."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

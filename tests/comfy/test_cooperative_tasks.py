@@ -1,7 +1,5 @@
 """Host code in tasks: turns in order, one request for all, thread states of their own, nothing left by an error."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Shares of unequal devices, corrected between runs by what their ranks took in the one before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a user is told of devices: what each does under a plan, and which ones hold the others up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Whose code a function is, however it is wrapped: a pack that looks at each step must not be passed over."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What a user can get wrong with a model of any family: one clear error on the right node, the next prompt right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Owns: `IdleTrier` and `IdleTries`. Does not own what happens in a try (test_trying.py), nor a graph (test_tries.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

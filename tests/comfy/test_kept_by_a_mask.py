@@ -1,7 +1,5 @@
 """What a model says of a latent, asked ahead; what cannot be asked keeps the loop in ComfyUI, with the reason."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """ComfyUI's step caches are known by what they do, and one that does something else is not (host/try_caches.py)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

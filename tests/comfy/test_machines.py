@@ -3,8 +3,6 @@
 The address is open while prompts ask for it: nothing listens after one that does not, nor after Stop listening.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What does not fit: text encoders or a LoRA of another model, a workflow for eight devices where there are two."""
 
-from __future__ import annotations
-
 from safetensors.torch import save_file
 
 from host import workflows

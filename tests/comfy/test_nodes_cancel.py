@@ -1,7 +1,5 @@
 """Cancel: the prompt ends as interrupted, the workers stay, and the next prompt is right."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """CFG and data parallel: what stock ComfyUI runs one after the other goes to the pool in one request, and is equal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

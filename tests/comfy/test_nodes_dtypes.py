@@ -5,8 +5,6 @@ stock's own exact attention kernels do. fp16 under every plan is runtime/test_pa
 families/test_hosted_fp8.py's and models/test_quantised.py's, files of several dtypes models/test_formats_as_stock.py's.
 """
 
-from __future__ import annotations
-
 import copy
 
 from host import workflows

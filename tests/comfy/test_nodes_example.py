@@ -1,7 +1,5 @@
 """The shipped workflow and the shipped client, as a headless user runs them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

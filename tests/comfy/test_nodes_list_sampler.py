@@ -1,7 +1,5 @@
 """Lists of prompts, seeds and latents: image k is the image of a single run, however many are made at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

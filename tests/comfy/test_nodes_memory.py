@@ -3,8 +3,6 @@
 Weights are sharded: replicated ones on the CPU stay in the file's own pages, shards are each rank's private memory.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 

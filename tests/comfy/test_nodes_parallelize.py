@@ -1,7 +1,5 @@
 """Parallelize Model behind stock loaders: the same file, everything applied to it, and what it refuses."""
 
-from __future__ import annotations
-
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallelized, relative_error, to_latent

@@ -1,7 +1,5 @@
 """What the nodes measure: present where it was measured, absent where not, in /history for headless clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What saved workflows rely on: node ids, input names, their order and defaults. Only ever added to."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

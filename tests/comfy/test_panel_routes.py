@@ -1,7 +1,5 @@
 """The panel's routes on a real server: what they tell, to whom, and what their actions do."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

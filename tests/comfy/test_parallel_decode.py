@@ -1,7 +1,5 @@
 """Timed VAE Decode over ranks: VAE Decode (Tiled) to the last digits, and VAE Decode with a note where it cannot be."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Parallel Model Loader and Parallel Sampler on a model that ComfyUI's own modules compute: latent, report, panel."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ComfyUI's memory manager is told of weights in the workers, and who may ask for a pool while one loads."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Before a proof: a smaller call is tried without values; a stored one is of the files that compute the class."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

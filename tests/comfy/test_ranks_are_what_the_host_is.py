@@ -1,7 +1,5 @@
 """A rank has the options of the ComfyUI that asks, and computes as it does: its real main.py beside a real rank."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

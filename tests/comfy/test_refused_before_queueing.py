@@ -1,7 +1,5 @@
 """Values that cannot work are refused when a prompt is sent, in one sentence of ours, and nothing is queued."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

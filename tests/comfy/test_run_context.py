@@ -1,7 +1,5 @@
 """A run's context in ComfyUI's options: whoever copies them, and whatever run begins inside of another."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Show Timing Report: files that command-line clients see, and never an old run as if it were this one."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

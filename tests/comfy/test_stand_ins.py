@@ -1,7 +1,5 @@
 """What stands for our nodes in a ComfyUI that cannot have them has their inputs and outputs, so workflows keep both."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

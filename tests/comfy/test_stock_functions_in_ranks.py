@@ -1,7 +1,5 @@
 """Functions of stock nodes that ranks have themselves: blocks skipped by Skip Layer Guidance, attention by its name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every sampler of ComfyUI becomes a program that samples alike, or says why it cannot."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

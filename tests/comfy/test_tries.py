@@ -4,8 +4,6 @@ Owns: the tries of a whole graph, whose two CPU ranks the planner takes for GPUs
 (planner/test_tries.py).
 """
 
-from __future__ import annotations
-
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

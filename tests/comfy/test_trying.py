@@ -4,8 +4,6 @@ Owns: what `Trier` does with what happens in a try. Does not own the rules (plan
 (test_tries.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Owns both ways through a real server. Does not own the rules (planner/test_tries
 (test_trying.py).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

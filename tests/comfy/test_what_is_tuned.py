@@ -3,8 +3,6 @@
 Does not own what happens in a try (test_trying.py) nor a whole graph (test_tuning.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from types import SimpleNamespace

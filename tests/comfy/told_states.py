@@ -3,8 +3,6 @@
 Read in ComfyUI's own process by a custom node, and in a rank by an engine; neither imports the other's code.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

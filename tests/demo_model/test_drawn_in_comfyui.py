@@ -1,7 +1,5 @@
 """Stock ComfyUI loads the demo's files, our loader draws the same over two ranks, and the picture shows its prompt."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

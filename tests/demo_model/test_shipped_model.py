@@ -1,7 +1,5 @@
 """The files of demo/models: they draw what is asked, and the classifier that says so is no yes-sayer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which variant is compared with stock ComfyUI under which plan: data, for `make parity-models` and the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Owns: both sides of that child. Run as a script it is the child: it imports comf
 input and writes one to standard output. Imported, it is the asking side and imports nothing of ComfyUI.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

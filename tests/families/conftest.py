@@ -1,7 +1,5 @@
 """Stock latents of the families, each run once; a server of a ComfyUI that is another than the plans were made for."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

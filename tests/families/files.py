@@ -4,8 +4,6 @@ Gates, norms and modulations are of the order of 1, and queries and keys long en
 uniform: with small gates an error of attention would vanish in the output.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 The files of Flux.1 are those that tests/host writes, by its own layouts.
 """
 
-from __future__ import annotations
-
 from host import layouts
 from host.client import Workflow
 

@@ -4,8 +4,6 @@ Owns: node ids. "model" is the loader, "sampler" a KSampler, "save" a SaveLatent
 and "latent", and puts nodes of its own between them and the sampler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

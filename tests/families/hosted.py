@@ -1,7 +1,5 @@
 """What tests of hosted models share: Wan with 5 heads (uneven for 2 ranks), Qwen-Image, two plans, nodes in between."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from host import pack_workflows

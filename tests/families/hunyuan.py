@@ -1,7 +1,5 @@
 """HunyuanVideo with 5 heads: from a text with padding, with a first frame as tokens of timestep zero, and 1.5."""
 
-from __future__ import annotations
-
 from host.client import Workflow
 
 from .files import tiny

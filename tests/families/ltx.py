@@ -1,7 +1,5 @@
 """LTX-Video and LTX-2: files and graphs of video from a text, from a picture and by a guide; LTX-2 with sound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from host.client import Workflow

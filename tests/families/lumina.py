@@ -4,8 +4,6 @@ ComfyUI's detection fixes the widths of the first two, at 24 heads of 96 in 8 gr
 blocks in each refiner, so the files are of 0.9 and 1.8 GB in bf16 with one layer.
 """
 
-from __future__ import annotations
-
 from host.client import Workflow
 
 from .files import Rule, large, tiny

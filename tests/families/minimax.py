@@ -3,8 +3,6 @@
 Its blocks see one row of tokens: text, conditions, sound, video. Their numbers are primes here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from host.client import Workflow

@@ -4,8 +4,6 @@ ComfyUI's detection fixes PixArt at 16 heads of 72, HunyuanDiT at 16 heads and t
 at 18 heads of 256, so its file is of 1.1 GB in bf16 with one layer.
 """
 
-from __future__ import annotations
-
 from host.client import Workflow
 
 from .files import Rule, large, tiny

@@ -1,7 +1,5 @@
 """Files of Wan in every quantised format, and graphs of them: what is compared is in tools/formats.py and the tests."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path

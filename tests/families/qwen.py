@@ -4,8 +4,6 @@ ComfyUI's detection fixes the width at 24 heads of 128 and the text at 3584, so 
 blocks; with one, an error of the text's stream would not reach the picture.
 """
 
-from __future__ import annotations
-
 from host.client import Workflow
 
 from .files import large

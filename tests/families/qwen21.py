@@ -1,7 +1,5 @@
 """Qwen-Image 2.1: from a text, and an edit with a reference of as many tokens as the picture has."""
 
-from __future__ import annotations
-
 from host.client import Workflow
 
 from .files import Rule, tiny

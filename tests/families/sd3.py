@@ -1,7 +1,5 @@
 """Stable Diffusion 3.5 with 3 heads: medium, whose first blocks attend twice, and large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .files import ModelFile, Rule, tiny

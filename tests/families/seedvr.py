@@ -1,7 +1,5 @@
 """SeedVR2 by one tensor of a block and the two that its node reads: with 3 billion weights more, nobody runs it."""
 
-from __future__ import annotations
-
 from host.client import Workflow
 from host.layouts import Row
 

@@ -3,8 +3,6 @@
 The variants of these families have files of the published widths; these are for what needs many models at once.
 """
 
-from __future__ import annotations
-
 from .files import Rule
 from .told import told
 

@@ -3,8 +3,6 @@
 The calibration is made so that an exchange costs as much as a small picture's blocks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from host.client import Workflow

@@ -1,7 +1,5 @@
 """verify and doctor of models that ComfyUI's own modules compute: beside those modules in one process of their own."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

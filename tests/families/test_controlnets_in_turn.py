@@ -4,8 +4,6 @@ ComfyUI loads what it has loaded again when a ControlNet has encoded its picture
 there. Small files, whose sizes the test host tells ComfyUI.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path

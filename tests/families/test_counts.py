@@ -1,7 +1,5 @@
 """What is counted of ComfyUI's classes without running them: held to real ranks, to formulas by hand, and to itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -4,8 +4,6 @@ On a CPU ComfyUI widens such weights where they are used, "fast" or not. A LoRA 
 or down by numbers that ComfyUI draws by the weight's name.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

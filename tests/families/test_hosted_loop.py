@@ -2,8 +2,6 @@
 report says of runs that stay in ComfyUI's loop.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA and its relatives beside stock: each kind, stacked, taken back, one that widens a layer, two models at once."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

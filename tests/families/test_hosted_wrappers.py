@@ -1,7 +1,5 @@
 """Stock nodes around a model: what changes cfg, windows of a long video, with a pipeline and without; wrong inputs."""
 
-from __future__ import annotations
-
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
 

@@ -1,7 +1,5 @@
 """Qwen-Image 2.1 in a server: what its class keeps between steps is used by the workers, never by another run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A video of 12,000 tokens: no rank holds a table of tokens squared (`make long-video` measures 100,000)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

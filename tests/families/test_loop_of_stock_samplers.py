@@ -3,8 +3,6 @@
 Where a loop ran is seen by a run whose loop in the workers is wrong on purpose: a loop in ComfyUI does not mind.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

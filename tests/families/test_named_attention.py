@@ -1,7 +1,5 @@
 """SP Config's input `attention`, from the node to the ranks: kernels of packages, made up here, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

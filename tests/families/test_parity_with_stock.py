@@ -3,8 +3,6 @@
 Of a family that is not here, its files being large or another having its class, tests/models runs the class over ranks.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A class for which nobody wrote a plan is looked at when first loaded, and shares its tokens once proven."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

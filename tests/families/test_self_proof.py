@@ -1,7 +1,5 @@
 """A plan is proven with the ComfyUI that runs before its first step counts, kept, and refused where it drifted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

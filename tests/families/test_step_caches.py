@@ -1,7 +1,5 @@
 """Step caches under every plan: ComfyUI's EasyCache and LazyCache, our first-block cache; and heads as fp8."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 No ranks share an image of theirs: prompt and negative, and the images of a batch, are what they divide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that no sampler calls, which our loader refuses; and what a node reads from a model that has no plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ need no such help: the one has 16 heads of any width, the other any number of he
 classes that read the dtype of a weight.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

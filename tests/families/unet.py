@@ -6,8 +6,6 @@ proper has 24 transformer blocks of the text's width at least, which makes 280 M
 No plan shares their tokens: they are not among `FAMILIES`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a variant of a family is: a file and the stock graph that runs it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ latents; `host.pack_workflows.saved_latent(client, result, node=name)` reads one
         stock = client.queue(BY_NAME["wan 2.1 t2v"].graph(cfg=3.0))
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

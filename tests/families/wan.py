@@ -1,7 +1,5 @@
 """Wan 2.1 and 2.2: files and graphs of text and image to video, 5B, VACE, camera; poses, speech, faces, music."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from host.client import Workflow

@@ -1,7 +1,5 @@
 """Wan-Animate 2: a character that a video drives, in all steps and in some."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from host.client import Workflow

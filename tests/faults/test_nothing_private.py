@@ -1,7 +1,5 @@
 """Reports and logs hold no prompt, no user's name and no folder; an error may name the file that it is about."""
 
-from __future__ import annotations
-
 import getpass
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `make pretend-cuda` has chapters under NCCL's rules, and the mistakes that they must find (pretend_cuda/mistakes.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

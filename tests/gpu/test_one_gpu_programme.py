@@ -1,7 +1,5 @@
 """The experiments of `make gpu` in small form on a CPU, what becomes of their results, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 The whole of them, memory refused, and mistakes that they must find: `make pretend-cuda`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """LoRA and its relatives as trainers write them: random tensors, so large that a picture changes by percents."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

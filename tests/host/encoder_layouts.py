@@ -3,8 +3,6 @@
 The vocabularies are the real ones (the tokenizers are); only widths and depths are tiny.
 """
 
-from __future__ import annotations
-
 import math
 
 from .layouts import LATENT_CHANNELS, Row, linear

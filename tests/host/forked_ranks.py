@@ -11,8 +11,6 @@ without imports.
 `python -m host.forked_ranks FD` is the process that forks; it ends when the other end of its socket FD closes.
 """
 
-from __future__ import annotations
-
 import array
 import atexit
 import ctypes

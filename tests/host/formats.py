@@ -1,7 +1,5 @@
 """How far from stock's a picture in halves may be, and which matrices a file in a format of fewer bits rounds."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -4,8 +4,6 @@ The second shares the sampler's numbers with the first, and nothing of how parts
 Letters: `B` images, `N` numbers of an image's latent, which travels as one row (B, 1, N).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

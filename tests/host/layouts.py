@@ -4,8 +4,6 @@ A layout is a list of `Row`s, so a file can be written tensor by tensor and its 
 Fixed by ComfyUI's detection and so not variable here: heads of 128, MLP ratio 4, 16 latent channels, 2 x 2 patches.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

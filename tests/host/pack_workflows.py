@@ -1,7 +1,5 @@
 """The pack's nodes put into stock workflows, and the latents of both to hold against each other."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -3,8 +3,6 @@
 Needs comfy_kitchen, which comes with ComfyUI, and nothing of ComfyUI itself.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any

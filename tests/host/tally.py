@@ -4,8 +4,6 @@ A test that needs stock ComfyUI to do something first raises StockFailsError whe
 the pack refuses by name. To any other run of the tests both are failures.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What `make test-host` counts as what, and its exit status."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

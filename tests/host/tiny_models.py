@@ -4,8 +4,6 @@ Owns: values (deterministic by seed and tensor name), types, the files' names an
 a model has (layouts.py, encoder_layouts.py). Files are written tensor by tensor, so memory stays at one tensor.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -5,8 +5,6 @@ at those of the published files, which are of many gigabytes. Owns that one chan
 the child that names tensors. What the class, its conditionings and its sampling are stays ComfyUI's.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import importlib.util

@@ -6,8 +6,6 @@ with `--shown`, of those that show something else than the denoised latent; with
 that a sampler is called with have.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -3,8 +3,6 @@
 Owns: the changed caches. Run as `python tests/host/try_caches.py COMFYUI`, in a process of its own, as trace_samplers.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """The pack's worker processes as the system sees them: children of a server that run a rank's entry point."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 

@@ -3,8 +3,6 @@
 Node ids are words, so a failing test says which node it was. Every builder returns a fresh dict to change freely.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -3,8 +3,6 @@
 Owns the launcher's process of each generation. The control connection has tests of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

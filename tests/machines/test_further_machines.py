@@ -1,7 +1,5 @@
 """How long prompts wait for machines, when SP Config runs again, which machine is meant, and when nobody may join."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys

@@ -3,8 +3,6 @@
 No process is started; that machines do what is said here is test_joining.py's and test_remote_ranks.py's.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -3,8 +3,6 @@
 Channels and segments are real; the link to the other side is a list of frames. Real machines: test_remote_ranks.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks of a further machine count like local ones: what they compute, write, say and fail is the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What the pool tells further machines at a start, and what is left where a start comes to nothing."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -3,8 +3,6 @@
 Owns: pools whose further machines are this one again (loopback.py), a tiny model's calls and their reference results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

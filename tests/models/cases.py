@@ -1,7 +1,5 @@
 """All cases of shared models, from the files that hold them (cases_*.py)."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

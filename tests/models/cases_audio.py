@@ -1,7 +1,5 @@
 """ACE-Step 1.5, Stable Audio 1 and 3, MiniMax Music 3: mostly 35 tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Flux.1, Flux.2, Chroma, HunyuanVideo and HunyuanImage: 35 tokens of image or 105 of video, 9 of text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Qwen-Image, Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream: mostly 35 tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """LTX-Video, LTX-2 and LTX-2.5: frames of 5 x 7 latents, 35 tokens each; 13 tokens of audio."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

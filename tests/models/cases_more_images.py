@@ -1,7 +1,5 @@
 """Ernie-Image, Ideogram 4, JoyImage, Lens, Boogu, Mage-Flow, Kandinsky 5 Image, Anima: mostly 35 tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """PixelDiT, PiD, Z-Image in pixel space: 35 patches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Qwen-Image 2.1: 9 tokens of text, references among them, and 35 of the picture, which come last."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Hunyuan3D 2 and 2.1, TripoSplat: 35 tokens of shape, 9 of the picture."""
 
-from __future__ import annotations
-
 from .tiny import Case, at, build, case, noise
 
 

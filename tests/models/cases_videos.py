@@ -1,7 +1,5 @@
 """MiniMax H3, Mochi, Kandinsky 5, Cosmos 1 and Predict2 (Anima), CogVideoX: mostly 105 tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Wan 2.1 and 2.2: a frame of 10 x 14 latents is 35 tokens, three of them 105."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

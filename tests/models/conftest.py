@@ -1,7 +1,5 @@
 """What all tests of this folder share: ranks that have imported ComfyUI, a pool of four workers, files for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

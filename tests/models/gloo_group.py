@@ -1,7 +1,5 @@
 """All ranks of the default process group as those that share a call's heads; and ranks that exchange nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

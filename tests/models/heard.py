@@ -1,7 +1,5 @@
 """Modules without ComfyUI whose attention a tap hears, as the finder of plans hears ComfyUI's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 Text comes first and sees nothing of the picture, so its keys are the same in every step. Knows no ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

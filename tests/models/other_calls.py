@@ -1,7 +1,5 @@
 """Other calls of a case: other numbers and timesteps, and where the class takes them other texts and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

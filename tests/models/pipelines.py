@@ -6,8 +6,6 @@ rows of its patch are right: all else in a block works token by token. Shares no
 which tokens a patch has is counted here once more.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Owns the model and its LoRA, and layers that round their inputs as on GPUs that 
 the bounds (test_quantised.py), nor which kinds there are (host/quantised.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

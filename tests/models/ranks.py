@@ -8,8 +8,6 @@ exchange. What travels between processes is JSON: names, numbers, texts.
 Does not own: cases (cases_*.py), what a rank's group does (gloo_group.py).
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools

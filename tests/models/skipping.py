@@ -4,8 +4,6 @@ How far a call that skips is from one process in which its blocks are replaced b
 What the blocks add is found by hooks of torch, block by block. Shares nothing with the cache but the plan's words.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from functools import partial

@@ -6,8 +6,6 @@ what `BaseModel` was then about to build is read from its frame.
 Owns: what is asked of ComfyUI. Does not own: the page (tools/class_list.py), nor the test (test_supported.py).
 """
 
-from __future__ import annotations
-
 import traceback
 from contextlib import suppress
 from typing import Any

@@ -4,8 +4,6 @@ Flux.1's is cli/flux_in_diffusers.py, which users have too. Sizes are even: with
 diffusers counts positions of Qwen-Image from another middle.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from contextlib import closing

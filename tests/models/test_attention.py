@@ -4,8 +4,6 @@ Each rank makes the whole of a call from a seed and attends with its part. Heads
 once, for the same bytes.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Does not own: parity of classes that have such blocks (test_hosted_parity.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace

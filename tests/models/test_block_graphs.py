@@ -1,7 +1,5 @@
 """Blocks of ComfyUI's own classes by graphs, as tapes (tests/gpu/tape.py): the same to the bit, and which have none."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Does not own the list of patches nor how they reach a rank (tests/families/test_controlnets_in_turn.py).
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

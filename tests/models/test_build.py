@@ -1,7 +1,5 @@
 """How ComfyUI's classes are made, and what a batch is to them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ Owns the bounds and the counts. In a pool each test counts from what graphs ther
 order.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import os

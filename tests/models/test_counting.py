@@ -3,8 +3,6 @@
 Of ComfyUI's classes it is families/test_counts.py's.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

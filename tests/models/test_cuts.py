@@ -3,8 +3,6 @@
 Does not own: gathering over a group and attention, which need ranks (test_hosted_hooks.py, test_hosted_parity.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is said of the rows that moved: patterns as exact figures, at the edges where one becomes another; and trees."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from types import MappingProxyType, SimpleNamespace

@@ -3,8 +3,6 @@
 That a plan equals one process is test_found_plans.py's, for ComfyUI's classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's classes are test_found_plans.py's.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 That a class's plan is found, and what ranks compute by it, is test_found_plans.py's and test_find_plan.py's.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a first-block cache compares, keeps and skips, in exact numbers. In workers it is test_step_cache.py's."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

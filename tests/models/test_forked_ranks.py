@@ -4,8 +4,6 @@
 has imported ComfyUI, and forks the ranks. It prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

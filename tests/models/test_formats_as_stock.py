@@ -6,8 +6,6 @@ Those of nvfp4 and mxfp8 are stand-ins of one operation each, which widens what 
 call agree is test_quantised.py's.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -4,8 +4,6 @@ Owns: what is found of a class whose plan people wrote, and of models in odd sha
 `python -m tools.find_plans`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What graphs of blocks are given, that others hear while one is made, and how a device's is recorded."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """What stands for ComfyUI's attention function in a rank: every mask, scale and layout, containers, heads in chunks."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Iterator

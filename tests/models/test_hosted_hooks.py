@@ -3,8 +3,6 @@
 Does not own: parity of models (test_hosted_parity.py), attention's arguments (test_hosted_attention.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

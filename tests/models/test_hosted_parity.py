@@ -6,8 +6,6 @@ one after the other, and whether it is written to in between, as what ranks exch
 run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Owns the bounds. How a pipeline and its simulation run is pipelines.py's.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ There where ComfyUI can load the model. Owns when a run begins and ends in the r
 they keep and compute; the rows and keys of one call are test_kept_state.py's.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layouts kept between steps: made once a size, equal, and not where values count."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -3,8 +3,6 @@
 Qwen-Image 2.1 itself is test_kept_calls.py's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

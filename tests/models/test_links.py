@@ -1,7 +1,5 @@
 """Stages of a pipeline exchange messages in groups with which a GPU cannot wait for itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock

@@ -3,8 +3,6 @@
 ComfyUI's modules and workers with them are test_side_branches.py's.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -4,8 +4,6 @@ The ranks of a stage run one after another here, each told what the others send.
 test_hosted_pipelines.py's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

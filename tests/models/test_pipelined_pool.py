@@ -5,8 +5,6 @@ other plans of as many patches must compute the same, and whole sampling runs, i
 steps, each number of those in which it does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

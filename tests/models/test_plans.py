@@ -3,8 +3,6 @@
 Does not own: what a word means (test_cuts.py), a plan against ComfyUI's class (test_hosted_parity.py).
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Does not own: which kinds there are (host/quantised.py), stock ComfyUI beside th
 (tools/formats.py).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

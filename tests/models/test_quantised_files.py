@@ -3,8 +3,6 @@
 Owns no parity (test_quantised.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What random calls are made of, exactly: shapes of latents, widths that a class says, what of a call is noted."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any

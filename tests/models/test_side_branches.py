@@ -3,8 +3,6 @@
 Every kind of plan and of weights, other strengths by numbers alone, and back to the file's weights to the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Owns the bounds, and which classes are refused one. How a cache and its simulation run is skipping.py's.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Read from the ComfyUI under test, so a class that is new to it fails here. Does not own: parity (test_hosted_parity.py).
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention as an operator of torch's, its shapes, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

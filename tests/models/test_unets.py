@@ -3,8 +3,6 @@
 Owns small U-Nets of each class; beside stock ComfyUI they are in tests/families.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A device's memory is told by each rank: CPU ranks have none of their own. Ranks 
 themselves (tests/gpu).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch

@@ -5,8 +5,6 @@ Does not own the cases (cases_*.py). Only `build` imports comfy, and only the pr
 case of what newer ComfyUIs alone have is there where the ComfyUI under test has it.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

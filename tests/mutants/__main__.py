@@ -5,8 +5,6 @@ line, quickest first, for at most a minute. Prints the survivors; the last line 
 status is 0 where each survivor is named in equivalent.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

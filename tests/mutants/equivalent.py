@@ -1,7 +1,5 @@
 """Mistakes that no test can tell from the code as it is: the operator, the line, the mistaken line, and the reason."""
 
-from __future__ import annotations
-
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "constant off by one",

@@ -1,7 +1,5 @@
 """Mistakes in what the panel reads from a report, draws and exports. They are JavaScript, so they are kept by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ forks ranks and ComfyUIs for the tests (host/forked_ranks.py) is forked from her
 Imports nothing of the product, or a mistake in it would not be seen.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -4,8 +4,6 @@ Owns the choice of tests for a place. The recording may be of an earlier tree: a
 function, and tests that are gone are left out. Does not own the recording (line_coverage.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

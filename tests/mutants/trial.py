@@ -3,8 +3,6 @@
 Owns the copies and the runs of pytest. Does not own which mistakes there are, nor which tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

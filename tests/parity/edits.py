@@ -1,7 +1,5 @@
 """Building blocks of the matrix's graphs: each edit changes one thing of a stock graph that ends in a saved latent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Of the other kinds there is one each for the weekly run and `make test-host`; `make parity` runs all of the matrix.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from host.client import ComfyClient

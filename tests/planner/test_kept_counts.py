@@ -1,7 +1,5 @@
 """Counts that an earlier process kept: the same model, found for the same file, sources and options alone."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

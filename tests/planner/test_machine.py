@@ -1,7 +1,5 @@
 """What the planner is told of a machine's devices, by what torch and the cache of calibrations say of them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

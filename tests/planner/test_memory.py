@@ -1,7 +1,5 @@
 """What a plan takes on a rank, worked out by hand for a small model: 100 tokens, four blocks of 800 of 1000 bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Auto over several machines: which axes cross, whether a further machine pays, and what was measured of the link."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bound of a step: one rank's share, and what shows of its exchange over a link."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tries: which plans are worth one, how many steps each gets, which plan is kept, and the file that keeps it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """One request and one reply of each kind, with a value in every field, for tests of how they travel."""
 
-from __future__ import annotations
-
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
 from parallel_runtime.model_call import CallPlace

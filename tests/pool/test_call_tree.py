@@ -1,7 +1,5 @@
 """The call of a model as a tree: what goes in comes out, and what cannot travel is refused by its place in the call."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Weights, patches and groups are looked for once; again only when what the ranks hold has changed since."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What ranks are asked so that they hold models, their changes and a VAE; a stand-in notes it and answers."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import replace

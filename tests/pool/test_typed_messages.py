@@ -1,7 +1,5 @@
 """Requests and replies as both ends know them: they survive the way, and any other body is refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields
 from typing import Any
 

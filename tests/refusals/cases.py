@@ -1,7 +1,5 @@
 """Every graph that is refused, the node that tells it, and what its first line must name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The node that a refusal names is the one that did it: among several of its class, and behind somebody's `except`."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

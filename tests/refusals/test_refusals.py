@@ -1,7 +1,5 @@
 """What reaches into a model whose weights are elsewhere: refused before any step runs, by the node to remove."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

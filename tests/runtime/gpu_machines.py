@@ -3,8 +3,6 @@
 The answers are written after the libraries' documentation and users' public logs, not by us on such machines.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Answers = dict[str, Any]

@@ -1,7 +1,5 @@
 """One rank's own part of a request, in this process: which calls it makes, what it reads and writes, and its times."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import deque

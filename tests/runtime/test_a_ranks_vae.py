@@ -1,7 +1,5 @@
 """A rank's VAE, in this process: how it is built, which tiles it decodes, and when its weights are on the device."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

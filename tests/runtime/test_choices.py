@@ -1,7 +1,5 @@
 """The table of choices by compute capability: what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

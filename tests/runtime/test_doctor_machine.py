@@ -1,7 +1,5 @@
 """What the doctor says of a machine without looking at devices: each verdict changes at the limit that it names."""
 
-from __future__ import annotations
-
 import errno
 import importlib.metadata
 import io

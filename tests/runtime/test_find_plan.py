@@ -1,7 +1,5 @@
 """`find-plan` finds, proves and keeps the plan of a file's class; what is kept holds for one class of one ComfyUI."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

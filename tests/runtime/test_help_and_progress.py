@@ -1,7 +1,5 @@
 """What a person reads of the command line: every option explained, examples that parse, and what goes on meanwhile."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

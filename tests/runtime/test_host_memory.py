@@ -1,7 +1,5 @@
 """Memory of the host: a container's limit counts, and weights that cannot be pinned are used all the same."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 The loop around it has the order of operations that ComfyUI has.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Kernels of packages by name: the choice, the refusals, the merging, with exact kernels behind yunchang's call."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec

@@ -3,8 +3,6 @@
 The parser of the ComfyUI at hand is tests/comfy/test_ranks_are_what_the_host_is.py's.
 """
 
-from __future__ import annotations
-
 import argparse
 import enum
 import json

@@ -1,7 +1,5 @@
 """Which packages of a rank are said to differ from those of the process beside it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import metadata

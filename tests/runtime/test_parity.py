@@ -4,8 +4,6 @@ Owns: which ranks compute which rows, all degrees up to eight ranks, where weigh
 tests/models's; a pipeline whose keys are a step old is models/test_pipelined_pool.py's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Corrupting copies are found byte by byte, between ranks that are threads here."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Owns: the verdict of real ranks on ComfyUI's own Wan, with plans that are wrong 
 a call is made smaller. Does not own: the file of proofs (test_proof.py), nor who asks (families/test_self_proof.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

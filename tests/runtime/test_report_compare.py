@@ -1,7 +1,5 @@
 """Which runs are held against each other, and what is said of them: by the newest alike, never by one that is not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a rank leaves out of most steps: collections of all Python objects, questions for its memory, timers' events."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a rank keeps of ComfyUI's step caches, and which calls are skipped by it, in numbers that are easy to add up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """torch's switches for fp32: all digits inside, and after it what was before, by whichever name it was set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

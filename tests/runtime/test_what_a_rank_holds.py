@@ -1,7 +1,5 @@
 """What one rank keeps, in this process: weights by bytes and units, models that go for others, what calls leave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

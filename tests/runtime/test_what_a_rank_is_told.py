@@ -1,7 +1,5 @@
 """What comes to a rank's process, from its parent or the agent of torchrun, and what it says of errors."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What the workflows need of a server: what it says of its nodes, asked once, and the image that they load."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blueprints as ComfyUI offers them: listed, and drawn from their templates as these are now."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every shipped template runs, and every workflow kept of a released version, but for files and sizes unchanged."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

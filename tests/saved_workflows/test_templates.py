@@ -1,7 +1,5 @@
 """Templates as ComfyUI offers them: each once, drawn from its graph, and what it may download for it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

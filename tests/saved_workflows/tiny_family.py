@@ -1,7 +1,5 @@
 """A family's workflow made small: its tiny file, encoders and VAEs without weights, few pixels and steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from host.client import Workflow

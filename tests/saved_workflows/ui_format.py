@@ -3,8 +3,6 @@
 No shipped template uses subgraphs, reroutes, muted or bypassed nodes; they raise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -9,8 +9,6 @@ says nothing, since one GPU takes its ranks in turn.
 Owns: what is changed in the pack for that. In ComfyUI, the variable SHARE_ONE_GPU does it (probe_nodes/starting.py).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Mapping

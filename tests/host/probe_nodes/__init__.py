@@ -4,8 +4,6 @@ Linked into a test host's custom_nodes, never part of the pack; node.py is how a
 Letters: `L` text and image tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import comfy.clip_vision

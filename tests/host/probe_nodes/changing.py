@@ -3,8 +3,6 @@
 Nothing of it is wrong in stock: each way computes what the model does without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import MethodType
 from typing import Any

@@ -1,7 +1,5 @@
 """What the pack chooses by itself, chosen by a test: a plan as for GPUs of known speed."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any

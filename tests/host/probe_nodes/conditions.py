@@ -3,8 +3,6 @@
 Letters: `N` pictures, `H` and `W` their pixels, `C` latent channels, `T` latent frames.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ControlNets of few layers and random weights: ComfyUI's own classes, in the form that its loaders give them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import comfy.controlnet

@@ -1,7 +1,5 @@
 """A node by which a run stays after each step until a test lets it go on."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

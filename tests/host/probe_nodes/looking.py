@@ -1,7 +1,5 @@
 """Nodes that look at each step of a sampling run, as packs do whose own loop it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A node of a test host as a function: its arguments are the node's inputs."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Callable, Sequence

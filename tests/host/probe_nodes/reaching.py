@@ -1,7 +1,5 @@
 """A node that reaches into the model in the ways of packs that no stock node stands for, and one without exchange."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

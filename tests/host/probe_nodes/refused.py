@@ -1,7 +1,5 @@
 """What nodes that are refused take, and nodes that do as those of other packs do: they catch, they write later."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What moves stock ComfyUI's own picture: its exact kernels, its threads, its batches, and its sampler's precision."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

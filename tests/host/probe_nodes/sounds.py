@@ -3,8 +3,6 @@
 Owns: shapes of the latents of sound. `F` sound frames, `C` channels.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

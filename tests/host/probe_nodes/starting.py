@@ -4,8 +4,6 @@ And how long it looks for a plan: a machine that runs tests may be many times sl
 folder of plans that the pack ships.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -3,8 +3,6 @@
 Small ones, but for classes that have one size: HunyuanVideo's, Wan 2.2's, MiniMax H3's.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

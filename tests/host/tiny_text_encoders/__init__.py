@@ -5,8 +5,6 @@ published widths built in, so it cannot load a tiny file; inputs here are the sa
 Does not own: the files (host.tiny_models). Linked into a test host's custom_nodes, never part of the pack.
 """
 
-from __future__ import annotations
-
 import comfy.sd
 import comfy.utils
 import folder_paths

@@ -4,6 +4,7 @@ import logging
 
 from comfy_api.latest import io
 
+from ..parallel_runtime.devices import KINDS
 from .choice import ParallelChoice
 from .host.contract.comfyui import comfy
 from .host.model.convert_stock_model import parallelized
@@ -44,11 +45,13 @@ class ParallelizeModel(io.ComfyNode):
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the model is of no file that the workers can read, or the plan does not fit it."""
         devices = sp_config.selection.devices
-        alone = len(devices) == 1 and is_on(devices[0], comfy.model_management.get_torch_device())
+        main = comfy.model_management.get_torch_device()
+        alone = len(devices) == 1 and (is_on(devices[0], main) or main.type not in KINDS)  # as an XPU, which none names
         if alone and sp_config.weights != "offloaded" and not sp_config.step_cache:
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             NodeText().say(f"one device ({devices[0]}), nothing to share: the model stays in ComfyUI")
             return io.NodeOutput(model)
         ours = parallelized(model, sp_config)
-        NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
+        told = [*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof(), *filter(None, [ours.left_out])]
+        NodeText().say("\n".join(told))
         return io.NodeOutput(ours)

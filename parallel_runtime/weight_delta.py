@@ -3,15 +3,15 @@
 Owns the record and its form on the wire. What a change does to a weight is `models/hosted/deltas.py`'s.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import ReferenceType
 
 import torch
 
-Value = torch.Tensor | float | None
+Value = torch.Tensor | float | str | None  # a text is a hash (`applied`)
 # Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
 # And `hook_weight`: no change, but a weight of a module that runs between the blocks (models/hosted/block_hooks.py).
 HOOK_WEIGHT = "hook_weight"
@@ -22,7 +22,6 @@ KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_
 MAX_TENSORS = 512
 MAX_RECORDS = 128
 ENOUGH_BYTES = 1 << 28
-SMALL_BYTES = 1 << 10  # of a tensor that is kept for comparing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +64,26 @@ class WeightDelta:
             return tuple(self.values[5].tolist())
         return None
 
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Whether it changes a weight of this shape; ComfyUI leaves out a difference or a LoRA that does not, with a
-        line in its log. True of all other kinds, and where a misfit is an error to ComfyUI, too."""
-        shape, (first, second, *_) = list(self.new_shape or shape), (*self.values, None)
+    def fits(self, shape: Sequence[int]) -> bool | None:
+        """Whether it changes a weight of this shape; None where ComfyUI alone can say. ComfyUI leaves out a difference
+        or a LoRA that does not, with a line in its log. True where a misfit is an error to ComfyUI, too."""
+        shape, (first, second, *rest) = list(self.new_shape or shape), (*self.values, None)
+        if self.kind not in ("diff", "lora", "lora_core"):
+            return True if self.kind in ("set", "padded_diff", HOOK_WEIGHT) else None
+        if self.strength_model != 1.0:  # which stays where the change does not
+            return True
         if self.offset is not None:
             dim, start, length = self.offset
             if dim >= len(shape) or start + length > shape[dim]:
                 return True
             shape[dim] = length
-        if self.strength_model != 1.0 or not isinstance(first, torch.Tensor):
-            return True
         if self.kind == "diff":
-            return not self.strength or list(first.shape) == shape
-        plain = self.kind == "lora" or (self.kind == "lora_core" and self.values[3] is None)
-        if not plain or not isinstance(second, torch.Tensor) or min(first.ndim, second.ndim) < 2:
-            return True
+            return not isinstance(first, torch.Tensor) or not self.strength or list(first.shape) == shape
+        bare = rest[1:3] == [None] if self.kind == "lora" else rest[1:3] == [None, None]
+        if not bare or not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+            return None  # with a magnitude (DoRA), or a core
+        if min(first.ndim, second.ndim) < 2 or (self.new_shape and self.offset):
+            return None
         (rows, rank), (ranks, columns) = first.flatten(1).shape, second.flatten(1).shape
         return rank == ranks and rows * columns == math.prod(shape)
 
@@ -112,28 +115,22 @@ class WeightDeltas:
         """The strengths in the order in which `pack` sends the deltas."""
         return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
 
-    def differs_in_strength_alone(self, other: "WeightDeltas") -> bool:
-        """Whether both are side branches of equal tensors; `other` is `applied`."""
-        return self.side_branch and other.side_branch and self._same_tensors(other)
-
-    def same_as(self, other: "WeightDeltas") -> bool:
-        """Whether weights that have `other`, which is `applied`, have these too: ComfyUI gives equal changes another
-        name each time a node is executed."""
-        return (
-            self.side_branch == other.side_branch
-            and self._same_tensors(other)
-            and all(a.strength == b.strength for a, b in zip(self.deltas, other.deltas, strict=True))
-        )
-
-    def _same_tensors(self, other: "WeightDeltas") -> bool:
-        return len(self.deltas) == len(other.deltas) and all(map(_same_but_strength, self.deltas, other.deltas))
-
     @property
     def applied(self) -> "WeightDeltas":
-        """What need be known of them once weights have them: of merged ones who has their tensors, and not these."""
-        if self.side_branch:
-            return self
-        return replace(self, deltas=tuple(replace(each, values=tuple(map(_weak, each.values))) for each in self.deltas))
+        """What is known of them once weights have them: of each tensor a hash. The file that it is mapped from may be
+        written over, and then it has other numbers than the weights."""
+        known = (replace(each, values=tuple(map(_hashed, each.values))) for each in self.deltas)
+        return replace(self, deltas=tuple(known))
+
+    def same_as(self, other: "WeightDeltas") -> bool:
+        """Whether weights that have `other` have these too, where both are `applied`: ComfyUI gives equal changes
+        another name each time a node is executed."""
+        return (self.side_branch, self.deltas) == (other.side_branch, other.deltas)
+
+    def differs_in_strength_alone(self, other: "WeightDeltas") -> bool:
+        """Whether both, which are `applied`, are side branches of equal tensors."""
+        alike, its = ([replace(each, strength=1.0) for each in deltas.deltas] for deltas in (self, other))
+        return self.side_branch and other.side_branch and alike == its
 
 
 PRISTINE = WeightDeltas()
@@ -182,24 +179,13 @@ def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Ten
     return by_weight(deltas)
 
 
-def _same_but_strength(a: WeightDelta, b: WeightDelta) -> bool:
-    return (
-        (a.key, a.kind, a.strength_model, a.offset, a.swap) == (b.key, b.kind, b.strength_model, b.offset, b.swap)
-        and len(a.values) == len(b.values)
-        and all(map(_same_value, a.values, b.values))
-    )
-
-
-def _same_value(x: Value, y: Value | ReferenceType) -> bool:
-    y = y() if isinstance(y, ReferenceType) else y
-    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        return x is y or (x == y and not isinstance(x, torch.Tensor) and not isinstance(y, torch.Tensor))
-    return x is y or ((x.dtype, x.shape, x.device) == (y.dtype, y.shape, y.device) and torch.equal(x, y))
-
-
-def _weak(value: Value) -> Any:  # noqa: ANN401
-    """A tensor that somebody else holds, by who it is; one that is made anew each time, as a shape, as it is."""
-    return ReferenceType(value) if isinstance(value, torch.Tensor) and value.nbytes > SMALL_BYTES else value
+def _hashed(value: Value) -> Value:
+    """A tensor's dtype, shape and bytes in few; whatever else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    told = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)} ".encode(), digest_size=16)
+    told.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return told.hexdigest()
 
 
 def _append(batch: DeltaBatch, delta: WeightDelta) -> None:

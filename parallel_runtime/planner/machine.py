@@ -96,10 +96,11 @@ def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibra
     for device, name in zip(devices, names, strict=True):
         try:
             speeds.append(known_rates(name).matmul_flops / known_rates(names[0]).matmul_flops)
+            if name != names[0]:
+                told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
         except ValueError:
             speeds.append(1.0)
-        if name != names[0]:
-            told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
+            told[f"{device} ({name}) is unknown, and taken to be as quick as {devices[0]}"] = None
     source = "; ".join([calibration.source, *told])
     if max(speeds) > ALIKE:
         source = f"{source}; name the quickest device first, so that it is weighed alone"
@@ -117,7 +118,8 @@ def _with_choices(calibration: Calibration, device: Device) -> Calibration:
 def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
     """Constants of one machine for several equal machines, with a link between them that is not measured."""
     source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
-    return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
+    speeds = here.speeds * len(machines) if len(set(machines)) == 1 else ()
+    return replace(here, between=known_link(UNMEASURED), machines=machines, source=source, speeds=speeds)
 
 
 def measured(devices: Sequence[Device]) -> Calibration | None:

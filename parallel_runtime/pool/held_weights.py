@@ -182,15 +182,16 @@ class HeldWeights:
         held = model.deltas
         if held is not None and (held.name, held.side_branch) == (deltas.name, deltas.side_branch):
             return
-        if held is not None and deltas.same_as(held):
-            model.deltas = deltas.applied
+        known = deltas.applied
+        if held is not None and known.same_as(held):
+            model.deltas = known
             return
         model.deltas = None
-        if held is not None and deltas.differs_in_strength_alone(held):
+        if held is not None and known.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
             replies = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
             if all(reply.changed for reply in replies):
-                model.deltas = deltas
+                model.deltas = known
                 return
         batches = list(pack(deltas.deltas)) or [DeltaBatch([], {})]
         for number, batch in enumerate(batches):
@@ -204,7 +205,7 @@ class HeldWeights:
             self._generation.ask(
                 change, check, self._generation.arena.place(batch.tensors).specs, num_ranks=model.layout.ranks
             )
-        model.deltas = deltas.applied
+        model.deltas = known
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""

@@ -45,7 +45,11 @@ def test_a_latent_of_no_images_is_refused_by_name(client: ComfyClient, tiny_mode
 def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    names = {f"diffusion_model.double_blocks.0.img_attn.qkv.{name}": value for name, value in lora(48, 24).items()}
+    names = {
+        f"diffusion_model.double_blocks.{block}.img_attn.qkv.{name}": value
+        for block in range(2)
+        for name, value in lora(48, 24).items()
+    }
     file = tiny_models.models / "loras" / "tiny_other_model.safetensors"
     save_file(names, file)
     plain = to_latent(workflows.text_to_image(tiny_models, steps=1, width=96, height=64, seed=79))

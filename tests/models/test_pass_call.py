@@ -231,7 +231,7 @@ def test_what_is_kept_is_counted() -> None:
         [1, 0, 0, 1, 0]
     ]
     assert held.get("a.k").shape == (2, 7, 4) and held.get("a.k")[:, 1:4].sum() == held.get("a.k").sum() == 24
-    assert (held.count("a."), held.count("a.k"), held.num_bytes) == (2, 1, 2 * 7 * 4 * 4 + 5 * 2)
+    assert (held.count("a."), held.count("a.k")) == (2, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

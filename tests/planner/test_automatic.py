@@ -259,7 +259,7 @@ def test_weights_in_host_memory_are_not_there_once_for_each_replica(known: Calib
         (("RTX 4090", "RTX 4080"), "ulysses=2", "cuda:1 (RTX 4080) at 0.59 of the speed of cuda:0"),
         (("RTX 4090", "RTX 4090", "RTX 3060"), "ulysses=2", "cuda:2 (RTX 3060) at 0.15 of the speed of cuda:0"),
         (("RTX 3090", "RTX 4090"), "ulysses=2", "cuda:1 (RTX 4090) at 2.32 of the speed of cuda:0; name the quickest"),
-        (("RTX 4090", "Some GPU"), "ulysses=2", "cuda:1 (Some GPU) at 1.00 of the speed of cuda:0"),
+        (("RTX 4090", "Some GPU"), "ulysses=2", "cuda:1 (Some GPU) is unknown, and taken to be as quick as cuda:0"),
         (("RTX 4090", "RTX 4090"), "ulysses=2", ""),
     ],
 )
@@ -273,7 +273,29 @@ def test_a_device_that_is_much_slower_than_the_first_stays_unused(
     model, devices = usual_counted().with_weights(FLUX.weight_bytes // 2).model, gpus(len(names))
     decision = automatic_plan(model, usual_work(), devices, [24 * GIB] * len(names), machine.constants(devices))
     assert decision.plan == (ParallelPlan.parse(plan) if plan else ParallelPlan()), decision.reasons
-    assert told in " ".join(decision.reasons) and (bool(told) or not any("of the speed" in w for w in decision.reasons))
+    assert told in " ".join(decision.reasons) and (bool(told) or "cuda:1 (" not in " ".join(decision.reasons))
+
+
+@pytest.mark.parametrize("shares", [None, (), (2, 1, 2, 1)])
+@pytest.mark.parametrize("guided", [False, True])
+def test_equal_machines_have_unequal_gpus(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[int, ...] | None, guided: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("RTX 4090", "RTX 3090")[index])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "measured", lambda _: None)
+    monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
+    devices = (*gpus(2), *(Device("cuda", index, "attic") for index in range(2)))
+    known = replace(machine.constants(devices), shares=shares)
+    assert known.speeds == pytest.approx((1.0, 0.43, 1.0, 0.43), abs=0.01) and known.machines == (2, 2)
+    work = replace(usual_work(), guided=guided)
+    held = ParallelPlan(ring=2, ulysses=2)
+    for decision in (
+        automatic_plan(FLUX, work, devices, [48 * GIB] * 4, known),
+        plan_of_run(FLUX, work, [48 * GIB] * 4, known, held=held),
+    ):
+        assert decision.plan.ranks <= 4
+    assert machine.constants((*devices, Device("cuda", 0, "shed"))).speeds == (), "machines of unequal numbers"
 
 
 def test_room_for_a_decode_is_asked_of_the_card_that_comfyui_uses() -> None:

@@ -113,12 +113,15 @@ def test_a_report_stands_where_the_moving_line_was(
     def run(_: object, progress: PhaseLine) -> dict:
         progress.phase("timing")
         print("a library's words")  # noqa: T201
-        return {"a": 1}
+        return {"refused": why}
 
-    asked = SimpleNamespace(json=False)
-    report = command_line._tell(run, lambda report, _: f"a is {report['a']}", asked, PhaseLine(stream))
-    assert (report, stream.getvalue()) == ({"a": 1}, f"{CLEAR}timing ...{CLEAR}a is 1\n")
-    assert capsys.readouterr() == ("", "a library's words\n")
+    command = SimpleNamespace(run=run, describe=lambda report, _: f"refused: {report['refused']}")
+    for why, code in (("", 0), ("it mixes tokens", 1)):
+        stream = Terminal()
+        asked = SimpleNamespace(json=False, command="find-plan")
+        assert command_line._run(command, asked, PhaseLine(stream)) == code
+        assert stream.getvalue() == f"{CLEAR}timing ...{CLEAR}refused: {why}\n"
+        assert capsys.readouterr() == ("", "a library's words\n")
 
 
 def read_by_nobody() -> TextIO:

@@ -1,12 +1,14 @@
 """Weight patches as they travel: in messages of a size, none lost, and told from other strengths of the same ones."""
 
-import gc
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
 
@@ -62,29 +64,44 @@ def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
 def test_equal_tensors_are_the_same_change_and_others_never() -> None:
     first = lora("w", 3, 2)
     read_again = replace(first, values=tuple(v.clone() if isinstance(v, torch.Tensor) else v for v in first.values))
-    other = replace(first, values=(first.values[0] + 1e-3, *first.values[1:]))
-    wider = replace(first, values=(first.values[0].double(), *first.values[1:]))
-    without = replace(first, values=(None, *first.values[1:]))
-    moved = replace(first, offset=(0, 0, 3))
+    changes = {"strength": first.strength + 1, "offset": (0, 0, 3), "strength_model": 2.0, "swap": True, "key": "other"}
+    others = [replace(first, values=(change, *first.values[1:])) for change in (first.values[0] + 1e-3, None)]
+    others.append(replace(first, values=(first.values[0].double(), *first.values[1:])))
+    others.append(replace(first, values=(first.values[0].reshape(-1, 1), *first.values[1:])))
     for side_branch in (True, False):
-        held = WeightDeltas("a", (first,), side_branch=side_branch).applied
-        for patch, alike in (
-            *((first, True), (read_again, True), (other, False)),
-            *((wider, False), (without, False), (moved, False)),
-        ):
-            for strength in (first.strength, first.strength + 1):
-                given = WeightDeltas("b", (replace(patch, strength=strength),), side_branch=side_branch)
-                assert given.same_as(held) is (alike and strength == first.strength)
-                assert given.differs_in_strength_alone(held) is (alike and side_branch)
-        given = WeightDeltas("b", (first,), side_branch=not side_branch)
-        assert not given.same_as(held) and not given.differs_in_strength_alone(held)
-        assert not WeightDeltas("b", (first, first), side_branch=side_branch).same_as(held)
+
+        def known(*deltas: WeightDelta, side_branch: bool = side_branch) -> WeightDeltas:
+            return WeightDeltas("any", deltas, side_branch=side_branch).applied
+
+        held = known(first)
+        assert known(read_again).same_as(held)
+        stronger = known(replace(read_again, strength=9.0))
+        assert not stronger.same_as(held) and stronger.differs_in_strength_alone(held) is side_branch
+        for other in (*others, *(replace(first, **{name: value}) for name, value in changes.items())):
+            assert not known(other).same_as(held)
+            alone = side_branch and other.strength != first.strength
+            assert known(other).differs_in_strength_alone(held) is alone, other
+        assert not known(first, side_branch=not side_branch).same_as(held) and not known(first, first).same_as(held)
 
 
-def test_tensors_of_merged_changes_are_not_held() -> None:
-    large = lora("w", 300, 200)
-    held, again = WeightDeltas("a", (large,)).applied, lora("w", 300, 200)
-    assert WeightDeltas("b", (again,)).same_as(held)
-    del large
-    gc.collect()
-    assert not WeightDeltas("b", (again,)).same_as(held), "whom nobody has cannot be compared"
+def test_tensors_whose_file_is_written_over_are_others(tmp_path: Path) -> None:
+    """They are mapped, so all that were read of the file have its new numbers; the weights have the old ones."""
+    file, shorter = tmp_path / "lora.safetensors", tmp_path / "other.safetensors"
+    save_file({"a": noise(64, 64), "b": noise(64, 64)}, file)
+    save_file({"a": noise(64, 64, seed=5), "b": noise(64, 64, seed=6)}, shorter)
+
+    def read() -> WeightDeltas:
+        return WeightDeltas("", (WeightDelta(key="w", kind="diff", strength=1.0, values=(load_file(file)["a"],)),))
+
+    given = read()
+    held, again = given.applied, read().applied
+    assert again.same_as(held)
+    shutil.copyfile(shorter, file)  # in place
+    assert not read().applied.same_as(held) and not given.applied.same_as(held)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_tensors_of_any_dtype_and_shape_are_known_by_a_hash(dtype: torch.dtype) -> None:
+    for tensor in (noise(4, 6).to(dtype), noise(4, 6).to(dtype).T, noise(1).to(dtype)[0], noise(0, 3).to(dtype)):
+        (delta,) = WeightDeltas("", (WeightDelta(key="w", kind="diff", strength=1.0, values=(tensor,)),)).applied.deltas
+        assert isinstance(delta.values[0], str) and delta.num_bytes == 0

@@ -70,6 +70,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.tries = False  # whether plans are tried before a run
         self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
+        self.left_out = ""  # what was said last of changes that do not fit
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
@@ -292,10 +293,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
         """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,
         as they do not fit it. Raises `ValueError` where none does, and for what cannot travel."""
-        told = refuse_misfit(patches, before, self.model.shape_of)
-        if told:
-            NodeText().say(told)
-            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), told)
+        self.left_out = refuse_misfit(patches, before, self.model.shape_of)
+        if self.left_out:
+            NodeText().say(self.left_out)
+            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), self.left_out)
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
@@ -328,7 +329,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         before = {name: len(entries) for name, entries in self.patches.items()}
         applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
-        self.tell_misfits({name: self.patches[name] for name in names}, before)
+        self.tell_misfits({name: self.patches[name] for name in sorted(names)}, before)
         return applied
 
     def add_hook_patches(

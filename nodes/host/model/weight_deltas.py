@@ -5,10 +5,13 @@ weight. Computes nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 
+from ....parallel_runtime.models.hosted.deltas import complaints
 from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas, misfit
 from ..contract.comfyui import LoRAAdapter, adapters, comfy
 from ..contract.refusals import refuse_by
@@ -16,6 +19,7 @@ from ..contract.version import refuse_off
 from ..contract.writers import nodes_like
 
 PREFIX = "diffusion_model."
+_TRIED: WeakKeyDictionary[object, dict[tuple, bool]] = WeakKeyDictionary()  # by adapter: what it was found to fit
 ShapeOf: TypeAlias = Callable[[str], Sequence[int] | None]  # by ComfyUI's key; None where it has no such weight
 
 
@@ -44,7 +48,8 @@ def delta_set(
 
 def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int], shape_of: ShapeOf) -> str:
     """What ComfyUI leaves out of the patches behind the first `before` of each weight, as they fit no weight of this
-    model: some of a LoRA's, as its first layer's where the model has another. "" for nothing; `ValueError` for all.
+    model: some of a LoRA's, as its first layer's where the model has another. "" for nothing; `ValueError` for all
+    of several: packs add a LoRA weight by weight, too.
     """
     if patches:
         refuse_off("loras")
@@ -56,7 +61,7 @@ def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, i
     if not left_out:
         return ""
     first = left_out[0]
-    if len(left_out) == new:
+    if len(left_out) == new > 1:
         raise misfit(first.key, [first], list(shape_of(PREFIX + first.key) or ()))
     return (
         f"{len(left_out)} of {new} changes of weights do not fit this model and are left out, as in ComfyUI; the first "
@@ -70,8 +75,26 @@ def _with_fit(patches: Mapping[str, Sequence[tuple]], shape_of: ShapeOf) -> Iter
         shape = shape_of(key)
         for entry in entries:
             delta = _patch(key, entry)
-            shape = shape and (delta.new_shape or shape)
-            yield delta, shape is None or delta.fits(shape)
+            fits = shape is None or delta.fits(shape)
+            if fits is None:
+                fits = _fits_by_comfyui(key, entry, tuple(shape or ()))
+            shape = delta.new_shape or shape if fits and shape else shape
+            yield delta, fits
+
+
+def _fits_by_comfyui(key: str, entry: tuple, shape: tuple[int, ...]) -> bool:
+    """Whether ComfyUI merges it, without a word in its log, into a weight of this shape. Tried once, without values;
+    what cannot be tried so, and what raises, is left to the ranks."""
+    _, adapter, strength_model, offset, function = entry
+    tried = _TRIED.setdefault(adapter, {})
+    asked = shape, offset, function is None
+    if asked not in tried:
+        values = (each.to("meta") if isinstance(each, torch.Tensor) else each for each in adapter.weights)
+        bare = (1.0, type(adapter)(adapter.loaded_keys, tuple(values)), strength_model, offset, function)
+        with complaints() as said, suppress(Exception):
+            comfy.lora.calculate_weight([bare], torch.empty(shape, device="meta"), key)
+        tried[asked] = not said or any("meta" in each for each in said)
+    return tried[asked]
 
 
 def _patch(key: str, entry: tuple) -> WeightDelta:

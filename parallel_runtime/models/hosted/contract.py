@@ -278,6 +278,7 @@ ROOM = """
     comfy.model_management.soft_empty_cache
 """
 LORAS = """
+    comfy.lora.calculate_weight(patches, weight, key)
     comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
     comfy.utils.swap_scale_shift
     comfy.weight_adapter.LoRAAdapter

@@ -119,10 +119,10 @@ class MergedDeltas:
         patcher = ModelPatcher(holder, device, weight.device)
         key = PREFIX + name
         patcher.patches = {key: [_entry(delta) for delta in deltas]}
-        with _complaints() as complaints:
+        with complaints() as said:
             patcher.patch_weight_to_device(key, device_to=device)
         meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))
-        if complaints or self._weight(name).shape != meant:
+        if said or self._weight(name).shape != meant:
             self._put(name, pristine)
             raise misfit(name, deltas, list(pristine.shape))
 
@@ -144,7 +144,7 @@ class MergedDeltas:
 
 
 @contextmanager
-def _complaints() -> Iterator[list[str]]:
+def complaints() -> Iterator[list[str]]:
     """What ComfyUI says meanwhile: it logs that a delta does not fit, and goes on without it.
 
     It does so for want of memory, too: that is raised at the end.

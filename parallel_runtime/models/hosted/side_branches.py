@@ -49,7 +49,7 @@ class LowRank:
     def of(cls, delta: WeightDelta, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> "LowRank":
         """Of a delta that `runs_as_branch`. Raises `ValueError` where it does not fit the weight (O, I, *kernel)."""
         up, down, alpha, _ = delta.values
-        if not isinstance(up, Tensor) or not isinstance(down, Tensor) or isinstance(alpha, Tensor):
+        if not isinstance(up, Tensor) or not isinstance(down, Tensor) or isinstance(alpha, Tensor | str):
             raise ValueError(f"{delta.key}: a LoRA without its two matrices; use a complete file")
         rank, inputs = down.shape[0], weight.shape[1:]
         first, rows = (0, weight.shape[0]) if delta.offset is None else delta.offset[1:]

@@ -25,6 +25,7 @@ os.environ["XDG_CACHE_HOME"] = folder
 comfy, samplers = importlib.import_module("comfy.sd"), importlib.import_module("comfy.samplers")
 hooks, lora = importlib.import_module("comfy.hooks"), importlib.import_module("comfy.weight_adapter.lora")
 utils, comfy_lora = importlib.import_module("comfy.utils"), importlib.import_module("comfy.lora")
+weight_adapter = importlib.import_module("comfy.weight_adapter")
 model_nodes, runtime = f"{NAME}.nodes.host", f"{NAME}.parallel_runtime"
 new_model, pools, deltas, stand_in, convert, workload, run_context = (
     importlib.import_module(f"{model_nodes}.{name}")
@@ -296,11 +297,15 @@ assert transformer.get_parameter(name) is narrow
 
 # What ComfyUI leaves out of a LoRA does not travel: whether it changes a weight is asked of ComfyUI's own function.
 def change(kind, *shapes, strength=1.0, offset=None):
-    tensors = tuple(torch.ones(shape) for shape in shapes)
+    first, second, *more = tensors = tuple(torch.ones(shape) for shape in (*shapes, (1,))[: max(2, len(shapes))])
     if kind == "diff":
-        return strength, ("diff", tensors), 1.0, offset, None
-    up, down, middle, reshape = *tensors[:2], *(tensors[2:] or (None,)), list(narrow.shape) if kind == "wider" else None
-    return strength, lora.LoRAAdapter({"x"}, (up, down, 4.0, middle, None, reshape)), 1.0, offset, None
+        return strength, ("diff", tensors[:1]), 1.0, offset, None
+    if kind == "lokr":
+        return strength, weight_adapter.LoKrAdapter({"x"}, (first, second, 1.0, *[None] * 6)), 1.0, offset, None
+    if kind == "loha":
+        return strength, weight_adapter.LoHaAdapter({"x"}, (first, second, 1.0, *more, *[None] * 3)), 1.0, offset, None
+    dora, reshape = (more or (None,))[0], list(narrow.shape) if kind == "wider" else None
+    return strength, lora.LoRAAdapter({"x"}, (first, second, 4.0, None, dora, reshape)), 1.0, offset, None
 
 
 rows, columns = narrow.shape
@@ -312,6 +317,10 @@ CHANGES = (
     *(change("lora", (4, 2), (2, columns), offset=(0, 3, 4)), change("lora", (5, 2), (2, columns), offset=(0, 3, 4))),
     *(change("lora", (rows, 2), (2, columns, 1, 1)), change("wider", (rows, 2), (2, columns))),
     change("wider", (rows, 2), (2, columns + 1)),
+    *(change("lora", (rows, 2), (2, columns), (rows, 1)), change("lora", (rows, 2), (2, columns), (3, 1))),  # DoRA
+    *(change("lokr", (2, 2), (rows // 2, columns // 2)), change("lokr", (3, 2), (rows // 2, columns // 2))),
+    *(change("loha", (rows, 2), (2, columns), (rows, 2), (2, columns)),),
+    *(change("loha", (rows, 2), (2, columns), (rows + 1, 2), (2, columns)), change("lora", (rows,), (columns,))),
 )
 travels = []
 for entry in CHANGES:
@@ -319,7 +328,7 @@ for entry in CHANGES:
     found = deltas.delta_set({first: [entry]}, "u", shape_of=shape_of).deltas
     assert bool(found) == (bool(merged.any()) or entry[0] == 0.0), entry
     travels.append(bool(found))
-assert sorted(set(travels)) == [False, True] and travels.count(False) == 7
+assert sorted(set(travels)) == [False, True] and travels.count(False) == 11
 fits, misfits = CHANGES[0], CHANGES[1]
 again_with = again.clone()
 again_with.add_patches({first: misfits[1], weight: (plain,)})
@@ -327,11 +336,16 @@ assert [each.key for each in again_with.delta_set().deltas] == [weight.removepre
 told = "1 of 2 changes of weights do not fit this model and are left out, as in ComfyUI; the first is of img_in.weight"
 assert deltas.refuse_misfit(again_with.patches, {}, shape_of) == told
 assert deltas.refuse_misfit(again_with.patches, {first: 1}, shape_of) == ""
-refused(lambda: again_with.add_patches({first: misfits[1]}), f"does not fit {name}, a weight of {list(narrow.shape)}")
-lying = deltas.delta_set(
-    {first: [padded, (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)]}, "u", shape_of=shape_of
+refused(
+    lambda: again_with.add_patches({first: misfits[1], weight: misfits[1]}),
+    "does not fit double_blocks.0.img_attn.qkv.weight, a weight of [768, 256]",
 )
+again_with.clone().add_patches({first: misfits[1]})  # of a LoRA that is added weight by weight
+second = (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)
+lying = deltas.delta_set({first: [padded, second]}, "u", shape_of=shape_of)
 assert len(lying.deltas) == 2, "the second fits what the first makes"
+reshaped = change("wider", (3, 2), (2, 5))
+assert not deltas.delta_set({first: [reshaped, second]}, "u", shape_of=shape_of).deltas, "nothing is padded"
 
 # Two MODELs on the same weights.
 new_model._refuse_other_weights(model, [model_with, again, 3])

@@ -64,6 +64,12 @@ class WeightDelta:
             return tuple(self.values[5].tolist())
         return None
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it is of strength 0, as where a LoRA is for the text encoder alone."""
+        kinds = ("set", "padded_diff", HOOK_WEIGHT)
+        return not self.strength and self.strength_model == 1.0 and self.new_shape is None and self.kind not in kinds
+
     def fits(self, shape: Sequence[int]) -> bool | None:
         """Whether it changes a weight of this shape; None where ComfyUI alone can say. ComfyUI leaves out a difference
         or a LoRA that does not, with a line in its log. True where a misfit is an error to ComfyUI, too."""

@@ -41,7 +41,7 @@ def delta_set(
         return WeightDeltas()
     if patches:
         refuse_off("loras")
-    changes = tuple(delta for delta, fits in _with_fit(patches, shape_of) if fits)
+    changes = tuple(delta for delta, fits in _with_fit(patches, shape_of) if fits and not delta.changes_nothing)
     modules = sorted({each.key.partition("/")[0] for each in beside})
     return WeightDeltas(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
 

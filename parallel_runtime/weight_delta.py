@@ -189,7 +189,7 @@ def _hashed(value: Value) -> Value:
     """A tensor's dtype, shape and bytes in few; whatever else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    told = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)} ".encode(), digest_size=16)
+    told = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
     told.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return told.hexdigest()
 

@@ -221,6 +221,18 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     assert not registry.has_something_to_release() and not registry.is_alive(two)
 
 
+def test_a_model_that_is_collected_under_the_registrys_lock_asks_whether_a_callback_runs(
+    module_of_pack, made, plan_of
+) -> None:
+    registry = module_of_pack("nodes.host.model.pools").PoolRegistry()
+    two = made("cpu", "ulysses=2").devices[:2]
+    registry._pools[two] = workers = Holding(("a", plan_of("ulysses=2")))
+    with registry._lock:
+        for asked in (True, False):
+            workers.asked_here = asked
+            assert registry.asked_here(two) is asked and not registry.asked_here(("none",))
+
+
 def test_weights_keep_their_root_without_a_model_until_a_load_after_they_left(module_of_pack, made, plan_of) -> None:
     registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
     two = made("cpu", "ulysses=2").devices[:2]

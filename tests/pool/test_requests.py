@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -123,6 +124,11 @@ def test_the_pattern_check_reports_each_rank(pool):
 def test_a_callback_that_calls_its_own_pool_is_told_so(pool):
     with pytest.raises(RuntimeError, match="from a callback of its own request"):
         pool.load(make_spec("inner"), progress=lambda *_: pool.close())
+    found = []
+    with ThreadPoolExecutor(1) as other:
+        asked = lambda *_: found.append((pool.asked_here, other.submit(lambda: pool.asked_here).result()))  # noqa: E731
+        pool.load(make_spec("third"), progress=asked)
+    assert set(found) == {(True, False)} and not pool.asked_here
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 

@@ -146,7 +146,7 @@ class PooledModel:
     @property
     def in_callback(self) -> bool:
         """Whether a callback of a request to our workers runs in this thread: they take no other until it is done."""
-        return self.started and self.pool.asked_here
+        return POOLS.asked_here(self.devices)
 
     @property
     def started(self) -> bool:

@@ -77,6 +77,12 @@ class PoolRegistry:
         """Whether the pool of these devices has workers."""
         return devices in self._pools and self._pools[devices].state in ALIVE
 
+    def asked_here(self, devices: Devices) -> bool:
+        """Whether this thread is in a callback of a request to the pool of these devices. Takes no lock: a MODEL may be
+        collected, which asks this, while one is held."""
+        pool = self._pools.get(devices)
+        return pool is not None and pool.asked_here
+
     def has_something_to_release(self) -> bool:
         """Whether any pool has workers, or remembers failures that may keep it from starting."""
         return any(pool.state != "stopped" for pool in self.all())

@@ -21,13 +21,14 @@ FILES = tuple(
             "block_hooks changed_modules convert_stock_model files forward found_plans measures "
             "new_model patcher pooled_model readable_weights source weight_deltas"
         ),
-        "nodes/host/panel": "actions machines progress tuning",
+        "nodes/host/panel": "actions machines progress routes tuning",
         "nodes/host/proof": "begin_tries benchmark_cases proving trying tuning",
         "nodes/host/sampling": "corrected_shares run_context stock worker_loop worker_loop_calls",
         "nodes/host/tasks": "list_sampling",
         "nodes/host/vae": "decoding parallel_decode",
         "parallel_runtime": "checkpoint compiling devices exchange_formats packages plan proof",
         "parallel_runtime/cli": "check doctor gpu_checks machine_checks",
+        "parallel_runtime/machines": "files",
         "parallel_runtime/models/hosted": "build compiled contract_check owners stage stock_functions",
         "parallel_runtime/models/specs": "found without",
         "parallel_runtime/planner": "automatic choose known machine tries",

@@ -5,7 +5,7 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 import { ErrorCard } from './panel/error_card.mjs'
-import { applySuggestion, measureOneDevice, showBeside } from './panel/graph.mjs'
+import { applySuggestion, measureOneDevice, showBeside, graphId } from './panel/graph.mjs'
 import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
 import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
@@ -36,9 +36,12 @@ function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
 }
 
 async function run(name, values) {
-  if (name === 'timeline') return app.extensionManager.command.execute('Workspace.ToggleBottomPanelTab.' + TIMELINE)
-  const sampling = store.state?.pools.some((pool) => pool.sampling)
-  if (sampling && !['doctor', 'tune', 'stop_tuning'].includes(name)) {
+  if (name === 'timeline') {
+    if (app.extensionManager.bottomPanel?.activeBottomPanelTabId === TIMELINE) return // the command would close it
+    return app.extensionManager.command.execute('Workspace.ToggleBottomPanelTab.' + TIMELINE)
+  }
+  const busy = Boolean(store.state?.run) || store.state?.pools.some((pool) => pool.sampling) // whatever prompt: it ends
+  if (busy && !['doctor', 'tune', 'stop_tuning'].includes(name)) {
     const message = t('panel.confirm')
     if (!(await app.extensionManager.dialog.confirm({ title: t(`panel.${name}`), message }))) return
   }
@@ -133,6 +136,7 @@ function hearPrompts() {
   const nodes = () => allNodes(app.rootGraph ?? app.graph)
   api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail, t.said(detail.text)))
   let partly // the prompt that was queued without what the card shown says of it
+  const graphs = new Map() // of prompts of this page: another workflow may be open when one fails
   api.addEventListener('execution_start', ({ detail }) => {
     clearTexts(nodes())
     if (partly === undefined || detail?.prompt_id !== partly) card.hide()
@@ -140,7 +144,8 @@ function hearPrompts() {
   api.addEventListener('execution_interrupted', () => clearTexts(nodes()))
   api.addEventListener('execution_error', ({ detail }) => {
     clearTexts(nodes())
-    if (card.failed(detail)) partly = undefined
+    const of = graphs.get(detail.prompt_id) // of what this page queued
+    if (card.failed(detail, of === undefined || of === graphId(app.graph))) partly = undefined
   })
   const tellRefused = (answer) => {
     try {
@@ -153,6 +158,7 @@ function hearPrompts() {
   api.queuePrompt = async function (...all) {
     try {
       const answer = await queue.apply(this, all)
+      graphs.set(answer?.prompt_id, all[1]?.workflow?.id)
       tellRefused(answer)
       return answer
     } catch (error) {

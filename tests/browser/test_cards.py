@@ -134,6 +134,26 @@ def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_co
     expect(card).to_have_count(0)
 
 
+OF_WORKFLOW = """async (id) => {
+  await app.api.queuePrompt(0, { output: {}, workflow: { id: id ?? app.graph.id } })
+  const node = app.graph.nodes.find((each) => each.comfyClass === 'SPConfig')
+  const [, pack] = LiteGraph.registered_node_types.SPConfig.nodeData.python_module.split('.')
+  app.api.dispatchCustomEvent('execution_error', { prompt_id: 'p', node_id: String(node.id), node_type: 'SPConfig',
+    exception_message: 'it looks at steps; remove SP Config', traceback: [`  File "/custom_nodes/${pack}/a.py"`] }) }"""
+
+
+def test_an_error_of_another_workflow_leads_to_no_node_of_the_open_one(comfy: ComfyPage) -> None:
+    card = comfy.page.get_by_test_id("pdit-error-card")
+    answer = {"prompt_id": "p", "number": 1, "node_errors": {}}
+    comfy.page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
+    comfy.load_example()
+    for of, buttons in (("another", 0), (None, 1)):
+        comfy.page.evaluate(OF_WORKFLOW, of)
+        expect(card).to_contain_text("it looks at steps")
+        expect(card.get_by_role("button", name="Go to node")).to_have_count(buttons)
+        expect(card.get_by_role("button", name="Bypass node")).to_have_count(0)
+
+
 CHECKS = [
     {"name": "devices", "ok": False, "needed": False, "seen": "one GPU", "remedy": "look at nvidia-smi"},
     *({"name": f"check {n}", "ok": True, "needed": True, "seen": "well", "remedy": ""} for n in range(10)),

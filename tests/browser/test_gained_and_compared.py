@@ -60,8 +60,10 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
     ]:
         made_up.tell(pools=[a_pool()], reports=[told(quote=quote | more)])
         expect(sidebar.get_by_test_id("pdit-quote")).to_have_text(said)
-    made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: gone")], reports=[told()])
-    expect(strip).to_have_text("2 GPUs: failed")
+    failed = a_pool(state="failed", last_failure="rank 1: gone")
+    for pools in ([failed], [failed, a_pool()], [a_pool(), failed]):  # workers that need the user before all others
+        made_up.tell(pools=pools, reports=[told()])
+        expect(strip).to_have_text("2 GPUs: failed")
     expect(sidebar).to_contain_text("Last run: #3, uly2, 256 px, 0.28 s a step")
     expect(sidebar).to_contain_text("59 % computing, 41 % waiting: fair. Try ring2: it was 1.3× faster here.")
 

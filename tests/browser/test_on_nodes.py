@@ -141,6 +141,27 @@ def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: Made
         expect(result).to_contain_text(told)
 
 
+def test_a_first_run_that_stops_is_told_without_one_before_it(made_up: MadeUp) -> None:
+    made_up.comfy.load_example()
+    result = made_up.comfy.page.get_by_test_id("pdit-result").first
+    editor = made_up.comfy.of_node("ParallelSampler")
+    run = {"node": editor["node_id"], "graph": editor["graph"], "prompt": "p", "step": 1, "steps": 4}
+    made_up.tell(pools=[a_pool(sampling=True, state="busy")], run=run, reports=[])
+    expect(result).to_contain_text("step 2 of 4")
+    made_up.tell(pools=[a_pool()], run=None, reports=[])
+    expect(result).to_have_text("This run stopped before its end.")
+
+
+def test_whatever_prompt_runs_is_not_ended_without_a_question(made_up: MadeUp) -> None:
+    page = made_up.comfy.page
+    sidebar = made_up.comfy.open_sidebar()
+    for run, asked in ((None, 0), ({"node": "3", "prompt": "p", "class": "KSampler"}, 1)):
+        made_up.tell(pools=[a_pool()], run=run)
+        page.evaluate("window.confirmed = []")
+        sidebar.get_by_role("button", name="Release").click()
+        page.wait_for_function(f"window.confirmed.length === {asked}")
+
+
 NESTED = """() => {
   const made = ['SPConfig', 'ParallelSampler'].map((kind) => LiteGraph.createNode(kind))
   for (const node of made) app.graph.add(node)

@@ -86,6 +86,13 @@ SHOWN = [
         {"tune": {"state": "done", "line": "kept ring 2", "work": "20 tokens", "copies": 4, "took_s": 2, "of": None}},
         ["kept ring 2 (20 tokens; 4 copies of a step, 2.0"],
     ),
+    (
+        {
+            "tune": {"state": "done", "line": "kept ring 2", "model": "wan.safetensors", "copies": 4, "took_s": 2}
+            | {"work": "one image", "of": {"model": "flux.safetensors", "why_not": ""}}
+        },
+        ["The quickest plan for flux.safetensors", "wan.safetensors: kept ring 2"],  # of the model before
+    ),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (
@@ -281,6 +288,33 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")  # the loader is where it is missed
     comfy.widget("ParallelModelLoader", "unet_name", TRANSFORMER)
     expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ each"))
+
+
+LINK = """(name) => {
+  const node = app.graph.nodes.find((each) => each.comfyClass === 'SPConfig')
+  const from = LiteGraph.createNode('PrimitiveString')
+  app.graph.add(from)
+  from.connect(0, node, node.inputs.findIndex((each) => (each.widget?.name ?? each.name) === name)) }"""
+
+
+# As a choice that a subgraph takes from its outside.
+TAKEN = """() => {{ const node = {node}
+  node.inputs.find((each) => (each.widget?.name ?? each.name) === 'mode').link = -1
+  node.onConnectionsChange() }}"""
+
+
+def test_sp_config_says_nothing_of_values_that_are_linked(comfy: ComfyPage) -> None:
+    """As those of a subgraph are: what stands below them is not what runs."""
+    comfy.load_example(mode="auto", devices="cpu:99")
+    plan = comfy.page.get_by_test_id("pdit-plan")
+    expect(plan).to_have_attribute("data-verdict", "bad")
+    comfy.page.evaluate(LINK, "devices")
+    expect(plan).not_to_have_attribute("data-verdict", "bad")
+    expect(plan).to_be_empty()
+    hidden = f"{comfy.node('SPConfig')}.widgets.filter((w) => w.hidden).length"
+    assert comfy.page.evaluate(hidden) > 0
+    comfy.page.evaluate(TAKEN.format(node=comfy.node("SPConfig")))
+    assert comfy.page.evaluate(hidden) == 0, "the mode is not known"
 
 
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:

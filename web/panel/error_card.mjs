@@ -22,14 +22,15 @@ export class ErrorCard {
     Object.assign(this, { app, t, root: null, about: null })
   }
 
-  /** ComfyUI's `execution_error` event. True when it is told here: an error of our code, on whichever node. */
-  failed({ node_id, node_type, exception_message, traceback }) {
-    const node = nodeById(this.app, node_id)
+  /** ComfyUI's `execution_error` event. True when it is told here: an error of our code, on whichever node.
+      `here`: whether the prompt was of the open workflow, whose node of that number it is then. */
+  failed({ node_id, node_type, exception_message, traceback }, here = true) {
+    const node = here ? nodeById(this.app, node_id) : undefined
     if (!this._isOurs(node_type) && !this._ran(traceback)) {
       if (this.about === 'node') this.hide() // ComfyUI tells of the new error, which the card of an older one would hide
       return false
     }
-    this._show({ about: 'node', title: this._title(node, node_type), text: String(exception_message ?? ''), node })
+    this._show({ about: 'node', title: this._title(node, node_type), text: String(exception_message ?? ''), node, here })
     return true
   }
 
@@ -61,13 +62,13 @@ export class ErrorCard {
     this.root = this.about = null
   }
 
-  _show({ about, title, text, node }) {
+  _show({ about, title, text, node, here = true }) {
     this.hide()
     const { t, app } = this
     const [sentence, ...details] = text.trim().split('\n')
     const told = inWords(t, sentence)
     const [, reason, remedy] = SENTENCE.exec(told) ?? [told, told, '']
-    const named = this._named(sentence, node)
+    const named = here ? this._named(sentence, node) : undefined
     const meant = named ?? node
     const helps = meant && REMOVE.test(sentence) && !isOff(meant) && (named ? passes(meant) : this._passesModel(meant))
     const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', text: t(`card.${key}`), onclick })

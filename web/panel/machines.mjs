@@ -43,7 +43,7 @@ export function updateMachines(section, state, t) {
       setAttribute(row, 'data-verdict', problems.length ? 'fail' : 'pass')
       setText(row.children[0], `${machine.name}: ${machine.devices.join(', ')}`)
       setText(row.children[1], [machine.versions.join(', '), ...good].join(' · '))
-      setText(row.children[2], problems.map((file) => `✗ ${file.problem}`).join('\n'))
+      setText(row.children[2], problems.map((file) => `✗ ${t.said(file.problem)}`).join('\n'))
     }
   )
 }

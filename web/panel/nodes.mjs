@@ -149,7 +149,7 @@ function show(view, entry, t) {
   const { box, text, share, hero, report } = view
   setAttribute(box, 'data-live', null)
   hero.show(view.stopped ? undefined : entry)
-  const lines = view.stopped ? [t('node.stopped')] : []
+  const lines = view.stopped ? [t(report ? 'node.stopped' : 'node.stoppedFirst')] : []
   if (report) lines.push(`${headline(report, t)}${memoryText(report, t)}`)
   setText(text, lines.join('\n') || t('node.noRun'))
   if (view.drawn === report) return
@@ -199,6 +199,7 @@ function addPlan(node, { store, t }) {
   const ask = async () => {
     if (!node.graph) return // a copy that is made to be saved
     const mine = ++asked
+    if (node.widgets?.some(({ name }) => isLinked(node, name))) return tell(node, box, {}, t) // its value is not here
     try {
       const answer = await store.plan(values(node))
       if (mine === asked) tell(node, box, answer, t)
@@ -252,6 +253,11 @@ function afterChange(node, names, then) {
       return result
     }
   }
+}
+
+/* Whether an input comes from another node, as those of a subgraph do: the widget's value is not what runs. */
+function isLinked(node, name) {
+  return (node.inputs ?? []).some((input) => (input.widget?.name ?? input.name) === name && input.link != null)
 }
 
 function values(node) {
@@ -309,8 +315,9 @@ function showChosen(node) {
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */
 function showNeeded(node, opened) {
   const value = (name) => node.widgets?.find((widget) => widget.name === name)?.value
-  const manual = value('mode') === 'manual'
-  const stages = manual && value('pipefusion') > 1
+  const linked = isLinked(node, 'mode')
+  const manual = linked || value('mode') === 'manual'
+  const stages = linked || (manual && (isLinked(node, 'pipefusion') || value('pipefusion') > 1))
   let changed = false
   for (const widget of node.widgets ?? []) {
     if (!MANUAL_ONLY.has(widget.name)) continue

@@ -22,7 +22,8 @@ export function mountStrip(store, t, { place, shown, open }) {
   const update = () => {
     clearTimeout(timer)
     const { state } = store
-    const pool = (state?.pools ?? []).filter((each) => each.state !== 'stopped').at(-1)
+    const pools = (state?.pools ?? []).filter((each) => each.state !== 'stopped')
+    const pool = pools.find((each) => each.sampling) ?? pools.find((each) => each.state === 'failed') ?? pools.at(-1)
     if (!pool || !shown()) return strip.remove()
     const there = place()
     if (!there) return (timer = setTimeout(update, AGAIN_MS))

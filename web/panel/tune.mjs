@@ -50,7 +50,8 @@ export function updateTune(section, state, t) {
   tune.disabled = state?.action !== null || !of || Boolean(of.why_not)
   setAttribute(tune, 'aria-busy', running ? 'true' : null)
   stop.hidden = !running
-  setText(line, textOf(told, t))
+  const other = told.model !== undefined && of && told.model !== of.model // of a model that ran before
+  setText(line, other ? `${told.model}: ${textOf(told, t)}` : textOf(told, t))
 }
 
 /* The fields take what was sampled last, once for each such work: what a user wrote stays. */
@@ -71,5 +72,5 @@ function textOf(told, t) {
   if (told.state === 'failed') return t.said(String(told.message ?? ''))
   if (told.state !== 'done') return ''
   const took = t('tune.took', { copies: told.copies, time: seconds(told.took_s) })
-  return `${t.said(String(told.line ?? ''))} (${told.work}; ${took})`
+  return `${t.said(String(told.line ?? ''))} (${t.said(String(told.work ?? ''))}; ${took})`
 }

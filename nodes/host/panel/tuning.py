@@ -53,7 +53,7 @@ class TuneButton:
                 raise ValueError(NOTHING_LOADED)
             found = tune(run.of, asked, say=self._say, check=self._check)
             shown = ("line", "kept", "plans", "work", "took_s", "copies")
-            self.told = {"state": "done", **{name: found[name] for name in shown}}
+            self.told = {"state": "done", "model": run.described["model"], **{name: found[name] for name in shown}}
         except (ValueError, PoolError, TuningEndedError) as error:
             self.told = {"state": "failed", "message": str(error).partition("\n")[0]}
         finally:

@@ -64,7 +64,12 @@ const extensionManager = {
       if (tab) bottomPanel.toggleBottomPanelTab(tab)
     }
   },
-  dialog: { confirm: async () => true }
+  dialog: {
+    confirm: async ({ message }) => {
+      window.confirmed = [...(window.confirmed ?? []), message]
+      return true
+    }
+  }
 }
 
 class Node {

@@ -393,3 +393,25 @@ def test_a_users_plan_is_held_against_autos_where_the_devices_speed_is_known(mod
     for known, plan, advises in (("a speed", choice.plan, True), (None, choice.plan, False), ("a speed", None, False)):
         monkeypatch.setattr(module, "_constants", lambda devices, known=known: known)
         assert replace(choice, plan=plan).advises is advises
+
+
+def test_what_a_class_asks_before_a_run_is_no_step_of_it(new_run) -> None:
+    """MiniMax H3's, LTX-2's and Anima's text refiner: a plan that is timed by it says nothing of a step."""
+    asked: list[object] = []
+
+    class Trier:
+        now = None
+
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            raise NothingStartsError
+
+    run = replace(new_run("/a.safetensors"), trier=Trier())
+    vars(run.model)["pool"] = workers(lambda *_: None)
+    run._send([made(options={"method": "preprocess_text_embeds"})], print)
+    assert (asked, run.step_seconds) == ([], []) and run.trier is not None
+    with pytest.raises(NothingStartsError):
+        run._send([made()], print)
+    run.trier = None
+    run._send([made()], print)
+    assert asked and run.step_seconds == [0.1]

@@ -46,19 +46,23 @@ class ListRecord:
         return self.recorder.requests
 
 
-class CurrentPatcher:
-    """Which patcher samples now, as `cooperative_tasks.Kept`: ComfyUI notes it on the model that all clones share."""
+class OfTheRun:
+    """What ComfyUI notes of a run on the model that all clones share, as `cooperative_tasks.Kept`: which patcher
+    samples, and where a latent has several parts (MiniMax H3), their shapes."""
+
+    NAMES = ("current_patcher", "latent_shapes")
 
     def __init__(self, model: BaseModel) -> None:
         self._model = model
 
-    def get(self) -> ModelPatcher | None:
-        """The patcher that samples."""
-        return self._model.current_patcher
+    def get(self) -> dict[str, object]:
+        """What is noted now; an older ComfyUI has no shapes."""
+        return {name: vars(self._model)[name] for name in self.NAMES if name in vars(self._model)}
 
-    def put(self, version: ModelPatcher | None) -> None:
-        """Have this one sample."""
-        self._model.current_patcher = version
+    def put(self, version: Mapping[str, object]) -> None:
+        """Have that noted."""
+        for name, value in version.items():
+            setattr(self._model, name, value)
 
 
 class SharedProgress:
@@ -101,7 +105,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     kept: list[Kept] = [RandomNumbers()]
     beside: list[ModelPatcher] = []
     if at_once > 1:
-        kept.append(CurrentPatcher(model.model))
+        kept.append(OfTheRun(model.model))
         beside = _conditioned_models(model, runs)
         runs = [_with_own_controlnets(run) for run in runs]
     tasks = [
@@ -123,9 +127,11 @@ def _under_plan_of_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]
         return model
     if why_runs_keep_order(model, _conds(runs)) is not None:
         return model
-    works = {work_of_settings(model, run, model.decision) for run in runs}
-    one = works.pop()
-    if works or one is None:
+    found = [work_of_settings(model, run, model.decision) for run in runs]
+    works = [work for work in found if work is not None]
+    longest = max((work.text_tokens for work in works), default=0)
+    one, *others = {replace(work, text_tokens=longest) for work in works} or {None}  # prompts differ by a few tokens
+    if others or one is None or len(works) < len(found):
         return model
     decision = model.decision_for(replace(one, batch=len(runs) * one.batch, graphs=False))  # which `under` never has
     return model.under(decision) if decision.plan.data > 1 else model

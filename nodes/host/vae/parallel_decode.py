@@ -7,16 +7,19 @@ stands for the VAE meanwhile, and which VAEs that can be done with. Does not own
 
 import copy
 import json
+import logging
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.torch_flags import read_flags
@@ -28,10 +31,12 @@ from ..model.pools import POOLS
 from ..model.source import this_comfyui
 from ..panel.progress import NodeText
 
+log = logging.getLogger(__name__)
 ROUND_BYTES = 256 << 20  # of pixels that come back at once, as far as each rank has a tile then
 ROUND_TILES = 256
 OWN_TILES = "_decode_pixels"  # the network of one tile, in a class that tiles by itself (MiniMax H3)
 CPU = torch.device("cpu")
+PLAIN = (bool, int, float, str, type, NoneType)
 _KEYS: "weakref.WeakKeyDictionary[torch.nn.Module, str]" = weakref.WeakKeyDictionary()
 
 
@@ -99,12 +104,16 @@ def blended(
             check_cancelled=check_cancelled,
         )
         if refused := [rank.refused for rank in decoded.ranks if rank.refused]:
-            pool.give_back(pool.devices)  # others keep the VAE on their GPUs for a next round; ComfyUI decodes now
             raise CannotShareError(refused[0])
         rounds.note(decoded.ranks)
         return decoded.pixels
 
-    image = tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
+    try:
+        image = tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
+    except BaseException:  # a Cancel between two rounds: they have the VAE on their GPUs for the next one
+        with suppress(PoolError):
+            pool.give_back(pool.devices)
+        raise
     return image, rounds.ranks
 
 
@@ -296,10 +305,15 @@ def weights_of(vae: VAE) -> VaeWeights:
 
 
 def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> torch.nn.Module | None:
-    """The module that a rank will build of these weights, without memory."""
-    with torch.device("meta"):
-        shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
-        again: Any = VAE(sd=shapes, device=CPU, dtype=vae.vae_dtype, metadata=metadata)
+    """The module that a rank will build of these weights, without memory; None where ComfyUI's code needs their values,
+    as of quantised layers."""
+    try:
+        with torch.device("meta"):
+            shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
+            again: Any = VAE(sd=shapes, device=CPU, dtype=vae.vae_dtype, metadata=metadata)
+    except Exception as error:  # noqa: BLE001  whatever a class of ComfyUI's raises of tensors without values
+        log.info("%s cannot be built without its weights: %r", type(vae.first_stage_model).__name__, error)
+        return None
     return again.first_stage_model
 
 
@@ -307,8 +321,19 @@ def _alike(module: torch.nn.Module, again: torch.nn.Module | None) -> bool:
     """Whether two modules have the same layers, settings and weights' shapes."""
     if again is None or str(module) != str(again):
         return False
+    books = vars(ModelPatcher(torch.nn.Identity(), CPU, CPU).model).keys()  # what ComfyUI's patcher notes on any module
+    if any(not _same_settings(*each, books) for each in zip(module.modules(), again.modules(), strict=True)):
+        return False
     one, other = module.state_dict(), again.state_dict()
     return {name: each.shape for name, each in one.items()} == {name: each.shape for name, each in other.items()}
+
+
+def _same_settings(layer: torch.nn.Module, other: torch.nn.Module, books: Collection[str]) -> bool:
+    """Whether both were told the same, where their text does not show it, as of what class of ComfyUI's a latent is."""
+    one, two = vars(layer), vars(other)
+    names = (one.keys() & two.keys()) - set(books)
+    names = {name for name in names if isinstance(one[name], PLAIN) or isinstance(two[name], PLAIN)}
+    return all(one[name] == two[name] for name in names if not name.startswith(("_", "comfy")))
 
 
 @contextmanager

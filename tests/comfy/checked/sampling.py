@@ -6,6 +6,7 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 import importlib
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,9 +156,30 @@ assert (
     lists._conds([both]) == [both["positive"], both["negative"]] and lists._at_once(SimpleNamespace(), [both] * 3) == 1
 )
 holder = SimpleNamespace(current_patcher=1)
-current = lists.CurrentPatcher(holder)
-current.put(2)
-assert current.get() == holder.current_patcher == 2
+noted = lists.OfTheRun(holder)
+before = noted.get()
+holder.current_patcher, holder.latent_shapes = 2, [(1, 2)]
+of_run = noted.get()
+noted.put(before)
+assert before == {"current_patcher": 1} and noted.get() == {"current_patcher": 1, "latent_shapes": [(1, 2)]}
+noted.put(of_run)
+assert noted.get() == of_run == {"current_patcher": 2, "latent_shapes": [(1, 2)]}
+
+# One plan for all runs of a list whose prompts differ by a few tokens.
+taken = {name: getattr(lists, name) for name in ("RemotePatcher", "why_runs_keep_order", "work_of_settings")}
+planner_work = importlib.import_module(f"{NAME}.parallel_runtime.planner.work").Work
+asks, of_list = [], SimpleNamespace(decision=SimpleNamespace(work=1, plan=SimpleNamespace(data=2)))
+of_list.decision_for = lambda work: asks.append(work) or of_list.decision
+of_list.under = lambda decision: "under"
+vars(lists).update(RemotePatcher=SimpleNamespace, why_runs_keep_order=lambda *_: None)
+for tokens, more, result in (((7, 9, 8), {}, "under"), ((7, 7), {"steps": 9}, of_list), ((7, None), {}, of_list)):
+    works = [each and planner_work(image_tokens=4, text_tokens=each) for each in tokens]
+    works[0] = replace(works[0], **more)
+    lists.work_of_settings = lambda model, run, decision, works=works: works[run["number"]]
+    runs = [{"number": number, "positive": [], "negative": []} for number in range(len(works))]
+    assert lists._under_plan_of_list(of_list, runs) == result, tokens
+assert [(each.text_tokens, each.batch) for each in asks] == [(9, 3)]
+vars(lists).update(taken)
 bar = []
 utils.set_progress_bar_global_hook(lambda *told, **_: bar.append(told[:2]))
 form = SimpleNamespace(latent_rgb_factors=None, taesd_decoder_name=None, spacial_downscale_ratio=8)
@@ -275,6 +297,21 @@ class Quick(torch.nn.Module):
         return torch.nn.functional.interpolate(latent[:, :3] * self.weight, scale_factor=8)
 
 
+# Of another setting that no text of its layers shows, and one that cannot be built without its weights.
+built = []
+one, other = Quick(), Quick()
+assert decode._alike(one, other)
+for value in (None, dict, 3, "text", True):
+    one.latent_format, other.latent_format = value, list
+    assert not decode._alike(one, other) and not decode._alike(other, one), value
+    other.latent_format = value
+    assert decode._alike(one, other)
+one.comfy_patched_weights, one.of_host = True, 3  # what ComfyUI notes once it has loaded one
+assert decode._alike(one, other)
+made_vae, decode.VAE = decode.VAE, lambda **given: built.append(given) or {}["values"]
+assert decode._again(vae, whole.tensors, {}) is None and len(built) == 1
+decode.VAE = made_vae
+
 rounds = []
 
 
@@ -325,6 +362,24 @@ assert [(each.num_tiles, each.decode_s) for each in shared.ranks] == [
 ]
 ends = [sum(counts[: number + 1]) for number in range(len(counts))]
 assert said == ["bringing the VAE to 2 devices", *(f"{end} of {len(tiles)} tiles, on 2 devices" for end in ends)]
+freed, ask = [], pool.vae
+pool.give_back = freed.append
+
+
+def cancelled_in_the_second_round(do, check_cancelled):
+    if len(rounds) > len(counts):
+        raise KeyboardInterrupt
+    return ask(do, check_cancelled)
+
+
+pool.vae = cancelled_in_the_second_round
+try:
+    decode.blended(vae, latent["samples"], tiles, whole, pool, check_cancelled=print)
+except KeyboardInterrupt:
+    assert freed == [TWO] and len(rounds) == len(counts) + 1, "the VAE stays on their GPUs"
+else:
+    raise AssertionError
+pool.vae = ask
 round_of = decode._Rounds(tiles, num_ranks=2)
 decode.ROUND_TILES, decode.ROUND_BYTES = 256, 1
 assert [round_of._end_of_round(start) for start in (0, 1, len(tiles) - 1)] == [2, 3, len(tiles)]

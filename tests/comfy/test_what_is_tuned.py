@@ -159,13 +159,13 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
     monkeypatch.setattr(panel, "PromptServer", SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue)))
     monkeypatch.setattr(panel, "comfy", MagicMock())
     of = SimpleNamespace(pooled=MagicMock(), why_not="")
-    monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={}))
+    monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={"model": "a"}))
     button, happens = panel.TuneButton(), [lambda: None]
-    assert button.state() == {"state": "never", "of": {}}
+    assert button.state() == {"state": "never", "of": {"model": "a"}}
 
     def tune(of: object, asked: object, *, say: Callable, check: Callable) -> dict[str, Any]:
         say("trying ring 2")
-        assert button.state() == {"state": "running", "doing": "trying ring 2", "of": {}}
+        assert button.state() == {"state": "running", "doing": "trying ring 2", "of": {"model": "a"}}
         happens[0]()
         check()
         return {"line": "kept ring 2", "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
@@ -184,7 +184,7 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         button.work(panel.Asked())()
         done = {"line": said, "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
         assert button.told == (
-            {"state": "done", **done} if said == "kept ring 2" else {"state": "failed", "message": said}
+            {"state": "done", "model": "a", **done} if said == "kept ring 2" else {"state": "failed", "message": said}
         )
         queue.currently_running.clear()
     happens[0] = lambda: {}["no such"]

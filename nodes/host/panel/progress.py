@@ -37,8 +37,11 @@ class NodeText:
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown. A box of ours shows nothing of a client without an id: what ends it
         would reach no page."""
-        node, server = self._node, PromptServer.instance
-        if node is None or (node.ours and server.client_id is None):
+        node = self._node
+        if node is None:
+            return
+        server = PromptServer.instance
+        if node.ours and server.client_id is None:
             return
         if node.ours:
             server.send_sync(EVENT, {"node_id": node.node_id, "text": text, **self._of}, server.client_id)

@@ -71,6 +71,9 @@ with at("1"):
     once = told.OncePerPrompt()
     assert [once.first_time(), once.first_time()] == [True, False]
 assert once.first_time() and not once.first_time()
+server.client_id = None  # of a script: its texts would reach every page, and what ends them none
+on_ours.say("y")
+server.client_id = "a tab"
 on_ours.say("x")
 with at("2"):
     on_stocks = told.NodeText()

@@ -74,10 +74,10 @@ class WeightDelta:
         """Whether it changes a weight of this shape; None where ComfyUI alone can say. ComfyUI leaves out a difference
         or a LoRA that does not, with a line in its log. True where a misfit is an error to ComfyUI, too."""
         shape, (first, second, *rest) = list(self.new_shape or shape), (*self.values, None)
+        if self.strength_model != 1.0 or self.kind in ("set", "padded_diff", HOOK_WEIGHT):
+            return True  # a strength of the model stays where the change does not
         if self.kind not in ("diff", "lora", "lora_core"):
-            return True if self.kind in ("set", "padded_diff", HOOK_WEIGHT) else None
-        if self.strength_model != 1.0:  # which stays where the change does not
-            return True
+            return None
         if self.offset is not None:
             dim, start, length = self.offset
             if dim >= len(shape) or start + length > shape[dim]:

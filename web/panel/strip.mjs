@@ -23,7 +23,9 @@ export function mountStrip(store, t, { place, shown, open }) {
     clearTimeout(timer)
     const { state } = store
     const pools = (state?.pools ?? []).filter((each) => each.state !== 'stopped')
-    const pool = pools.find((each) => each.sampling) ?? pools.find((each) => each.state === 'failed') ?? pools.at(-1)
+    const first = (...states) => pools.find((each) => states.includes(each.state))
+    const working = pools.find((each) => each.sampling) ?? first('busy', 'compiling', 'loading', 'starting')
+    const pool = working ?? first('failed') ?? pools.at(-1)
     if (!pool || !shown()) return strip.remove()
     const there = place()
     if (!there) return (timer = setTimeout(update, AGAIN_MS))

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Protocol
 
 import torch
@@ -151,8 +152,11 @@ def complaints() -> Iterator[list[str]]:
     """
     said: list[str] = []
     full: list[torch.OutOfMemoryError] = []
+    here = get_ident()
 
     def note(record: logging.LogRecord) -> None:
+        if record.thread != here:  # of others, who log meanwhile
+            return
         said.append(record.getMessage())
         if isinstance(error := sys.exc_info()[1], torch.OutOfMemoryError):
             full.append(error)

@@ -5,10 +5,12 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 
 import gc
 import importlib
+import logging
 import math
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,6 +331,18 @@ for entry in CHANGES:
     assert bool(found) == bool(merged.any()), entry
     travels.append(bool(found))
 assert sorted(set(travels)) == [False, True] and travels.count(False) == 12
+with ThreadPoolExecutor(1) as beside_us:
+    warned, merge = [], comfy_lora.calculate_weight
+
+    def while_another_warns(*given):
+        warned.append(beside_us.submit(logging.warning, "of another thread").result())
+        return merge(*given)
+
+    comfy_lora.calculate_weight = while_another_warns
+    whole = change("loha", (rows, 2), (2, columns), (rows, 2), (2, columns))
+    assert deltas.delta_set({first: [whole]}, "u", shape_of=shape_of).deltas, warned
+    assert warned == [None], warned
+    comfy_lora.calculate_weight = merge
 fits, misfits = CHANGES[0], CHANGES[1]
 again_with = again.clone()
 again_with.add_patches({first: misfits[1], weight: (plain,)})

@@ -306,6 +306,12 @@ for value in (None, dict, 3, "text", True):
     assert not decode._alike(one, other) and not decode._alike(other, one), value
     other.latent_format = value
     assert decode._alike(one, other)
+one.latent_format, other.latent_format = torch.ones(2), 1.0
+assert not decode._alike(one, other)
+one.latent_format = other.latent_format
+one._conv_forward = print  # a layer's own method, as of nodes that make seamless pictures
+assert not decode._alike(one, other)
+del one._conv_forward
 one.comfy_patched_weights, one.of_host = True, 3  # what ComfyUI notes once it has loaded one
 assert decode._alike(one, other)
 made_vae, decode.VAE = decode.VAE, lambda **given: built.append(given) or {}["values"]

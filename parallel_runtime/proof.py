@@ -10,15 +10,12 @@ it to have everything proven again.
 """
 
 import json
-import logging
 import math
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
 from .user_files import Key, Store
-
-log = logging.getLogger(__name__)
 
 KEPT = 1000  # entries; the oldest go first
 PROVEN, REFUSED, NOT_PROVEN, NOT_NEEDED = VERDICTS = ("proven", "refused", "not proven", "not needed")

@@ -148,6 +148,7 @@ class Store:
         try:
             self.entries.put(key.digest, {"key": asdict(key), **entry})
         except (OSError, ValueError) as error:
-            log.warning("%s cannot be written (%s), so %s; set XDG_CACHE_HOME", self.path, error, self.THEN)
+            why = getattr(error, "strerror", None) or error  # without the path once more
+            log.warning("%s cannot be written (%s), so %s; set XDG_CACHE_HOME", self.path, why, self.THEN)
             return False
         return True

@@ -70,29 +70,6 @@ class WeightDelta:
         kinds = ("set", "padded_diff", HOOK_WEIGHT)
         return not self.strength and self.strength_model == 1.0 and self.new_shape is None and self.kind not in kinds
 
-    def fits(self, shape: Sequence[int]) -> bool | None:
-        """Whether it changes a weight of this shape; None where ComfyUI alone can say. ComfyUI leaves out a difference
-        or a LoRA that does not, with a line in its log. True where a misfit is an error to ComfyUI, too."""
-        shape, (first, second, *rest) = list(self.new_shape or shape), (*self.values, None)
-        if self.strength_model != 1.0 or self.kind in ("set", "padded_diff", HOOK_WEIGHT):
-            return True  # a strength of the model stays where the change does not
-        if self.kind not in ("diff", "lora", "lora_core"):
-            return None
-        if self.offset is not None:
-            dim, start, length = self.offset
-            if dim >= len(shape) or start + length > shape[dim]:
-                return True
-            shape[dim] = length
-        if self.kind == "diff":
-            return not isinstance(first, torch.Tensor) or not self.strength or list(first.shape) == shape
-        bare = rest[1:3] == [None] if self.kind == "lora" else rest[1:3] == [None, None]
-        if not bare or not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-            return None  # with a magnitude (DoRA), or a core
-        if min(first.ndim, second.ndim) < 2 or (self.new_shape and self.offset):
-            return None
-        (rows, rank), (ranks, columns) = first.flatten(1).shape, second.flatten(1).shape
-        return rank == ranks and rows * columns == math.prod(shape)
-
 
 def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueError:
     """What to say of deltas that are none of a weight of this shape."""
@@ -108,8 +85,8 @@ def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueE
 class WeightDeltas:
     """All changes of a model's weights. Equal names must always stand for equal deltas; `""` stands for none.
 
-    `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and their strength changes for
-    nothing.
+    `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and another strength sends no
+    tensor.
     """
 
     name: str = ""

@@ -9,7 +9,6 @@ What cannot be counted has no entry: it may lack a package, or memory, that is t
 """
 
 import hashlib
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +18,6 @@ from pathlib import Path
 from ..checkpoint import ComfyUI
 from ..user_files import Key, Store
 
-log = logging.getLogger(__name__)
 KEPT = 100  # entries; the oldest go first
 PACK = Path(__file__).parents[1]
 

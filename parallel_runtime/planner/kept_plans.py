@@ -6,7 +6,6 @@ with another driver, torch, ComfyUI or pack, or on other devices, has another ke
     {"version": 1, "plans": {"2f1c...": {"key": {...}, "plan": "ring=2", "seconds": {"ring=2": 0.41, ...}, ...}}}
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from ..plan import ParallelPlan
 from ..user_files import Key, Store
 from .tries import KeptPlan
 
-log = logging.getLogger(__name__)
 KEPT = 500  # entries; the oldest go first
 LONGEST_S = 1e6  # no step takes longer
 

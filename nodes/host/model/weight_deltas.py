@@ -75,22 +75,30 @@ def _with_fit(patches: Mapping[str, Sequence[tuple]], shape_of: ShapeOf) -> Iter
         shape = shape_of(key)
         for entry in entries:
             delta = _patch(key, entry)
-            fits = shape is None or delta.fits(shape)
-            if fits is None:
-                fits = _fits_by_comfyui(key, entry, tuple(shape or ()))
-            shape = delta.new_shape or shape if fits and shape else shape
+            fits = shape is None or _fits(key, entry, delta, tuple(shape))
+            if fits and shape is not None:
+                shape = delta.new_shape or shape
             yield delta, fits
 
 
-def _fits_by_comfyui(key: str, entry: tuple, shape: tuple[int, ...]) -> bool:
-    """Whether ComfyUI merges it, without a word in its log, into a weight of this shape. Tried once, without values;
-    what cannot be tried so, and what raises, is left to the ranks."""
-    _, adapter, strength_model, offset, function = entry
-    tried = _TRIED.setdefault(adapter, {})
-    asked = shape, offset, function is None
+def _fits(key: str, entry: tuple, delta: WeightDelta, shape: tuple[int, ...]) -> bool:
+    """Whether ComfyUI merges a patch into a weight of this shape without a complaint. It leaves out what does not fit.
+
+    Of an adapter (LoRA and its relatives) its function is tried once, without values. What cannot be tried so, what
+    raises, and a strength of the model, which stays where the change does not, are left to the ranks.
+    """
+    _, change, strength_model, offset, function = entry
+    if strength_model != 1.0 or delta.kind in ("set", "padded_diff"):
+        return True
+    if delta.kind == "diff":
+        (tensor,), part = delta.values, list(shape)
+        if offset is not None:
+            part[offset[0] : offset[0] + 1] = [offset[2]]
+        return not isinstance(tensor, torch.Tensor) or list(tensor.shape) == part
+    tried, asked = _TRIED.setdefault(change, {}), (shape, offset, function is None)
     if asked not in tried:
-        values = (each.to("meta") if isinstance(each, torch.Tensor) else each for each in adapter.weights)
-        bare = (1.0, type(adapter)(adapter.loaded_keys, tuple(values)), strength_model, offset, function)
+        values = (each.to("meta") if isinstance(each, torch.Tensor) else each for each in change.weights)
+        bare = (1.0, type(change)(change.loaded_keys, tuple(values)), 1.0, offset, function)
         with complaints() as said, suppress(Exception):
             comfy.lora.calculate_weight([bare], torch.empty(shape, device="meta"), key)
         tried[asked] = not said or any("meta" in each for each in said)

@@ -328,7 +328,8 @@ class RunContext:
             check_cancelled=self._checks(check_cancelled),
         )
         self._note_uncompiled(result.ranks)
-        self.step_seconds += [result.wall_s] * steps
+        if steps:
+            self.step_seconds.append(result.wall_s)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
         self._record(

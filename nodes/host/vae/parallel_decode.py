@@ -290,9 +290,12 @@ def weights_of(vae: VAE) -> VaeWeights:
         raise CannotShareError(f"{kind} has weights of {', '.join(sorted(odd))}")
     config = vars(module).get("config")
     metadata = {"config": json.dumps({"vae": config})} if isinstance(config, dict) else {}
-    known = module in _KEYS
-    if not known and not _alike(module, _again(vae, tensors, metadata)):
-        raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
+    if module not in _KEYS:
+        again = _again(vae, tensors, metadata)
+        if again is None:
+            raise CannotShareError(f"ComfyUI builds a {kind} like this from values of its weights")
+        if not _alike(module, again):
+            raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
     key = _KEYS.setdefault(module, uuid.uuid4().hex)
     return VaeWeights(
         key=key,
@@ -317,9 +320,9 @@ def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
     return again.first_stage_model
 
 
-def _alike(module: torch.nn.Module, again: torch.nn.Module | None) -> bool:
+def _alike(module: torch.nn.Module, again: torch.nn.Module) -> bool:
     """Whether two modules have the same layers, settings and weights' shapes."""
-    if again is None or str(module) != str(again):
+    if str(module) != str(again):
         return False
     books = vars(ModelPatcher(torch.nn.Identity(), CPU, CPU).model).keys()  # what ComfyUI's patcher notes on any module
     if any(not _same_settings(*each, books) for each in zip(module.modules(), again.modules(), strict=True)):
@@ -329,14 +332,17 @@ def _alike(module: torch.nn.Module, again: torch.nn.Module | None) -> bool:
 
 
 def _same_settings(layer: torch.nn.Module, other: torch.nn.Module, books: Collection[str]) -> bool:
-    """Whether both were told the same, where their text does not show it, as of what class of ComfyUI's a latent is."""
-    one, two = vars(layer), vars(other)
-    names = (one.keys() & two.keys()) - set(books)
-    names = {name for name in names if isinstance(one[name], PLAIN) or isinstance(two[name], PLAIN)}
-    if any(callable(one[name]) and not isinstance(one[name], type) for name in one.keys() - two.keys() - set(books)):
-        return False  # a node gave the layer a method of its own, as for seamless pictures
-    names = {name for name in names if not name.startswith(("_", "comfy"))}
-    return all(type(one[name]) is type(two[name]) and one[name] == two[name] for name in names)
+    """Whether both were told the same, where their text does not show it, as of what class of ComfyUI's a latent is.
+
+    A layer that a node gave a method of its own, as for seamless pictures, is another. `books` do not count.
+    """
+    one = {name: value for name, value in vars(layer).items() if name not in books}
+    two = {name: value for name, value in vars(other).items() if name not in books}
+    if any(callable(one[name]) and not isinstance(one[name], type) for name in one.keys() - two.keys()):
+        return False
+    told = [name for name in one.keys() & two.keys() if not name.startswith(("_", "comfy"))]
+    pairs = [(one[name], two[name]) for name in told if isinstance(one[name], PLAIN) or isinstance(two[name], PLAIN)]
+    return all(type(value) is type(its) and value == its for value, its in pairs)
 
 
 @contextmanager

@@ -344,6 +344,8 @@ with ThreadPoolExecutor(1) as beside_us:
     assert warned == [None], warned
     comfy_lora.calculate_weight = merge
 fits, misfits = CHANGES[0], CHANGES[1]
+nothing = (1.0, (None,), 1.0, None, None)  # as of a node that multiplies a weight by 1
+assert len(deltas.delta_set({first: [nothing]}, "u", shape_of=shape_of).deltas) == 1
 again_with = again.clone()
 again_with.add_patches({first: misfits[1], weight: (plain,)})
 assert [each.key for each in again_with.delta_set().deltas] == [weight.removeprefix("diffusion_model.")]

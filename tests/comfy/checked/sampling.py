@@ -316,6 +316,12 @@ one.comfy_patched_weights, one.of_host = True, 3  # what ComfyUI notes once it h
 assert decode._alike(one, other)
 made_vae, decode.VAE = decode.VAE, lambda **given: built.append(given) or {}["values"]
 assert decode._again(vae, whole.tensors, {}) is None and len(built) == 1
+try:
+    decode.weights_of(vae)
+except decode.CannotShareError as error:
+    assert str(error) == f"ComfyUI builds a {type(vae.first_stage_model).__name__} like this from values of its weights"
+else:
+    raise AssertionError
 decode.VAE = made_vae
 
 rounds = []
@@ -431,7 +437,7 @@ vae.patcher.patches["a"] = [1]
 cannot("a node has changed the weights or parts of")
 vae.patcher.patches.clear()
 one, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
-assert decode._alike(one, other) and not decode._alike(one, None) and not decode._alike(one, torch.nn.Linear(3, 2))
+assert decode._alike(one, other) and not decode._alike(one, torch.nn.Linear(3, 2))
 other.weight = torch.nn.Parameter(torch.zeros(3, 4))
 assert not decode._alike(one, other)
 scaled = SimpleNamespace(upscale_ratio=(lambda frames: frames * 4 - 3, 8, 8), latent_dim=3, output_channels=4)

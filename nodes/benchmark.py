@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from comfy_api.latest import io
 
+from ..parallel_runtime.errors import PoolError
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.proof import relative_error
 from ..parallel_runtime.report.interleave import BenchmarkCase, CaseRun, interleave, table
@@ -32,6 +34,9 @@ from .host.vae.decoding import decode
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, in_workers, loop_input, sampler_inputs
 from .sockets import CATEGORY, TimingSocket
+
+# What a run raises where its case alone may be to blame: too large for one device, refused under one plan.
+OF_ONE_CASE = (PoolError, ValueError, torch.OutOfMemoryError)
 
 
 class ParallelBenchmark(io.ComfyNode):
@@ -108,7 +113,7 @@ class ParallelBenchmark(io.ComfyNode):
             progress.step()
             text.say(f"run {run} of {of}: {name}")
 
-        timed = interleave(cases, warmup=warmup, runs=runs, told=told)
+        timed = interleave(cases, warmup=warmup, runs=runs, told=told, left_out=OF_ONE_CASE)
         rows, more = table(timed, error=relative_error)
         files = [item for plan in compared for item in field.write_traces(plan)] if trace else []
         decodes = [] if vae is None else [decode(vae, latent_image)[1] for _ in range(1 + runs)][1:]

@@ -49,13 +49,17 @@ class BenchmarkCase:
 
 @dataclass
 class Timed:
-    """The runs of one case that count. `last` is the last one, `utilisation` what the driver said after it."""
+    """The runs of one case that count. `last` is the last one, `utilisation` what the driver said after it.
+
+    `failed` is what a run of it raised; then it has no further run, and no row.
+    """
 
     case: BenchmarkCase
     run_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     last: CaseRun | None = None
     utilisation: Mapping[int, float] = field(default_factory=dict)
+    failed: Exception | None = None
 
     def add(self, seconds: float, run: CaseRun, *, busy: Mapping[int, float]) -> None:
         """Take in one run, and how `busy` the driver said each rank's device was in it."""
@@ -67,13 +71,19 @@ class Timed:
 
 
 def interleave(
-    cases: Sequence[BenchmarkCase], *, warmup: int, runs: int, told: Callable[[str, int, int], None] | None = None
+    cases: Sequence[BenchmarkCase],
+    *,
+    warmup: int,
+    runs: int,
+    told: Callable[[str, int, int], None] | None = None,
+    left_out: tuple[type[Exception], ...] = (),
 ) -> list[Timed]:
     """Run every case `warmup` times, then `runs` times that count, each round all of them in turn.
 
     Each round begins with the case after the one that the last began with, so that none always has the same before
-    it. `told(name, run, of)` is called before each run. Raises `ValueError` for fewer than one run, and what a run
-    raises.
+    it. `told(name, run, of)` is called before each run. A case whose run raises one of `left_out` is left out from
+    there on. Raises `ValueError` for fewer than one run, what else a run raises, and what the first raised where none
+    is left.
     """
     if runs < 1 or warmup < 0:
         raise ValueError(f"runs={runs}, warmup={warmup}; use at least 1 run and 0 warm-up")
@@ -81,23 +91,39 @@ def interleave(
     for count in range(warmup + runs):
         first = count % len(timed)
         for each in timed[first:] + timed[:first]:
+            if each.failed is not None:
+                continue
             if told is not None:
                 told(each.case.name, count + 1, warmup + runs)
             began = time.perf_counter()
-            run = each.case.run()
+            try:
+                run = each.case.run()
+            except left_out as error:
+                # Without its frames, which hold the run's tensors.
+                each.failed = error.with_traceback(None)
+                continue
             seconds = time.perf_counter() - began
             if count >= warmup:
                 each.add(seconds, run, busy=utilisation(each.case.devices, over_s=seconds))
+    errors = [each.failed for each in timed if each.failed is not None]
+    if len(errors) == len(timed):
+        raise errors[0]
     return timed
 
 
 def table(timed: Sequence[Timed], *, error: Error) -> tuple[list[dict], list[str]]:
-    """A row a case, as the schema has them, and warnings.
+    """A row for each case that did not fail, as the schema has them, and warnings.
 
     `error(result, reference)` holds each against one rank's result; one that is no number becomes a warning. Of a
     pipeline it is no error but what keys a step old change, and is called so.
     """
-    rows, warnings = [], []
+    rows = []
+    warnings = [
+        f"{each.case.name} failed and is left out: {(str(each.failed).splitlines() or [type(each.failed).__name__])[0]}"
+        for each in timed
+        if each.failed is not None
+    ]
+    timed = [each for each in timed if each.failed is None]
     reference = next((each.last.result for each in timed if each.case.kind == "one_rank" and each.last), None)
     for each in timed:
         row = _row(each)

@@ -219,6 +219,12 @@ class ComfyPage:
         """Set a widget of the one node of a class, as a user does."""
         self.page.evaluate(SET, [kind, name, value])
 
+    def edit(self, kind: str, name: str, value: Any) -> None:
+        """Set a widget of the one node of a class, as a step of the editor's undo."""
+        self.page.evaluate("app.canvas.emitBeforeChange()")
+        self.widget(kind, name, value)
+        self.page.evaluate("app.canvas.emitAfterChange()")
+
     def between(self, kind: str) -> int:
         """Put a node that takes and gives a MODEL behind our loader; returns its id."""
         return self.page.evaluate(BETWEEN, kind)

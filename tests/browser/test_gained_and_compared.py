@@ -17,6 +17,7 @@ from .made_up import DRAWN_TEXTS, GAINED, GB, ONE, MadeUp, a_pool, a_report, une
 
 HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 
+UNDO = "() => app.extensionManager.workflow.activeWorkflow.changeTracker.undo()"
 SAY = "(data) => app.api.dispatchCustomEvent('parallel_dit.text', data)"
 
 
@@ -87,6 +88,20 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(told_comfy:
     expect(result).to_contain_text("not run yet")
     comfy.open_sidebar().get_by_role("button", name="Use ring2").click()
     expect(comfy.toast("another workflow")).to_be_visible()
+
+
+def test_undo_takes_back_what_the_panel_did_and_not_the_edit_before_it(told_comfy: MadeUp) -> None:
+    made_up, comfy = told_comfy, told_comfy.comfy
+    comfy.load_example(mode="auto")
+    entry = made_up.report(3, a_report(1, 3)) | {"summary": GAINED} | comfy.of_node("ParallelSampler")
+    made_up.tell(pools=[a_pool()], reports=[entry])
+    use = comfy.page.get_by_test_id("pdit-result").first.get_by_role("button", name="Use ring2")
+    expect(use).to_be_visible()
+    comfy.edit("ParallelSampler", "steps", 7)
+    use.click()
+    expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("ring2 on cpu:0, cpu:1")
+    comfy.page.evaluate(UNDO)
+    assert (comfy.values("SPConfig")["ring"], comfy.values("ParallelSampler")["steps"]) == (1, 7)
 
 
 def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_end(made_up: MadeUp) -> None:

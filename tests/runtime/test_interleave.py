@@ -57,6 +57,34 @@ def test_a_case_is_told_of_before_each_run() -> None:
         table([Timed(case)], error=lambda *_: 0.0)
 
 
+def test_a_case_that_fails_is_left_out_and_the_others_go_on() -> None:
+    ran: list[str] = []
+
+    def case(name: str, error: Exception | None = None, *, at: int = 1) -> BenchmarkCase:
+        def run() -> CaseRun:
+            ran.append(name)
+            if error is not None and ran.count(name) == at:
+                raise error
+            return CaseRun(result=torch.zeros(1))
+
+        return BenchmarkCase(name=name, kind="one_rank" if name == "a" else "plan", engine="parallel-dit", run=run)
+
+    too_large = ValueError("no room; use two\nand a traceback")
+    cases = [case("a", too_large), case("b"), case("c", ValueError(""), at=3)]
+    timed = interleave(cases, warmup=1, runs=2, left_out=(ValueError,))
+    assert "".join(ran) == "abc bc cb".replace(" ", "")
+    rows, warnings = table(timed, error=lambda *_: 0.0)
+    assert [row["name"] for row in rows] == ["b"] and "error" not in rows[0]
+    assert warnings == ["a failed and is left out: no room; use two", "c failed and is left out: ValueError"]
+    assert too_large.__traceback__ is None
+    for error, left_out in ((KeyError("other"), (ValueError,)), (too_large, ())):
+        with pytest.raises(type(error)):
+            interleave([case("d", error), case("e")], warmup=0, runs=1, left_out=left_out)
+        ran.clear()
+    with pytest.raises(ValueError, match="no room"):
+        interleave([case("f", too_large), case("g", ValueError("later"))], warmup=0, runs=1, left_out=(ValueError,))
+
+
 def test_rows_have_their_error_beside_one_rank_and_the_times_of_their_ranks() -> None:
     def timed(name: str, value: float, *, plan: ParallelPlan | None = None, kind: str = "plan") -> Timed:
         made = BenchmarkCase(

@@ -74,7 +74,7 @@ export class ErrorCard {
     const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', text: t(`card.${key}`), onclick })
     const bypassing = helps
       ? button('bypass', () => {
-          bypass(meant)
+          bypass(app, meant)
           this._say(t('card.bypassed', { node: this._name(meant) }))
           bypassing.remove()
         })

@@ -34,7 +34,7 @@ export async function measureOneDevice(app, entry) {
 /** Set the SP Config that a run had to the plan that is suggested for it. */
 export async function applySuggestion(app, entry) {
   const { output } = await promptOf(app, entry)
-  setPlan(nodeById(app, configOf(upTo(output, entry.node_id))), entry.summary.suggestion)
+  setPlan(app, nodeById(app, configOf(upTo(output, entry.node_id))), entry.summary.suggestion)
 }
 
 /** Show the whole graph beside the sidebar, below which ComfyUI's own view of it would lie. */

@@ -44,10 +44,19 @@ export function goTo(app, node) {
 }
 
 /** Let a node pass its inputs on. */
-export function bypass(node) {
-  node.mode = BYPASSED
-  node.graph?.afterChange?.()
+export function bypass(app, node) {
+  asOneEdit(app, () => (node.mode = BYPASSED))
   node.setDirtyCanvas?.(true, true)
+}
+
+/* Change the graph so that the editor's undo takes back this change, and no other. */
+function asOneEdit({ canvas }, change) {
+  canvas.emitBeforeChange?.()
+  try {
+    change()
+  } finally {
+    canvas.emitAfterChange?.()
+  }
 }
 
 /** Whether a node is bypassed or muted. */
@@ -74,19 +83,21 @@ export function hasFiles(app) {
 export function applyPlan(app, plan) {
   const configs = allNodes(app.rootGraph ?? app.graph).filter((node) => node.comfyClass === CONFIG && !isOff(node))
   const node = configs.find((each) => each.selected) ?? configs[0]
-  if (node !== undefined) setPlan(node, plan)
+  if (node !== undefined) setPlan(app, node, plan)
   return node
 }
 
 /** Set an SP Config's widgets to a report's plan. */
-export function setPlan(node, plan) {
+export function setPlan(app, node, plan) {
   const values = { mode: 'manual', weights: plan.weights }
   for (const axis of AXES) values[axis] = plan.degrees?.[axis] ?? 1
   for (const name of ['patches', 'warmup_steps']) values[name] = plan[name] // undefined without stages
-  for (const widget of node.widgets ?? []) {
-    if (values[widget.name] === undefined) continue
-    widget.value = values[widget.name]
-    widget.callback?.(widget.value)
-  }
+  asOneEdit(app, () => {
+    for (const widget of node.widgets ?? []) {
+      if (values[widget.name] === undefined) continue
+      widget.value = values[widget.name]
+      widget.callback?.(widget.value)
+    }
+  })
   node.setDirtyCanvas?.(true, true)
 }

@@ -324,12 +324,16 @@ class Pool:
         with self._asking(None):
             self._failures.retract()
 
-    def close(self) -> None:
-        """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
+    def close(self) -> bool:
+        """End the workers; a request in flight in another thread comes to its end first. The pool can start again.
+
+        Returns whether there were any.
+        """
         with self._asking(None):
             workers = self._stop()
         if workers is not None:
             workers.generation.watcher.join()
+        return workers is not None
 
     def memory(self) -> list[dict[str, int]]:
         """As in `status`, which says more and takes longer: this is asked in each step."""

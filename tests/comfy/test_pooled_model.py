@@ -156,9 +156,10 @@ class Holding(Workers):
         self.held.remove(next(each for each in self.held if each[0] == spec))
         self.asked.append("unload")
 
-    def close(self) -> None:
-        self.state = "stopped"
+    def close(self) -> bool:
         self.asked.append("close")
+        was, self.state = self.state, "stopped"
+        return was != "stopped"
 
 
 class Root:
@@ -219,6 +220,42 @@ def test_weights_that_no_model_wants_make_room_and_idle_workers_end_for_others(m
     registry.close_all()
     assert workers.asked == ["unload"] * 3 + ["close"] and registry.last_loaded is None
     assert not registry.has_something_to_release() and not registry.is_alive(two)
+
+
+def test_workers_are_waited_for_without_the_lock_and_may_fail_as_they_free_weights(
+    module_of_pack, made, plan_of, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ComfyUI's manager frees weights in the thread that runs its prompts, in which nothing takes an error."""
+    registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
+    error = module_of_pack("parallel_runtime.errors").PoolError
+    two, four = made("cpu", "ulysses=2").devices[:2], made("cpu", "ulysses=2").devices
+
+    class Failing(Holding):
+        def unload(self, spec: object, plan: object) -> None:
+            assert not registry._lock.locked()
+            super().unload(spec, plan)
+            raise error("no heartbeat for 120 s", rank=1)
+
+        def close(self) -> bool:
+            assert not registry._lock.locked()
+            return super().close()
+
+    registry._pools |= {two: Failing(("b", plan), *(("a", plan),) * 4), four: (other := Holding())}
+    other.state = "stopped"
+    first, second, third = ((devices, name, (2, False, 1, 1)) for devices, name in ((two, "a"), (two, "b"), (four, "c")))
+    roots, loaded = [registry.root(each, Root) for each in (second, third)], []
+    registry.load(first, plan, loaded.append)
+    registry.unload(first, plan)
+    for weights in (first, second, first, third):  # nobody wants the first, which leaves for the second and third
+        registry.load(weights, plan, loaded.append)
+    root = registry.root(first, Root)
+    registry.load(first, plan, loaded.append)
+    root.clones.clear()
+    registry.rename(second, first)
+    assert caplog.text.count("failed as they were to free weights: rank 1: no heartbeat for 120 s") == 4
+    assert len(loaded) == 6 and len(roots) == 2 and registry._pools[two].held == [("b", plan)]
+    registry.close_all()
+    assert registry._pools[two].asked == ["unload"] * 4 + ["close"]
 
 
 def test_a_model_that_is_collected_under_the_registrys_lock_asks_whether_a_callback_runs(

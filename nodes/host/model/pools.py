@@ -127,20 +127,26 @@ class PoolRegistry:
         those in another set of workers that crowd a device beside these: `crowds` says so of their root, the plan that
         they were loaded for, and whether this prompt used them.
 
-        Nothing is locked while it loads: others may ask for their pools meanwhile.
+        Nothing is locked while it loads, nor while another pool is waited for.
         """
         devices, *_ = weights
         with self._lock:
             self._last_loaded = weights
-            for other, its_plan in list(self._loaded.items()):
-                if not self.is_wanted(other):
-                    self._unload(other, its_plan)
-                elif self._share_devices(other, weights) and crowds(
-                    self._roots[other], its_plan, self._used_by.get(other) == self._used_by.get(weights)
-                ):
-                    self._unload_elsewhere(other, its_plan)
-            if not self.is_alive(devices):
-                self._close_idle()
+            leaving = [
+                (other, its_plan)
+                for other, its_plan in self._loaded.items()
+                if not self.is_wanted(other)
+                or self._share_devices(other, weights)
+                and crowds(self._roots[other], its_plan, self._used_by.get(other) == self._used_by.get(weights))
+            ]
+            for other, _ in leaving:
+                del self._loaded[other]
+        for other, its_plan in leaving:
+            self._free(other, its_plan)
+        with self._lock:
+            idle = [] if self.is_alive(devices) else self._idle()
+        self._close(idle)
+        with self._lock:
             pool = self._pool(devices)
             self._loaded[weights], self._kept[weights] = plan, self._roots.get(weights)
             # Not dropped when their weights leave: ComfyUI's manager still reads the root that it unloads.
@@ -168,7 +174,8 @@ class PoolRegistry:
         """Free these weights in the workers, on however many ranks they lie; nothing when they are not there, or of
         another layout than `plan` needs."""
         with self._lock:
-            self._unload(weights, plan)
+            self._loaded.pop(weights, None)
+        self._free(weights, plan)
 
     def plan_of_load(self, weights: Weights, plan: ParallelPlan) -> ParallelPlan:
         """The plan that these weights were last loaded for; `plan` where they were not."""
@@ -176,15 +183,17 @@ class PoolRegistry:
 
     def rename(self, weights: Weights, to: Weights) -> None:
         """The MODELs on these weights have others of the same file from now on. Those must not be in the workers."""
+        left = None
         with self._lock:
             root = self._roots.pop(weights, None)
             if root is not None and not self.is_wanted(to):
                 self._roots[to] = root
-                if to in self._loaded:  # for MODELs that are gone
-                    self._unload(to, self._loaded[to])
+                left = self._loaded.pop(to, None)  # for MODELs that are gone
             self._loaded.pop(weights, None)
             if weights in self._cut_by:
                 self._cut_by[to] = self._cut_by.pop(weights)
+        if left is not None:
+            self._free(to, left)
 
     def is_cut_by(self, weights: Weights, shares: tuple[int, ...] | None) -> bool:
         """Whether SP Config had these shares when the weights were loaded, or `note_cut` was told so since."""
@@ -222,15 +231,14 @@ class PoolRegistry:
         with self._lock:
             self._last_loaded = None
             self._loaded.clear()
-            for devices in self._pools:
-                self._close(devices)
+            pools = list(self._pools)
+        self._close(pools)
 
     def close_without(self, machines: Collection[str]) -> None:
         """End the workers of pools that have devices of further machines other than these."""
         with self._lock:
-            for devices in self._pools:
-                if {device.machine for device in devices}.difference(machines, {""}):
-                    self._close(devices)
+            pools = list(self._pools)
+        self._close([each for each in pools if {device.machine for device in each}.difference(machines, {""})])
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:
@@ -249,30 +257,32 @@ class PoolRegistry:
         (devices, *_), (others, *_) = one, other
         return devices != others and not set(devices).isdisjoint(others)
 
-    def _unload_elsewhere(self, weights: Weights, plan: ParallelPlan) -> None:
-        """As `_unload`; workers that fail then are not those that are to load."""
+    def _free(self, weights: Weights, plan: ParallelPlan) -> None:
+        """Have the workers free these weights, once they take the request: nothing is to be locked meanwhile.
+
+        Never raises PoolError: workers that failed have freed everything, and where ComfyUI's manager asks, an error
+        would end the thread that runs its prompts.
+        """
+        devices, spec, _ = weights
         try:
-            self._unload(weights, plan)
+            # on however many ranks: ComfyUI's manager may know them by a MODEL that has more
+            if self.is_alive(devices) and self._pools[devices].layout_of(spec, plan) is not None:
+                self._pools[devices].unload(spec, plan)
         except PoolError as error:
             log.warning("parallel workers failed as they were to free weights: %s", first_line(error))
 
-    def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
-        devices, spec, _ = weights
-        self._loaded.pop(weights, None)
-        # on however many ranks: ComfyUI's manager may know them by a MODEL that has more
-        if self.is_alive(devices) and self._pools[devices].layout_of(spec, plan) is not None:
-            self._pools[devices].unload(spec, plan)
-
-    def _close_idle(self) -> None:
-        """Workers that hold no weights make room for those of another set of devices, which may be the same ones."""
+    def _idle(self) -> list[Devices]:
+        """Workers that hold no weights and make room for those of another set of devices, which may be the same."""
         used = {devices for (devices, spec, _), plan in self._loaded.items() if self._pools[devices].holds(spec, plan)}
-        for devices in self._pools:
-            if devices not in used and self.is_alive(devices):  # closing a failed pool would forget its failures
-                self._close(devices)
+        # closing a failed pool would forget its failures
+        return [devices for devices in self._pools if devices not in used and self.is_alive(devices)]
 
-    def _close(self, devices: Devices) -> None:
-        self._released += self.is_alive(devices)
-        self._pools[devices].close()
+    def _close(self, pools: Collection[Devices]) -> None:
+        """End their workers, once each has come to its end: nothing is to be locked meanwhile."""
+        for devices in pools:
+            ended = self._pools[devices].close()
+            with self._lock:
+                self._released += ended
 
 
 POOLS = PoolRegistry()  # the one of this process; never rebound

@@ -185,13 +185,17 @@ class Pool:
 
         Given `deltas`, its weights are pristine plus these then; else whatever they were. Starts the workers if need
         be; when the model is there already, this is the result that it had. `progress(loaded_bytes, total_bytes)`
-        counts over the ranks that load. Raises PoolError when a rank fails, a delta that does not fit its weight
-        included.
+        counts over the ranks that load. What a load that is given up leaves in the ranks, they free soon. Raises
+        PoolError when a rank fails, a delta that does not fit its weight included.
         """
         self._refuse_plan(plan)
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
-            model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+            try:
+                model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+            finally:
+                if self._workers is workers and workers.generation.in_flight is not None:
+                    self._trim_later(workers, ())
             if deltas is not None:
                 workers.apply_deltas(model, deltas, check)
             return model.result
@@ -224,10 +228,7 @@ class Pool:
             if workers.generation.in_flight is None:
                 workers.trim(ranks, check, graphs=graphs)
                 return
-            first = workers.owe_trim(ranks)
-        if first:
-            name = "parallel-dit-given-up"
-            threading.Thread(target=self._settle_later, args=(workers,), name=name, daemon=True).start()
+            self._trim_later(workers, ranks)
 
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
@@ -495,6 +496,12 @@ class Pool:
             _log.warning("parallel workers failed before this request: %s", first_line(error))
             return None
         return workers
+
+    def _trim_later(self, workers: WorkerGroup, ranks: Sequence[int]) -> None:
+        """Have the ranks trimmed once they have answered a request that was given up, though nobody asks them."""
+        if workers.owe_trim(ranks):
+            name = "parallel-dit-given-up"
+            threading.Thread(target=self._settle_later, args=(workers,), name=name, daemon=True).start()
 
     def _settle_later(self, workers: WorkerGroup) -> None:
         """Take in what a request that was given up leaves behind, a moment at a time, between which others may ask."""

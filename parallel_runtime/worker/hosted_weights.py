@@ -228,10 +228,11 @@ class HostedWeights:
             self._views.change({name: None for name in built.rounded if not built.widens(name)})
         else:
             built.round_here()
-        if self.device.type != "cpu":
+        if self.own_copy:
+            yield from move(self.module, self.device)
+            built.round_here()  # what the device widens
+        elif self.device.type != "cpu":
             self.module.to(self.device)
-        if self.own_copy:  # what the device widens
-            built.round_here()
         keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device
         self.refuse_changed()  # what was copied may be of two files
@@ -272,6 +273,17 @@ class HostedWeights:
     def has(self, name: str) -> bool:
         """Whether a weight is on this stage; not asked of one that the model lacks."""
         return name not in self._elsewhere
+
+
+def move(module: torch.nn.Module, device: torch.device) -> Iterator[int]:
+    """Move a module to a device, layer by layer. Yields the bytes that are there."""
+    there = 0
+    for layer in module.modules():
+        if next(layer.children(), None) is None:
+            layer.to(device)
+            there += sum(part.nbytes for weight in layer.parameters() for part in plain_parts(weight)[0])
+            yield there
+    module.to(device)
 
 
 class DeltaReceiver:

@@ -103,6 +103,7 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     with pytest.raises(Cancelled):
         pool.load(make_spec("held1"), progress=lambda done, _: loaded.append(done), check_cancelled=cancel)
     assert "held1" not in [model["name"] for model in pool.status()["models"]]
+    wait_until(lambda: pool.state == "idle")  # though nobody asks: stock prompts need the memory
     assert held(run_step(pool).ranks) == before
     assert held(pool.load(make_spec("held1")).ranks) == [count + 1 for count in before]
     pool.unload(make_spec("held1"))

@@ -56,6 +56,23 @@ def test_a_load_says_that_nothing_is_there_before_and_after_comfyui_is_and_once_
     assert (next(loading), asked) == (0, [(None, CPU), "file"])
 
 
+def test_a_model_goes_to_its_device_layer_by_layer() -> None:
+    """So that a rank shows that it lives, and hears a Cancel, while it reads a file of many gigabytes."""
+    layers = [torch.nn.Linear(4, 4, bias=False) for _ in range(2)]
+    module = torch.nn.ModuleDict({"first": torch.nn.Sequential(*layers), "none": torch.nn.ReLU(), "again": layers[0]})
+    module.register_parameter("own", torch.nn.Parameter(torch.zeros(3)))
+    moving, places = (
+        hosted_weights.move(module, torch.device("meta")),
+        lambda: [weight.device.type for weight in module.parameters()],
+    )
+    assert [(next(moving), places()) for _ in range(2)] == [
+        (64, ["cpu", "meta", "cpu"]),
+        (128, ["cpu", "meta", "meta"]),
+    ]
+    assert [*moving] == [128] and places() == ["meta"] * 3
+    assert module["again"].weight is layers[0].weight, "weights that two layers share are one"
+
+
 def test_stages_have_blocks_of_about_equal_bytes_a_token() -> None:
     """A block that hands on two streams has weights for each of them."""
     of = {"double": ("img", "txt"), "single": "img"}

@@ -200,6 +200,8 @@ class ComfyUIProcess:
 
     def _wait(self, answers: int) -> None:
         """Until it has answered, or ended."""
+        ready = select.poll()  # unlike `select`, it takes any descriptor
+        ready.register(answers, select.POLLIN)
         while self._tick is not None or self._limit_s is not None:
             since_s = time.monotonic() - self._began_s
             if self._limit_s is not None:
@@ -209,7 +211,7 @@ class ComfyUIProcess:
                         raise NoAnswerError(f"it took more than {most_s:g} s")
             if self._tick is not None:
                 self._tick(since_s)
-            if select.select([answers], [], [], TICK_S)[0]:
+            if ready.poll(TICK_S * 1000):
                 return
 
     def _computed_s(self) -> float:

@@ -23,6 +23,8 @@ from .process import RankProcess
 from .remote_ranks import RemoteRank
 
 FRESH = "the next prompt starts fresh workers"
+VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
+LONGER = 5  # times the deadline that was missed: what is advised
 AGAIN = "the next prompt tries again"
 BUS_ERROR = "killed by SIGBUS"
 ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
@@ -84,14 +86,22 @@ def other_version(rank: int, found: str) -> Failure | None:
     return Failure(rank, cause, remedy="restart ComfyUI")
 
 
-def silence(rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, deadline_s: float) -> Failure:
-    """The failure of a rank that has shown no life for `silent_s`."""
+def silence(
+    rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, deadline_s: float, alive: bool = False
+) -> Failure:
+    """The failure of a rank that has shown no life for `silent_s`, or none but that its process is `alive`."""
     held = rank.is_stopped()
+    remedy = f"the deadline is {deadline_s:g} s; {FRESH}"
+    if alive and not held:
+        longer_s = LONGER * deadline_s
+        remedy = (
+            f"the deadline is {deadline_s:g} s; if it only is slow, start ComfyUI with {VARIABLE}={longer_s:g}; {FRESH}"
+        )
     by_signal = " and its process is held by a signal" if held else ""
     return Failure(
         rank.rank,
         f"no answer to {asked} and no heartbeat for {silent_s:.1f} s{by_signal}",
-        remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
+        remedy=remedy,
         silent=True,
         held=held,
     )

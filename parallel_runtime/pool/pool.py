@@ -128,6 +128,7 @@ class Pool:
         self._pace = StepHistory()
         self._lean = False
         self._lock, self._asked_by = threading.Lock(), 0  # and the thread inside the lock
+        self._waiting = set[int]()  # and those that wait for it
         self._workers: WorkerGroup | None = None
         self._failures = Failures()
         self._requests = itertools.count(1)  # their numbers, which rise over all generations
@@ -152,6 +153,11 @@ class Pool:
     def asked_here(self) -> bool:
         """Whether this thread is in a callback of a request, from which the pool takes no other."""
         return self._asked_by == threading.get_ident()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether another thread waits until it may ask. Never waits."""
+        return bool(self._waiting)
 
     @property
     def state(self) -> State:
@@ -360,9 +366,14 @@ class Pool:
         check: Check = check_cancelled or (lambda: None)
         if self.asked_here:
             raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
-        while not self._lock.acquire(timeout=WAIT_S):
-            check()
-        self._asked_by = threading.get_ident()
+        here = threading.get_ident()
+        self._waiting.add(here)
+        try:
+            while not self._lock.acquire(timeout=WAIT_S):
+                check()
+        finally:
+            self._waiting.discard(here)
+        self._asked_by = here
         try:
             yield check
         finally:

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from ..wire.channel import SegmentTable
 from ..wire.processes import LEAST_S, PASSED_ON_S
-from .failures import Failure, silence
+from ..wire.protocol import Op
+from .failures import VARIABLE, Failure, silence
 from .process import RankProcess
 from .remote_ranks import RemoteRank
 
@@ -25,7 +26,6 @@ START_S = 600.0
 LOAD_S = 600.0
 REQUEST_S = 120.0
 PEER_CHECK_S = 20.0  # of silence in the check of copies, instead of REQUEST_S: a few MB, which hang on some boards
-VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
 
 
 def deadline_from(environment: Mapping[str, str]) -> float:
@@ -173,7 +173,8 @@ def find_silence(
             rank.last_heard_s,
         ),
     )
-    return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s)
+    alive = awaited.last_pulse_s > pulse_s and request != Op.READY.name
+    return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s, alive=alive)
 
 
 def _look_at(rank: AnyRank, segments: SegmentTable, now_s: float) -> None:

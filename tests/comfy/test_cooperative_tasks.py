@@ -92,6 +92,21 @@ def test_what_a_tasks_thread_keeps_is_gone_once_the_tasks_have_ended(turns, requ
     assert gone == [1, 1]
 
 
+def test_a_thread_that_the_system_refuses_is_the_error_and_those_that_run_end(turns, requests, monkeypatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def first_alone(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", first_alone)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        turns.run_in_turns([lambda: requests.call(1), lambda: requests.call(2)], at_once=2)
+    assert requests.seen == [] and not started[0].is_alive()
+
+
 def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(turns, requests) -> None:
     log: list[str] = []
 

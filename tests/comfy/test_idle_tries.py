@@ -42,6 +42,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         later: int = 3,
         graphs: int | None = None,
         by_graphs: Any = 1.0,
+        waited_for: Iterator[bool] = iter(()),  # noqa: B008  an empty one, which is never used up
     ) -> Any:
         found, told = case(takes, graphs=(by_graphs, {})), []
         found.run.step_seconds.clear()
@@ -50,6 +51,7 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         model.devices, model.started = tuple(MagicMock(kind=kind) for kind in kinds), True
         model.holds = lambda _: holds and not found.retracted  # workers that failed hold nothing
         model.give_back, model.deltas = lambda _: told.append("given back"), None
+        type(model.pool).is_waited_for = property(lambda _: next(waited_for, False))
         model.pool.measure_devices = lambda check: [SimpleNamespace(free_bytes=free)] * 2
         tries = idle_tries.IdleTries(lambda: next(busy, False), waits_s=0.001)
         trier = found.trier
@@ -113,6 +115,14 @@ def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle
     assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
 
 
+def test_who_waits_for_the_workers_ends_them_too_since_it_may_be_comfyuis_thread_of_prompts(idle) -> None:
+    found, told = idle(SECONDS, iter([]), waited_for=iter([False, False, True]))
+    assert found.store.load(found.key).plan == found.plans.ring2 and told == ["given back"] * 2
+    found.store.path.unlink()
+    found, told = idle(SECONDS, iter([]), waited_for=itertools.repeat(True))
+    assert not found.asked and found.store.load(found.key) is None and told == ["given back"] * 3
+
+
 def test_a_run_that_begins_while_plans_are_tried_gives_back_itself(idle, module_of_pack, monkeypatch) -> None:
     sampled = []
     monkeypatch.setattr(
@@ -157,6 +167,25 @@ def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch)
         tries.offer(SimpleNamespace(trier=SimpleNamespace(key=number), compute=fails))
         settled()
         assert not tries.waits(number), "what failed is left to `tune`"
+
+
+def test_a_system_without_a_thread_more_costs_the_tries_and_not_the_run(module_of_pack, monkeypatch, caplog) -> None:
+    idle_tries = module_of_pack("nodes.host.proof.idle_tries")
+    monkeypatch.setattr(idle_tries, "POLL_S", 0.001)
+    tries, done = idle_tries.IdleTries(lambda: False, waits_s=0.001), []
+    due = SimpleNamespace(trier=SimpleNamespace(key="key"), compute=lambda _: done.append(1) is None)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(threading.Thread, "start", start)
+        tries.offer(due)
+    assert "plans are not tried: can't start new thread" in caplog.text and not done and not tries.waits("key")
+    tries.offer(due)
+    while tries._thread is not None:
+        time.sleep(0.001)
+    assert done == [1]
 
 
 def test_a_plan_that_fails_while_idle_is_kept_out(idle, case) -> None:

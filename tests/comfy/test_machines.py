@@ -3,6 +3,7 @@
 The address is open while prompts ask for it: nothing listens after one that does not, nor after Stop listening.
 """
 
+import errno
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -100,3 +102,22 @@ def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_pro
             assert (tmp_path / "log").read_text().count("starting 1 ranks of 2") == 3
         alone = parallel(graph, mode="manual", devices="cpu:1", ring=2, machines=address)
         assert relative_error(latent_of(client, alone), stock) <= TOLERANCE
+
+
+def test_a_disk_without_room_leaves_no_empty_token(module_of_pack, monkeypatch, tmp_path) -> None:
+    machines = module_of_pack("nodes.host.panel.machines")
+    monkeypatch.setattr(machines, "refuse_off", lambda _: None)
+    monkeypatch.setattr(machines, "folder_paths", SimpleNamespace(get_user_directory=lambda: str(tmp_path)))
+
+    def full(_: int) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as written:
+        written.setattr(machines.secrets, "token_hex", full)
+        with pytest.raises(
+            ValueError, match=r"written to \S+join-token \(No space left on device\); free space there, "
+        ):
+            machines.token_file()
+    token = machines.token_file()
+    assert len(token.read_text()) >= 32 and token.stat().st_mode & 0o77 == 0
+    assert machines.token_file().read_text() == token.read_text()

@@ -242,7 +242,9 @@ def test_workers_are_waited_for_without_the_lock_and_may_fail_as_they_free_weigh
 
     registry._pools |= {two: Failing(("b", plan), *(("a", plan),) * 4), four: (other := Holding())}
     other.state = "stopped"
-    first, second, third = ((devices, name, (2, False, 1, 1)) for devices, name in ((two, "a"), (two, "b"), (four, "c")))
+    first, second, third = (
+        (devices, name, (2, False, 1, 1)) for devices, name in ((two, "a"), (two, "b"), (four, "c"))
+    )
     roots, loaded = [registry.root(each, Root) for each in (second, third)], []
     registry.load(first, plan, loaded.append)
     registry.unload(first, plan)

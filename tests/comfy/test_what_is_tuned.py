@@ -159,6 +159,7 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
     monkeypatch.setattr(panel, "PromptServer", SimpleNamespace(instance=SimpleNamespace(prompt_queue=queue)))
     monkeypatch.setattr(panel, "comfy", MagicMock())
     of = SimpleNamespace(pooled=MagicMock(), why_not="")
+    pool = of.pooled.pool
     monkeypatch.setattr(panel, "last_run", lambda: SimpleNamespace(of=of, described={"model": "a"}))
     button, happens = panel.TuneButton(), [lambda: None]
     assert button.state() == {"state": "never", "of": {"model": "a"}}
@@ -178,9 +179,13 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         (lambda: None, "kept ring 2"),
         (button.stop, "stopped; nothing is kept"),
         (lambda: queue.currently_running.update(a=1), "ended, as a prompt began; nothing is kept"),
+        (
+            lambda: setattr(pool, "is_waited_for", True),
+            "ended, as the workers were asked for something else; nothing is kept",
+        ),
         (lost, "rank 1 was lost"),
     ):
-        happens[0] = each
+        happens[0], pool.is_waited_for = each, False
         button.work(panel.Asked())()
         done = {"line": said, "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
         assert button.told == (
@@ -191,15 +196,15 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
     with pytest.raises(KeyError):
         button.work(panel.Asked())()
     assert button.told == {"state": "failed", "message": "it failed; ComfyUI's log says why"}
-    assert of.pooled.give_back.call_count == 5
+    assert of.pooled.give_back.call_count == 6
     context = module_of_pack("nodes.host.sampling.run_context")
     run = SimpleNamespace(model=of.pooled, late=None)
     with context.begun({}, SimpleNamespace(model=MagicMock(), late=None)), context.begun({}, run):
         happens[0] = button.stop
         button.work(panel.Asked())()
-    assert of.pooled.give_back.call_count == 5, "a run that has begun gives back itself"
+    assert of.pooled.give_back.call_count == 6, "a run that has begun gives back itself"
     button.work(panel.Asked())()
-    assert of.pooled.give_back.call_count == 6
+    assert of.pooled.give_back.call_count == 7
     monkeypatch.setattr(panel, "last_run", lambda: None)
     button.work(panel.Asked())()
     assert button.state() == {"state": "failed", "message": panel.NOTHING_LOADED, "of": None}

@@ -13,7 +13,7 @@ from host.forked_ranks import start_ranks
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire.protocol import DTYPE_BYTES
-from pool.echo_pool import make_pool, make_spec, run_step
+from pool.echo_pool import make_pool, make_spec, run_step, wait_until
 
 MIB = 1 << 20
 
@@ -130,6 +130,23 @@ def test_a_callback_that_calls_its_own_pool_is_told_so(pool):
         pool.load(make_spec("third"), progress=asked)
     assert set(found) == {(True, False)} and not pool.asked_here
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
+
+
+def test_a_thread_that_waits_for_the_pool_is_seen_until_it_is_let_in(pool):
+    found = []
+    with ThreadPoolExecutor(1) as other:
+
+        def asked(*_):
+            if not found:
+                found.append(pool.is_waited_for)
+                waiting = other.submit(pool.unload, make_spec("none"))
+                wait_until(lambda: pool.is_waited_for)
+                found.append(waiting)
+
+        pool.load(make_spec("fourth"), progress=asked)
+        assert found[0] is False and found[1].result() is None
+    assert not pool.is_waited_for
+    pool.unload(make_spec("fourth"))
 
 
 def test_on_sent_is_called_while_the_ranks_are_at_the_request(pool, tmp_path):

@@ -159,14 +159,18 @@ def token_file() -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(TOKEN_BYTES))
+        try:
+            with os.fdopen(fd, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(TOKEN_BYTES))
+        except OSError:
+            path.unlink()  # the next prompt would find it empty
+            raise
     except FileExistsError:
         pass
     except OSError as error:
         raise ValueError(
-            f"the token of further machines cannot be written to {path} ({error.strerror}); let this user write there, "
-            "or start ComfyUI with --user-directory FOLDER"
+            f"the token of further machines cannot be written to {path} ({error.strerror}); free space there, let this "
+            "user write there, or start ComfyUI with --user-directory FOLDER"
         ) from error
     return path
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ....parallel_runtime.errors import PoolError
+from ....parallel_runtime.pool.pool import Pool
 from ..contract.comfyui import PromptServer, comfy
 from ..model.pools import POOLS
 from ..proof.begin_tries import LastRun
@@ -51,7 +52,8 @@ class TuneButton:
         try:
             if run is None:
                 raise ValueError(NOTHING_LOADED)
-            found = tune(run.of, asked, say=self._say, check=self._check)
+            pool = run.of.pooled.pool
+            found = tune(run.of, asked, say=self._say, check=lambda: self._check(pool))
             shown = ("line", "kept", "plans", "work", "took_s", "copies")
             self.told = {"state": "done", "model": run.described["model"], **{name: found[name] for name in shown}}
         except (ValueError, PoolError, TuningEndedError) as error:
@@ -65,8 +67,10 @@ class TuneButton:
     def _say(self, text: str) -> None:
         self.told = {"state": "running", "doing": text}
 
-    def _check(self) -> None:
+    def _check(self, pool: Pool) -> None:
         if self._stop.is_set():
             raise TuningEndedError("stopped; nothing is kept")
         if PromptServer.instance.prompt_queue.currently_running:
             raise TuningEndedError("ended, as a prompt began; nothing is kept")
+        if pool.is_waited_for:  # as by Release, or where ComfyUI frees memory, before which it begins no prompt
+            raise TuningEndedError("ended, as the workers were asked for something else; nothing is kept")

@@ -116,7 +116,8 @@ class IdleTrier:
 
         def still() -> None:
             check()
-            if trier.lost_weights(run):
+            # A thread that waits for the pool may be ComfyUI's of prompts: until it is let in, none begins.
+            if trier.lost_weights(run) or pooled.pool.is_waited_for:
                 raise PromptBeganError
 
         try:
@@ -149,9 +150,15 @@ class IdleTries:
             self._due = due
             self._waiting.add(due.trier.key)
             if self._thread is None:
-                name = "parallel-dit-idle-tries"
-                self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="parallel-dit-idle-tries", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no thread more, which ends no run that went well
+                    self._due = None
+                    self._waiting.discard(due.trier.key)
+                    log.warning("plans are not tried: %s", error)
+                else:
+                    self._thread = thread
 
     def waits(self, key: TriesKey) -> bool:
         """Whether plans for such work were offered, and prompts have left no time for them."""

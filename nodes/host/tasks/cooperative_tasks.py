@@ -153,8 +153,9 @@ class _RunningTask:
         self.done.add_done_callback(lambda _: turn_is_over.release())
         # A daemon: Python waits at its end for threads of an executor, which would wait for the step that runs.
         given = [self.done, copy_context().run, self._run]
-        threads.append(Thread(target=_note_result, args=(given,), name="parallel-dit-task", daemon=True))
-        threads[-1].start()
+        thread = Thread(target=_note_result, args=(given,), name="parallel-dit-task", daemon=True)
+        thread.start()
+        threads.append(thread)
 
     def go_on(self) -> None:
         """Let the task run until it waits for calls, or is done."""

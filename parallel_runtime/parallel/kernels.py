@@ -68,7 +68,7 @@ def choose_kernel(
         return Kernel.EFFICIENT_FP32
     fused = dtype in HALVES and capability >= AMPERE and not masked
     fits = {Kernel.CUDNN: fused and head_dim <= CUDNN_HEAD, Kernel.FLASH: fused and head_dim <= FLASH_HEAD}
-    first = OF_CHOICE[choice_for(capability).ring_kernel]
+    first = OF_CHOICE[choice_for(None if torch.version.hip else capability).ring_kernel]  # AMD's name other cards
     candidates = (first, Kernel.FLASH, Kernel.EFFICIENT)
     return next((each for each in candidates if fits.get(each, True) and each not in failed), Kernel.FORMULA)
 

@@ -171,6 +171,7 @@ class LoadedModels(dict[int, HostedModel]):
         if model is not None:
             self.switch_to(model)
             model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+            wait_for(self._device)  # it may still read the message's memory, which the next one takes
             if request.last:
                 empty_cache(self._device)
         return MemoryReply(memory=self._memory())

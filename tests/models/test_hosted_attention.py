@@ -347,6 +347,9 @@ def test_an_attention_function_of_comfyuis_is_called_by_its_name(group: GlooGrou
     assert torch.equal(stock(q, q, q, 4, None, None, True, True, options), q + 1)
     assert overriding(options) == "of the test" and not overriding({"transformer_options": {}})
     assert stock.each_head_alone({}) and not stock.each_head_alone(options)
+    for config, function in ((None, None), ({"attention": "int8"}, None), ({"attention": "int8"}, other)):
+        preferred = {"preferred_attention": SimpleNamespace(config=config, function=function)}
+        assert stock.each_head_alone(preferred) is (config is None), "alike on a rank whose card lacks the function"
     with refused("no attention function 'another'"):
         attention_named("another")
 

@@ -1,6 +1,7 @@
 """Attention kernels: parts merged through the log-sum-exp equal the whole; empty input is safe."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ def test_the_kernel_with_a_log_sum_exp_is_one_that_the_device_has(
     assert chosen(head_dim=256) is (Kernel.FLASH if kernel in FUSED else kernel), (
         "the widest that flash attention takes"
     )
+    with mock.patch.object(torch.version, "hip", "6.4"):
+        assert chosen() is (Kernel.FLASH if kernel is Kernel.CUDNN else kernel), "AMD's 9.0 is no Hopper"
     assert chosen(head_dim=192) is (Kernel.FLASH if kernel in FUSED else kernel), "cuDNN's takes 128 everywhere"
     assert chosen(head_dim=100) is (Kernel.CPU if capability is None else Kernel.FORMULA), "kernels do not pad heads"
 

@@ -111,9 +111,14 @@ class StockAttention:
         return out
 
     def each_head_alone(self, options: dict[str, Any]) -> bool:
-        """Whether the function that will attend computes a head alike whatever other heads it is given."""
+        """Whether the function that will attend computes a head alike whatever other heads it is given.
+
+        All ranks answer alike: a function that the file asks for may be there on some of their cards alone.
+        """
+        if getattr(options.get("preferred_attention"), "config", None) is not None or overriding(options):
+            return False
         function = _of_file(options) or self.stock
-        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overriding(options)
+        return getattr(function, "__name__", "") in EACH_HEAD_ALONE
 
     def peek(self, given: Any, title: str = "attention") -> Tensor:  # noqa: ANN401  a tensor, or a container of one
         """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own.

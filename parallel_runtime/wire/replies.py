@@ -288,7 +288,6 @@ class MeasureReply:
 
     name: str
     free_bytes: int
-    total_bytes: int
     gflops: float
 
 
@@ -305,7 +304,6 @@ class ProbeReply:
     attention: tuple[tuple[float, float], ...] = ()
     memory: tuple[tuple[float, float], ...] = ()
     all_to_all: tuple[tuple[float, float], ...] = ()
-    shift: tuple[tuple[float, float], ...] = ()
     narrow_attention: tuple[tuple[float, float], ...] = ()
     elementwise: tuple[tuple[float, float], ...] = ()
     operations: tuple[tuple[float, float], ...] = ()

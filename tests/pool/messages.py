@@ -126,6 +126,6 @@ REPLIES = [
     replies.SampleReply(memory=MEMORY, ran=None),
     replies.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
     replies.CheckReply(wrong_bytes=7),
-    replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
+    replies.MeasureReply(name="a GPU", free_bytes=1, gflops=3.5),
     replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),
 ]

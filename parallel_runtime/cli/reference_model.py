@@ -14,11 +14,10 @@ REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other
 
 
 class NoReferenceModelError(ValueError):
-    """diffusers cannot be imported. `cause` says why, in a line; the text adds the remedy."""
+    """diffusers cannot be imported; the text says why, in a line, and adds the remedy."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"{cause}; {REMEDY}")
-        self.cause = cause
 
 
 def load_reference_model(header: CheckpointHeader) -> "type[FluxInDiffusers]":

@@ -230,7 +230,7 @@ class StageTimeline:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun(RankWork):
-    """A whole sampling run: seconds of each step, of what came before the first and after the last, and of waiting.
+    """A whole sampling run: seconds of each step, of what came before the first and after the last.
 
     `began_s` is when each step began; `regions` has a list for each, an entry a step, which says nothing of steps that
     are none of `timed_steps`, and `prepare_regions` what was before the first. A run of very many steps goes without
@@ -242,7 +242,6 @@ class RankRun(RankWork):
     step_s: tuple[float, ...]
     prepare_s: float
     finish_s: float
-    waited_s: float
     began_s: tuple[float, ...] | None = None
     regions: dict[str, tuple[float, ...]] | None = None
     timed_steps: tuple[int, ...] | None = None

@@ -89,7 +89,6 @@ RUN = replies.SampleReply(
         step_s=(0.5, 0.25),
         prepare_s=0.125,
         finish_s=0.0,
-        waited_s=0.0,
         began_s=(1.0, 1.5),
         regions={"embed_s": (0.125, 0.0)},
         prepare_regions={"embed_s": 0.125},

@@ -349,7 +349,6 @@ def test_a_run_reports_the_time_of_each_step_on_the_device_and_tells_of_each_in_
     assert report.step_s == pytest.approx((0.3, 0.7, 0.5), abs=1e-3)
     assert (report.prepare_s, report.finish_s) == pytest.approx((0.05, 0.02), abs=1e-3)
     assert report.began_s[1] - report.began_s[0] == pytest.approx(0.3, abs=1e-3)
-    assert report.waited_s == pytest.approx(0.0, abs=1e-3)
     assert told == [(0, on), (1, on), (2, on)]
     assert (report.timed_steps, report.regions, report.prepare_regions) == (
         ((1,), {}, {}) if on else (None, None, None)

@@ -21,9 +21,9 @@ class WithoutServer:
     tell: Callable[[str], None] = staticmethod(lambda _: None)
 
     def start(self, path: str, options: list[str], device: str, counting: bool = False) -> dict[str, Any]:
-        """Import ComfyUI with its options; the name of its attention function."""
+        """Import ComfyUI with its options."""
         begin(path, options, on_cpu=device == "cpu")
-        return {"attention": _module("host.contract.comfyui").comfy.ldm.modules.attention.optimized_attention.__name__}
+        return {}
 
     def tune(self, path: str, config: Mapping[str, Any], dtype: str, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Try plans of a file on such work, under SP Config's inputs: what `tuning.tune` answers. Raises `ValueError`

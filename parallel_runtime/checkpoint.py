@@ -73,7 +73,6 @@ class CheckpointHeader:
 
     path: str
     tensors: Mapping[str, TensorEntry]
-    num_bytes: int
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -179,7 +178,7 @@ def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
     entries, metadata = _parse(path, raw)
     tensors = {name: _entry(path, name, value, base=base) for name, value in entries.items()}
     _check_extent(path, tensors, base=base, file_size=file_size)
-    return CheckpointHeader(path, tensors, file_size, metadata)
+    return CheckpointHeader(path, tensors, metadata)
 
 
 def _read_raw(path: str) -> tuple[bytes, int]:

@@ -383,24 +383,16 @@ def stages_error(stages: int, num_blocks: int) -> str | None:
     return f"pipefusion={stages} is more stages than the model's {num_blocks} blocks; use at most {num_blocks}"
 
 
-def auto_plan(
-    num_ranks: int, num_heads: int, *, batch_groups: int = 1, ranks_by_machine: Sequence[int] = ()
-) -> ParallelPlan:
+def auto_plan(num_ranks: int, num_heads: int, *, ranks_by_machine: Sequence[int] = ()) -> ParallelPlan:
     """The largest ulysses degree that divides both ranks and heads, and each machine's ranks; ring takes what is left.
 
     Ulysses moves fewer bytes a step than ring (arXiv 2405.07719, table 1) and its attention is one full kernel.
-    `batch_groups`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks,
-    each gets ranks of its own, which exchange nothing with those of another call.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks is outside 1 to {MAX_RANKS}; name fewer devices")
-    if batch_groups < 1:
-        raise ValueError(f"batch groups={batch_groups} is below 1; a step calls the model at least once")
-    cfg = batch_groups if num_ranks % batch_groups == 0 else 1
-    parts = num_ranks // cfg
-    inside = math.gcd(parts, *ranks_by_machine)
+    inside = math.gcd(num_ranks, *ranks_by_machine)
     ulysses = max(d for d in range(1, inside + 1) if inside % d == 0 and num_heads % d == 0)
-    return ParallelPlan(cfg=cfg, ulysses=ulysses, ring=parts // ulysses)
+    return ParallelPlan(ulysses=ulysses, ring=num_ranks // ulysses)
 
 
 def _whole_number(key: str, value: str) -> int:

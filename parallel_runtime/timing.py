@@ -24,20 +24,18 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class ClockRegion:
-    """Seconds and entries of one name on the CPU. Not entered again before it is left."""
+    """Seconds of one name on the CPU. Not entered again before it is left."""
 
-    __slots__ = ("began_s", "entries", "total_s")
+    __slots__ = ("began_s", "total_s")
 
     def __init__(self) -> None:
         self.began_s = self.total_s = 0.0
-        self.entries = 0
 
     def __enter__(self) -> None:
         self.began_s = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
         self.total_s += time.perf_counter() - self.began_s
-        self.entries += 1
 
     def seconds(self) -> float:
         """Of all entries together."""
@@ -58,11 +56,6 @@ class EventRegion:
 
     def __exit__(self, *error: object) -> None:
         self._pairs.append((self._began, _recorded(self._device)))
-
-    @property
-    def entries(self) -> int:
-        """How often it was entered and left."""
-        return len(self._pairs)
 
     def seconds(self) -> float:
         """Of all entries together. Waits for the last one's end, which a step has passed when it is asked."""
@@ -130,7 +123,6 @@ class RegionTimer:
             if not isinstance(clock, ClockRegion):
                 raise ValueError(f"{name} is timed on the device; give the host's time another name")
             clock.total_s += seconds
-            clock.entries += 1
 
     def seconds(self) -> dict[str, float]:
         """Seconds by region, `NAME_s`. Call it once the device has finished the step; {} when the timer is off."""

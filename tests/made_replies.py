@@ -17,5 +17,5 @@ def step_reply(*, memory: Memory = MEMORY, **fields: Any) -> StepReply:
 
 def run_reply(**fields: Any) -> SampleReply:
     """A rank's reply to a whole run, with `fields` of `RankRun`."""
-    around = {"prepare_s": 0.0, "finish_s": 0.0, "waited_s": 0.0}
+    around = {"prepare_s": 0.0, "finish_s": 0.0}
     return SampleReply(memory=MEMORY, ran=RankRun(**{**WORK, **around, **fields}))

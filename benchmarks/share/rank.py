@@ -120,6 +120,7 @@ class OneRank:
         self.plan = spec_of(type(weights.module))
         self.model = HostedModel(weights, alone, DeltaReceiver(weights))
         self.name = type(weights.whole).__name__
+        self.recorded_s = 0.0  # what recording graphs took, in all steps
 
     @property
     def blocks(self) -> int:
@@ -169,13 +170,15 @@ class OneRank:
             timer = RegionTimer(self.device, on=timed)
             sequence.ulysses.traffic.reset(timer)
             forward = HostedForward(self.model, sequence, timer, beat, held)
+            watch = Watch(timer, beat, lambda _: None)
             if graphs is not None:
-                forward.by_graphs = GraphRun(graphs, version=0, watch=Watch(timer, beat, lambda _: None))
+                forward.by_graphs = GraphRun(graphs, version=0, watch=watch)
             with torch.inference_mode():
                 forward.run(BatchSlice(0, 0, batch), whole, call.options)
             pace.drain()
             wait_for_all(self.device)
             timer.seconds()
+            self.recorded_s += watch.compile_s
             return whole["out"], beats
 
         return run

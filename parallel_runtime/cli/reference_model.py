@@ -13,18 +13,10 @@ if TYPE_CHECKING:
 REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other packages need an older huggingface_hub'
 
 
-class NoReferenceModelError(ValueError):
-    """diffusers cannot be imported. `cause` says why, in a line; the text adds the remedy."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(f"{cause}; {REMEDY}")
-        self.cause = cause
-
-
 def load_reference_model(header: CheckpointHeader) -> "type[FluxInDiffusers]":
     """The class that computes this file by diffusers.
 
-    Raises `NoReferenceModelError` where diffusers cannot be imported, `ValueError` for a file that is not converted.
+    Raises `ValueError` where diffusers cannot be imported, and for a file that is not converted.
     """
     if not _is_flux(header):
         raise ValueError("--against diffusers: only Flux.1 is converted; leave --against out to compare with ComfyUI")
@@ -32,10 +24,10 @@ def load_reference_model(header: CheckpointHeader) -> "type[FluxInDiffusers]":
         from .flux_in_diffusers import FluxInDiffusers
     except ModuleNotFoundError as error:
         if error.name != "diffusers":
-            raise NoReferenceModelError(f"diffusers cannot be imported: {_first_line(error)}") from error
-        raise NoReferenceModelError("diffusers is not installed") from error
+            raise ValueError(f"diffusers cannot be imported: {_first_line(error)}; {REMEDY}") from error
+        raise ValueError(f"diffusers is not installed; {REMEDY}") from error
     except (ImportError, RuntimeError) as error:  # the latter is how diffusers wraps what its parts could not import
-        raise NoReferenceModelError(f"diffusers cannot be imported: {_first_line(error)}") from error
+        raise ValueError(f"diffusers cannot be imported: {_first_line(error)}; {REMEDY}") from error
     return FluxInDiffusers
 
 

@@ -62,7 +62,6 @@ class PlanRunner:
         self.pool, self.spec, self.plan, self.options, self._first_row = pool, spec, plan, options, first_row
         self.deltas = PRISTINE
         self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
-        self.traces: dict[int, bytes] = {}
         self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
 
     def __call__(self, call: ModelCall) -> torch.Tensor:
@@ -77,7 +76,7 @@ class PlanRunner:
             for number, call in enumerate(given)
         ]
         result = self.pool.run(self.spec, self.plan, calls, deltas=self.deltas)
-        self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
+        self.replies = result.ranks[: self.plan.ranks]
         return result.outs
 
     @property

@@ -67,7 +67,6 @@ class RelayLink:
         self._lock = threading.Lock()
         self._head, self._come = bytearray(BLOCK_BYTES), bytearray(BLOCK_BYTES)
         self._sent, self._received = (torch.frombuffer(each, dtype=torch.uint8) for each in (self._head, self._come))
-        self.sent_bytes = 0
 
     def send(self, kind: FrameKind, data: bytes | torch.Tensor, *, index: int = 0, offset: int = 0) -> None:
         """Send a frame; returns when its memory may be written again."""
@@ -82,7 +81,6 @@ class RelayLink:
             self._group.send([self._sent], self._peer, TAG).wait()
             if not fits:
                 self._group.send([data], self._peer, TAG).wait()
-            self.sent_bytes += length
 
     def receive(self) -> Frame:
         """The next frame. Raises ProtocolError for what is none."""

@@ -123,14 +123,10 @@ class MachineServer:
         """Those that are here, in order of joining."""
         return self._machines
 
-    def wait_for(self, count: int, deadline_s: float, check: Callable[[], None] = lambda: None) -> tuple[Machine, ...]:
-        """The machines, once there are `count`. `check` is called now and then, and gives up by raising.
-
-        Raises PoolError after `deadline_s`, with what was refused meanwhile.
-        """
+    def wait_for(self, count: int, deadline_s: float) -> tuple[Machine, ...]:
+        """The machines, once there are `count`. Raises PoolError after `deadline_s`, with what was refused."""
         until = time.monotonic() + deadline_s
         while len(self._machines) < count:
-            check()
             left_s = until - time.monotonic()
             if left_s <= 0:
                 refused = f" (refused: {'; '.join(self.refusals)})" if self.refusals else ""

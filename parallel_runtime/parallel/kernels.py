@@ -80,16 +80,15 @@ def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.to(dtype).clamp(min=MASKED)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Softmax attention. q (B, S, H, D), k and v (B, T, H, D) with T > 0; returns (B, S, H, D)."""
     if q.shape[1] == 0:
         return q
-    kernel = _kernel_for(q, mask, with_lse=False)
+    heads_first = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    kernel = _kernel_for(q, None, with_lse=False)
     if kernel is not Kernel.DISPATCHED:
-        return _WITH_LSE[kernel](q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)[0].transpose(1, 2)
-    bias = None if mask is None else mask[:, None]
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias)
-    return out.transpose(1, 2)
+        return _WITH_LSE[kernel](*heads_first, None)[0].transpose(1, 2)
+    return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
 
 
 def attention_with_lse(

@@ -113,11 +113,10 @@ class ComfyUIProcess:
             ) from error
         self._asks, self._answers = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
-            said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
+            self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
         except BaseException:
             self.close()
             raise
-        self.attention: str = said["attention"]
 
     def _started(self, program: str) -> subprocess.Popen[str]:
         """The process. What it was to hold of this one is closed where it cannot be started."""

@@ -134,7 +134,7 @@ class WorkerLoopRun:
     `given`: the recurrence's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
     and went; their reports have it. `cache` is ComfyUI's
     EasyCache or LazyCache; `looked_at`, a bool of shape (1, S, C), says which numbers of a latent it compares.
-    Raises `ValueError` for what does not belong together, and for a recurrence that is too long to send.
+    Raises `ValueError` for what does not belong together. `refuse_long` is asked before.
     """
 
     recurrence: SamplerRecurrence
@@ -149,14 +149,10 @@ class WorkerLoopRun:
     def __post_init__(self) -> None:
         if not 1 <= len(self.conds) <= NUM_SIDES:
             raise ValueError(f"{len(self.conds)} conditionings for a run; give one, or two for cfg")
-        shapes = {seen_shape(cond) for cond in self.conds}
-        if len(shapes) > 1:
-            raise ValueError(f"the conditionings see images of different shapes {sorted(shapes)}; use the host loop")
         if set(self.given) != set(self.recurrence.given):
             raise ValueError(
                 f"tensors given for {sorted(self.given)}, the recurrence needs {list(self.recurrence.given)}"
             )
-        refuse_long(self.recurrence)
         self._refuse_shapes()
         self._refuse_cache()
 

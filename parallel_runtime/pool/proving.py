@@ -68,111 +68,106 @@ def prove(
     cases the workers ended with the error: `retract` has that failure forgotten. Raises PoolError for every other
     failure, and where the shared call raises and the whole one too.
     """
-    began, counted = time.perf_counter(), _ProofCalls(ask)
+    began = time.perf_counter()
+    trial = _Trial(ask, dtype, room, possible, retract, coarse, keeps)
     try:
-        proof, at = _attempt(
-            counted, call, dtype, room=room, possible=possible, retract=retract, coarse=coarse, keeps=keeps
-        )
-        tokens = counted.tokens
+        proof, at = trial.attempt(call)
+        tokens = trial.tokens
         if two_sizes and proof.verdict == PROVEN:
             others = [each for each in other_sizes(at) if room(each) >= 1]
             other = next(filter(possible, others), others[0] if others else None)  # ranks may take what needs values
-            proof = _at_another_size(counted, proof, other, dtype, coarse=coarse, keeps=keeps)
-            counted.tokens = tokens
+            proof = trial.at_another_size(proof, other)
+            trial.tokens = tokens
     except (RaisedInRankError, OutOfMemoryInRankError) as error:
-        if not counted.works:
+        if not trial.works:
             raise
         retract()
         reason = f"a call that is made for the proof alone failed: {redact_paths(error.cause)}"
         proof = Proof(verdict=NOT_PROVEN, reason=reason)
-    return replace(proof, tokens=counted.tokens, calls=counted.calls, seconds=time.perf_counter() - began)
+    return replace(proof, tokens=trial.tokens, calls=trial.calls, seconds=time.perf_counter() - began)
 
 
 @dataclass
-class _ProofCalls:
-    """The calls of one proof. `works`: the run's own call came back; `tokens`: of the last call that was shared."""
+class _Trial:
+    """The calls of one proof, with what `prove` was given for them. `works`: the run's own call came back; `tokens`: of
+    the last call that was shared."""
 
     ask: Ask
+    dtype: str
+    room: Room
+    possible: Callable[[ModelCall], bool]
+    retract: Callable[[], None]
+    coarse: float
+    keeps: bool
     calls: int = 0
     tokens: int = 0
     works: bool = False
 
-    def __call__(self, call: ModelCall) -> RunResult:
+    def attempt(self, call: ModelCall) -> tuple[Proof, ModelCall]:
+        """The verdict of `prove` on one size and its reason, and the last call that it is about.
+
+        Raises for each call that fails, but where that refuses the plan.
+        """
+        reason = ""
+        shared: ModelCall | None = _under(call)
+        while shared is not None:
+            again = self._of_a_run(shared)
+            outs: list[RunResult] = []
+            try:
+                outs.append(self._asked(again))
+                self.tokens = tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
+                fits = self.room(shared)
+                small = tokens <= MAX_TOKENS and fits >= 1
+                if small and self.keeps:
+                    outs.append(self._asked(again))
+            except RaisedInRankError as error:
+                if self.works and not outs:  # a latent that the run does not have, or that this class takes in no way
+                    raise
+                self.retract()
+                fitting = shared if (fits := self.room(shared)) >= 1 else smaller_call(shared, fits)
+                fitting = fitting if fitting is not None and self.possible(fitting) else shared
+                self._computed(fitting, whole=True)
+                return Proof(verdict=REFUSED, reason=redact_paths(error.cause)), shared
+            first, self.works = not self.works, True
+            if small:
+                return self._judged(shared, _side_by_side(outs)), shared
+            reason = (
+                f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
+                if tokens > MAX_TOKENS
+                else f"a whole call of {tokens} tokens does not fit into the memory of one device"
+            )
+            share = min(MAX_TOKENS / max(tokens, 1), fits)
+            smaller = smaller_call(shared, share) if first else None
+            shared = smaller if smaller is not None and self.possible(smaller) else None
+        return Proof(verdict=NOT_PROVEN, reason=f"{reason}, and no smaller latent fits the call's other inputs"), call
+
+    def at_another_size(self, proof: Proof, other: ModelCall | None) -> Proof:
+        """What is known once the call of another size is judged too; of both errors the larger."""
+        if other is None:
+            return Proof(verdict=NOT_PROVEN, reason=ONE_SIZE)
+        here = self._judged(other, self._computed(other))
+        if here.verdict != PROVEN or here.error is None or here.control is None:
+            return replace(here, reason=f"at another size: {here.reason}")
+        error, control = max(proof.error or 0.0, here.error), min(proof.control or 0.0, here.control)
+        return replace(proof, error=error, control=control)
+
+    def _judged(self, call: ModelCall, shared: torch.Tensor) -> Proof:
+        """The verdict on a call that was computed shared."""
+        whole, control = self._computed(call, whole=True), self._computed(call, local_attention=True)
+        return judged(self.dtype, shared=shared, whole=whole, control=control, coarse=self.coarse)
+
+    def _asked(self, call: ModelCall) -> RunResult:
         self.calls += 1
         return self.ask([call])
 
+    def _computed(self, call: ModelCall, **options: bool) -> torch.Tensor:
+        """The result of the call under these options, of a class that keeps something the results of two."""
+        again = self._of_a_run(call, **options)
+        return _side_by_side([self._asked(again) for _ in range(2 if self.keeps else 1)])
 
-def _attempt(
-    ask: _ProofCalls,
-    call: ModelCall,
-    dtype: str,
-    *,
-    room: Room,
-    possible: Callable[[ModelCall], bool],
-    retract: Callable[[], None],
-    coarse: float,
-    keeps: bool,
-) -> tuple[Proof, ModelCall]:
-    """The verdict of `prove` on one size and its reason, and the last call that it is about.
-
-    Raises for each call that fails, but where that refuses the plan.
-    """
-    reason = ""
-    times = 2 if keeps else 1
-    shared: ModelCall | None = _under(call)
-    while shared is not None:
-        again = _of_a_run(shared, keeps=keeps)
-        outs: list[RunResult] = []
-        try:
-            outs.append(ask(again))
-            ask.tokens = tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
-            fits = room(shared)
-            small = tokens <= MAX_TOKENS and fits >= 1
-            if small:
-                outs += [ask(again) for _ in range(times - 1)]
-        except RaisedInRankError as error:
-            if ask.works and not outs:  # a latent that the run does not have, or that this class takes in no way
-                raise
-            retract()
-            fitting = shared if (fits := room(shared)) >= 1 else smaller_call(shared, fits)
-            fitting = fitting if fitting is not None and possible(fitting) else shared
-            _computed(ask, _of_a_run(fitting, keeps=keeps, whole=True), times)
-            return Proof(verdict=REFUSED, reason=redact_paths(error.cause)), shared
-        first, ask.works = not ask.works, True
-        if small:
-            return _judged(ask, shared, _side_by_side(outs), dtype, coarse=coarse, keeps=keeps), shared
-        reason = (
-            f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
-            if tokens > MAX_TOKENS
-            else f"a whole call of {tokens} tokens does not fit into the memory of one device"
-        )
-        share = min(MAX_TOKENS / max(tokens, 1), fits)
-        smaller = smaller_call(shared, share) if first else None
-        shared = smaller if smaller is not None and possible(smaller) else None
-    return Proof(verdict=NOT_PROVEN, reason=f"{reason}, and no smaller latent fits the call's other inputs"), call
-
-
-def _judged(
-    ask: _ProofCalls, call: ModelCall, shared: torch.Tensor, dtype: str, *, coarse: float, keeps: bool
-) -> Proof:
-    """The verdict on a call that was computed shared."""
-    times = 2 if keeps else 1
-    whole = _computed(ask, _of_a_run(call, keeps=keeps, whole=True), times)
-    control = _computed(ask, _of_a_run(call, keeps=keeps, local_attention=True), times)
-    return judged(dtype, shared=shared, whole=whole, control=control, coarse=coarse)
-
-
-def _at_another_size(
-    ask: _ProofCalls, proof: Proof, other: ModelCall | None, dtype: str, *, coarse: float, keeps: bool
-) -> Proof:
-    """What is known once the call of another size is judged too; of both errors the larger."""
-    if other is None:
-        return Proof(verdict=NOT_PROVEN, reason=ONE_SIZE)
-    shared = _computed(ask, _of_a_run(other, keeps=keeps), 2 if keeps else 1)
-    here = _judged(ask, other, shared, dtype, coarse=coarse, keeps=keeps)
-    if here.verdict != PROVEN or here.error is None or here.control is None:
-        return replace(here, reason=f"at another size: {here.reason}")
-    return replace(proof, error=max(proof.error or 0.0, here.error), control=min(proof.control or 0.0, here.control))
+    def _of_a_run(self, call: ModelCall, **options: bool) -> ModelCall:
+        """The call under these options; of a class that keeps something, in a run of its own."""
+        return _under(call, place=CallPlace(f"proof {uuid.uuid4().hex}", "") if self.keeps else None, **options)
 
 
 def arguments_of(call: ModelCall, *, closely: bool = False) -> tuple[str, ...]:
@@ -253,15 +248,6 @@ def _with_sides(tensor: torch.Tensor, sides: Mapping[int, int]) -> torch.Tensor:
         copies = -(-side // tensor.shape[dim])
         tensor = torch.cat([tensor] * copies, dim).narrow(dim, 0, side)
     return tensor.contiguous()
-
-
-def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
-    """The call under these options; of a class that keeps something, in a run of its own."""
-    return _under(call, place=CallPlace(f"proof {uuid.uuid4().hex}", "") if keeps else None, **options)
-
-
-def _computed(ask: _ProofCalls, call: ModelCall, times: int) -> torch.Tensor:
-    return _side_by_side([ask(call) for _ in range(times)])
 
 
 def _side_by_side(results: Sequence[RunResult]) -> torch.Tensor:

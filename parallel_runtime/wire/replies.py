@@ -230,7 +230,7 @@ class StageTimeline:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRun(RankWork):
-    """A whole sampling run: seconds of each step, of what came before the first and after the last, and of waiting.
+    """A whole sampling run: seconds of each step, of what came before the first and after the last.
 
     `began_s` is when each step began; `regions` has a list for each, an entry a step, which says nothing of steps that
     are none of `timed_steps`, and `prepare_regions` what was before the first. A run of very many steps goes without
@@ -242,7 +242,6 @@ class RankRun(RankWork):
     step_s: tuple[float, ...]
     prepare_s: float
     finish_s: float
-    waited_s: float
     began_s: tuple[float, ...] | None = None
     regions: dict[str, tuple[float, ...]] | None = None
     timed_steps: tuple[int, ...] | None = None
@@ -288,7 +287,6 @@ class MeasureReply:
 
     name: str
     free_bytes: int
-    total_bytes: int
     gflops: float
 
 
@@ -305,7 +303,6 @@ class ProbeReply:
     attention: tuple[tuple[float, float], ...] = ()
     memory: tuple[tuple[float, float], ...] = ()
     all_to_all: tuple[tuple[float, float], ...] = ()
-    shift: tuple[tuple[float, float], ...] = ()
     narrow_attention: tuple[tuple[float, float], ...] = ()
     elementwise: tuple[tuple[float, float], ...] = ()
     operations: tuple[tuple[float, float], ...] = ()

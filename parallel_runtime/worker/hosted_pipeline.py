@@ -21,7 +21,6 @@ import torch
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..parallel.links import Arrival
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -44,7 +43,7 @@ class Passes:
         self.first, self.last = self.stage == 0, self.stage == mesh.plan.pipefusion - 1
         self.arrived_s = 0.0  # when all that the pass received last was there
         self._model, self._device, self._now = model, model.weights.device, now
-        self._previous, self._next = mesh.previous_stage, mesh.next_stage
+        self.previous, self.next = mesh.previous_stage, mesh.next_stage
         self._held, self._warm = HeldRows(), False
 
     def begin(self, group: SequenceParallelAttention, held: HeldRows, patch: int | None, *, only_last: bool) -> NewCall:
@@ -78,9 +77,9 @@ class Passes:
         """What the stage's last block made."""
         tensors = [tensor.contiguous() for tensor in tensors]  # no launch while the first of them waits (links.py)
         if self._warm:
-            self.send_one(torch.tensor([DTYPES.index(tensor.dtype) for tensor in tensors], device=self._device))
+            self.next.send(torch.tensor([DTYPES.index(tensor.dtype) for tensor in tensors], device=self._device))
         for tensor in tensors:
-            self.send_one(tensor)
+            self.next.send(tensor)
 
     def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the stage's first block takes, in the shapes of these."""
@@ -91,21 +90,9 @@ class Passes:
         self.arrived_s = self._now()
         return came
 
-    def send_one(self, tensor: torch.Tensor) -> None:
-        """To the next stage."""
-        self._next.send(tensor)
-
     def receive_one(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
-        return self._previous.receive(shape, dtype, device=self._device)
-
-    def post_one(self, landing: torch.Tensor) -> Arrival:
-        """Post the receive of the same, which is waited for later."""
-        return self._previous.post(landing)
-
-    def drain(self) -> None:
-        """Return when all is sent."""
-        self._next.drain()
+        return self.previous.receive(shape, dtype, device=self._device)
 
 
 class HostedPipeline(HostedForward):
@@ -128,7 +115,7 @@ class HostedPipeline(HostedForward):
             super().run_batch_groups(*arguments)
         finally:
             self._passes.end()
-        self._passes.drain()
+        self._passes.next.drain()
 
     def run(
         self,

@@ -1,4 +1,4 @@
-"""What a rank's device is: how much memory it has and how fast it multiplies.
+"""What a rank's device is: how much memory is free and how fast it multiplies.
 
 Owns the measurements. What follows from them (unequal ranks, a plan that does not fit) is the caller's.
 """
@@ -22,7 +22,8 @@ BF16_CAPABILITY = (8, 0)  # from which there are matrix units for bf16; before, 
 
 def free_bytes(device: torch.device) -> int:
     """Bytes that new weights may take on the device; what torch only keeps for later is free."""
-    return _memory(device)[0]
+    gpu = device_memory(device)
+    return psutil.virtual_memory().available if gpu is None else gpu.free + gpu.reserved - gpu.allocated
 
 
 def computing_dtype(device: torch.device) -> torch.dtype:
@@ -39,8 +40,7 @@ def operand(*shape: int, device: torch.device) -> torch.Tensor:
 
 def measure(device: torch.device) -> MeasureReply:
     """The device's speed is the median of a few products."""
-    free, total = _memory(device)
-    return MeasureReply(name=_name(device), free_bytes=free, total_bytes=total, gflops=_gflops(device))
+    return MeasureReply(name=_name(device), free_bytes=free_bytes(device), gflops=_gflops(device))
 
 
 def _gflops(device: torch.device) -> float:
@@ -53,14 +53,6 @@ def _gflops(device: torch.device) -> float:
         wait_for_all(device)
         seconds.append(time.perf_counter() - began)
     return 2 * rows**3 / statistics.median(seconds[1:]) / 1e9  # the first one warms up
-
-
-def _memory(device: torch.device) -> tuple[int, int]:
-    """Free and total bytes."""
-    if (gpu := device_memory(device)) is not None:
-        return gpu.free + gpu.reserved - gpu.allocated, gpu.total
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
 
 
 def _name(device: torch.device) -> str:

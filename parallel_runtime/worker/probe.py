@@ -51,7 +51,6 @@ def probe(axis: Axis, device: torch.device) -> ProbeReply:
         attention=tuple(_attention(sizes, tokens, device) for tokens in sizes.tokens),
         memory=(_memory(sizes, device),),
         all_to_all=tuple(_all_to_all(axis, num_bytes, device) for num_bytes in sent_bytes),
-        shift=tuple(_shift(axis, num_bytes, device) for num_bytes in sent_bytes),
         narrow_attention=tuple(_narrow_attention(sizes, tokens, device) for tokens in sizes.tokens),
         elementwise=(_elementwise(sizes, device),),
         operations=(_operations(device),),
@@ -114,11 +113,6 @@ def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float
         return axis.all_to_all(send, send_lengths=lengths, receive_lengths=lengths)
 
     return float(part * (axis.size - 1)), _seconds(exchange, device, alone=False)
-
-
-def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
-    send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    return float(num_bytes), _seconds(lambda: axis.start_shift(send, (num_bytes,)).wait(), device, alone=False)
 
 
 def _seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:

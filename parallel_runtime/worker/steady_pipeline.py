@@ -95,7 +95,7 @@ class SteadyCalls(Calls):
         self._x = torch.zeros(shape, device=self._forward.timer.device)
         if self._passes.last:
             owners = self._owners()
-            self._passes.send_one(owners)
+            self._passes.next.send(owners)
         else:
             owners = self._passes.receive_one(shape[-1:], torch.int32)
             self._pass_on(owners)
@@ -152,7 +152,7 @@ class SteadyCalls(Calls):
         """As `Calls.close`: what was sent has been received, the latent of a call that no stage makes included."""
         if self._share.conds and self._ran < self._recurrence.num_calls:
             self._take(range(len(self._places)))
-        self._passes.drain()
+        self._passes.next.drain()
         self._passes.end()
 
     def _warm(self, call: int) -> bool:
@@ -169,7 +169,7 @@ class SteadyCalls(Calls):
     def _post(self) -> None:
         """Post the receives of the parts that are expected first. The one before of each was taken."""
         for part in self._expected.popleft():
-            self._posted.append(self._passes.post_one(self._landings[part]))
+            self._posted.append(self._passes.previous.post(self._landings[part]))
 
     def _take(self, parts: range) -> None:
         """Have these parts of the next call's latent, where they come to this stage or are its own."""
@@ -186,7 +186,7 @@ class SteadyCalls(Calls):
     def _pass_on(self, tensor: torch.Tensor) -> None:
         """To the next stage, unless that is the last one, which it came from."""
         if self._passes.stage + 2 < self._mesh.plan.pipefusion:
-            self._passes.send_one(tensor)
+            self._passes.next.send(tensor)
 
     def _passed(self, cond: int, call: int, patch: int | None, *, only_last: bool) -> list[torch.Tensor]:
         """A pass of a conditioning, or of both; what the model says of the whole latent where it is known.
@@ -215,7 +215,7 @@ class SteadyCalls(Calls):
 
     def _enter(self, call: int, parts: range) -> None:
         for part in parts:
-            self._passes.send_one(self._latent.parts[part].enter(call))
+            self._passes.next.send(self._latent.parts[part].enter(call))
 
     def _owners(self) -> torch.Tensor:
         """The patch of each number of the latent, (N,) int32; -1 where patches cannot be told apart."""

@@ -182,7 +182,6 @@ class WorkerLoop:
             step_s=_brief(step_s),
             prepare_s=prepared_s - run_s,
             finish_s=finished_s - [prepared_s, *ends_s][-1],
-            waited_s=sum(permit.waited_s for permit in self._permits),
             began_s=_brief(began_s) if fit else None,
             regions=_by_name(steps) if fit and self._timer.asked else None,
             timed_steps=tuple(self._timed_steps) if fit and self._timer.asked else None,

@@ -168,7 +168,7 @@ def main():
         for arguments in (False, True) if line.arguments else (False,):
             off = said_without(line, arguments, by_feature[line.feature])
             say({"feature": line.feature, "line": line.text, "arguments": arguments, "off": off})
-    used = [contract.Line(feature="", since="", name=name) for name in contract.WHERE_THERE]
+    used = [contract.Line(feature="", name=name) for name in contract.WHERE_THERE]
     used = [line for line in used if is_there(line.name)]
     for line in used:
         off = said_without(line, False, contract.LINES)

@@ -65,9 +65,7 @@ def test_what_cannot_be_looked_at_takes_nothing(monkeypatch: pytest.MonkeyPatch)
     module = ModuleType("looked_at")
     module.function, module.known = _Unlooked(), lambda a: a
     monkeypatch.setitem(sys.modules, "looked_at", module)
-    lines = [
-        Line(feature="parallel", since="", name=f"looked_at.{name}", arguments=("a",)) for name in ("function", "known")
-    ]
+    lines = [Line(feature="parallel", name=f"looked_at.{name}", arguments=("a",)) for name in ("function", "known")]
     assert [line.name for line in look(lines)] == ["looked_at.function"]
 
 

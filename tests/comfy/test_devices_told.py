@@ -11,7 +11,7 @@ from parallel_runtime.wire.replies import MeasureReply
 
 def measured(*, name: str = "RTX 4090", gflops: float = 100.0, free_gb: float = 20.0) -> MeasureReply:
     """A rank's device as it measures it."""
-    return MeasureReply(name=name, gflops=gflops, free_bytes=int(free_gb * 1e9), total_bytes=int(24e9))
+    return MeasureReply(name=name, gflops=gflops, free_bytes=int(free_gb * 1e9))
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_every_moment_of_a_reply_is_moved_and_no_duration() -> None:
     step = RankStep(**WORK, began_s=5.0, step_s=2.0)
     assert from_body(RankStep, later(as_json(step), 1000.0), "step") == RankStep(**WORK, began_s=1005.0, step_s=2.0)
     span = ChunkSpan(call=0, first_patch=0, patch_stop=1, cond=0, asked_s=1.0, began_s=2.0, ended_s=3.0)
-    times = {"step_s": (1.0,), "prepare_s": 0.5, "finish_s": 0.5, "waited_s": 0.1}
+    times = {"step_s": (1.0,), "prepare_s": 0.5, "finish_s": 0.5}
     run = RankRun(**WORK, **times, began_s=(5.0,), timeline=StageTimeline(stage=0, spans=(span,), left_out=0))
     moved = from_body(RankRun, later(as_json(run), 1000.0), "run")
     assert (moved.began_s, moved.step_s) == ((1005.0,), (1.0,))

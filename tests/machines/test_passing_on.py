@@ -59,10 +59,9 @@ def test_a_frame_of_any_length_comes_as_it_was_sent_a_short_one_in_one_message(l
     group = Group()
     link = RelayLink(group, 1)
     sent = torch.arange(length, dtype=torch.int64).to(torch.uint8)
-    for count, data in enumerate((sent, as_bytes(sent)), start=1):
+    for data in (sent, as_bytes(sent)):
         link.send(FrameKind.DATA, data, index=3, offset=1 << 33)
         assert len(group.under_way) == (1 if HEAD.size + length <= BLOCK_BYTES else 2)
-        assert link.sent_bytes == count * length
         frame = link.receive()
         assert (frame.kind, frame.index, frame.offset, as_bytes(frame.data)) == (
             FrameKind.DATA,

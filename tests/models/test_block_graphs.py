@@ -1,6 +1,5 @@
 """Blocks of ComfyUI's own classes by graphs, as tapes (tests/gpu/tape.py): the same to the bit, and which have none."""
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -55,7 +54,7 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     model, inputs = CASES[name]()
     blocks = blocks_of(model)
     SharedModel(model, spec_of(type(model)), group)
-    graphs, ran, began = BlockGraphs(blocks, tape.Tape), [], time.perf_counter()
+    graphs, ran = BlockGraphs(blocks, tape.Tape), []
     with torch.inference_mode():
         ATTENDED.clear()
         want, most, attended = call(model, inputs), group.most_keys, set(ATTENDED)
@@ -67,7 +66,6 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
             assert group.most_keys == most > 0, "a proof asks for it, of blocks that are replayed too"
             assert ATTENDED == attended, "a report names the kernels of blocks that are replayed too"
             ran.append(run.report())
-    assert 0 <= graphs.recorded_s <= time.perf_counter() - began
     said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")
     assert said in ran[-1].reason and bool(said) == bool(ran[-1].reason), ran[-1].reason
     assert said or (ran[0].uncompiled_blocks, ran[-1].uncompiled_blocks) == (graphs.count, 0)

@@ -89,7 +89,6 @@ RUN = replies.SampleReply(
         step_s=(0.5, 0.25),
         prepare_s=0.125,
         finish_s=0.0,
-        waited_s=0.0,
         began_s=(1.0, 1.5),
         regions={"embed_s": (0.125, 0.0)},
         prepare_regions={"embed_s": 0.125},
@@ -126,6 +125,6 @@ REPLIES = [
     replies.SampleReply(memory=MEMORY, ran=None),
     replies.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
     replies.CheckReply(wrong_bytes=7),
-    replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
+    replies.MeasureReply(name="a GPU", free_bytes=1, gflops=3.5),
     replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),
 ]

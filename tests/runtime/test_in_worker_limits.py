@@ -8,7 +8,7 @@ from made_replies import run_reply
 
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.model_call import ModelCall
-from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, WorkerLoopRun
+from parallel_runtime.pool.calls import MAX_GIVEN, Inpaint, WorkerLoopRun, refuse_long
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.stock_caches import StockCache
@@ -43,9 +43,9 @@ def make_run(
 
 
 def test_a_program_of_hundreds_of_steps_fits_and_one_of_thousands_is_refused() -> None:
-    make_run(steps(500))
+    refuse_long(steps(500))
     with pytest.raises(ValueError, match=r"1000 calls takes \d+ bytes to describe, at most 81920; use fewer steps"):
-        make_run(steps(1000))
+        refuse_long(steps(1000))
 
 
 def test_more_noise_than_a_message_names_is_refused() -> None:
@@ -54,7 +54,7 @@ def test_more_noise_than_a_message_names_is_refused() -> None:
     ] * MAX_GIVEN
     recurrence = SamplerRecurrence(states=(*states, RecurrenceStep(denoised=((0, 1.0),))), step_ends=(MAX_GIVEN,))
     with pytest.raises(ValueError, match="noise for 961 calls, at most 960; use fewer steps"):
-        make_run(recurrence)
+        refuse_long(recurrence)
 
 
 def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:

@@ -132,15 +132,6 @@ def test_the_auto_plan_prefers_ulysses_and_falls_back_to_ring() -> None:
     assert auto_plan(4, 2) == ParallelPlan(ulysses=2, ring=2)
 
 
-def test_the_auto_plan_gives_each_call_ranks_of_its_own_where_they_divide() -> None:
-    assert auto_plan(8, 24, batch_groups=2) == ParallelPlan(cfg=2, ulysses=4)
-    assert auto_plan(2, 24, batch_groups=2) == ParallelPlan(cfg=2)
-    assert auto_plan(3, 24, batch_groups=2) == ParallelPlan(ulysses=3)
-    assert auto_plan(1, 24, batch_groups=2) == ParallelPlan()
-    with pytest.raises(ValueError, match="batch groups=0"):
-        auto_plan(2, 24, batch_groups=0)
-
-
 def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:
     plan = ParallelPlan.parse("ring=2,ulysses=2,shares=2:4:6:8")
     assert (plan.shares, plan.name) == ((1, 2, 3, 4), "ring2-uly2-1:2:3:4")

@@ -70,7 +70,6 @@ def test_a_region_has_the_seconds_of_what_ran_inside_it_and_no_more(place: Place
     seconds = timer.seconds()
     assert set(seconds) == {"whole_s", "part_s"}
     assert 0 < seconds["part_s"] < seconds["whole_s"] <= RATE * elapsed_s
-    assert timer.regions["part"].entries == 3
 
 
 def test_a_region_of_a_device_is_what_its_work_took_and_not_the_hosts_time_to_queue_it() -> None:

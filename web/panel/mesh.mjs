@@ -11,7 +11,7 @@ const WIDEST = 300
 const BEND = 22 // how far the way back around a ring leans out; less than the next column is away
 
 /** The degrees of a plan; 1 for every axis that is not a whole number from 1 on. */
-export function degreesOf(plan) {
+function degreesOf(plan) {
   const given = plan?.degrees ?? plan ?? {}
   return Object.fromEntries(
     AXES.map((axis) => [axis, Number.isInteger(given[axis]) && given[axis] > 0 ? given[axis] : 1])

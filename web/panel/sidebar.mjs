@@ -240,7 +240,7 @@ export function poolText(pool, state, t) {
 }
 
 /** What a pool does, in a word; in a run, which step. */
-export function stateText(pool, state, t) {
+function stateText(pool, state, t) {
   const run = runOf(pool, state)
   if (!Number.isFinite(run?.steps)) return t(`states.${pool.state}`)
   const number = { step: Math.min(run.step + 1, run.steps), steps: run.steps }

@@ -75,7 +75,7 @@ export function suggestedName(found, t) {
 }
 
 /** `832 × 480`, with the frames of a video and the number of images beyond one. */
-export function sizeText(summary, t) {
+function sizeText(summary, t) {
   const { width, height, frames, batch, images } = summary
   if (!width || !height) return ''
   const many = images ?? batch

@@ -121,7 +121,6 @@ class BlockGraphs:
     given: Buffers = field(default_factory=Buffers)
     outs: Buffers = field(default_factory=Buffers)
     recorder: GraphRecorder | None = None
-    recorded_s: float = 0.0  # what recording took, of all that were made
     forgot: bool = False
 
     @property
@@ -285,7 +284,6 @@ class GraphRun:
             if worst == OF_KIND:
                 self._graphs.refused[id(kind)] = reason
         self._watch.compile_s += time.perf_counter() - began
-        self._graphs.recorded_s += time.perf_counter() - began
         return None if worst == WAITED else reason or found[0]
 
     def _record(

@@ -61,7 +61,6 @@ class Line:
     the option that it knows."""
 
     feature: str
-    since: str
     name: str
     arguments: tuple[str, ...] = ()
     attribute: str = ""
@@ -73,12 +72,12 @@ class Line:
         return self.name + (f"({arguments})" if arguments else "") + (f":{self.attribute}" if self.attribute else "")
 
 
-def _read(feature: str, text: str, since: str = "0.20.1") -> Iterator[Line]:
+def _read(feature: str, text: str) -> Iterator[Line]:
     for written in filter(None, map(str.strip, text.splitlines())):
         called, _, attribute = written.partition(":")
         name, _, arguments = called.partition("(")
         names = tuple(each.strip() for each in arguments.strip(")").split(",") if each.strip())
-        yield Line(feature=feature, since=since, name=name, arguments=names, attribute=attribute)
+        yield Line(feature=feature, name=name, arguments=names, attribute=attribute)
 
 
 NODES = """
@@ -374,7 +373,7 @@ LINES: tuple[Line, ...] = (
     *_read("nodes", NODES),
     *_read("parallel", PARALLEL),
     *_read("parallel", HOSTED),
-    *_read("parallel", OPTIONS, since="0.24.0"),
+    *_read("parallel", OPTIONS),
     *_read("loop", LOOP),
     *_read("cfg", CFG),
     *_read("choice", CHOICE),

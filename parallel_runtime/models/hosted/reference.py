@@ -28,7 +28,6 @@ from ...wire.lifeline import arm
 from ...wire.protocol import dtype_name
 from ..specs import find_spec, may_be_found, spec_of
 from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text
-from .attention import installed
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
@@ -75,13 +74,10 @@ class Reference:
         self._steps: list[list[Recorded]] = []
 
     def start(self, path: str, options: list[str], device: str, counting: bool = False) -> dict[str, Any]:
-        """Import ComfyUI; the name of its attention function. `counting`: with it replaced, for `count` alone."""
+        """Import ComfyUI. `counting`: with its attention function replaced, for `count` alone."""
         self.device = torch.device(device)
         import_comfyui(ComfyUI(path, tuple(options)), self.device, shared=counting)
-        import comfy.ldm.modules.attention as attention
-
-        function = installed().kernel.stock if counting else attention.optimized_attention
-        return {"attention": function.__name__}
+        return {}
 
     def contract(self) -> dict[str, Any]:
         """The version of this ComfyUI, and what of its `comfy` the host contract misses, a sentence a feature.

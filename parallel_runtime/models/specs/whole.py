@@ -12,25 +12,23 @@ from dataclasses import dataclass
 class Whole:
     """A class that computes every image whole.
 
-    `why` no ranks can share one. `blocks`: its modules, or lists of them, that every call runs in the same order, so
-    that ranks with other rows of a batch gather the same weights at the same time. `inner`: lists in a block whose
-    modules are blocks of their own, since a block of ten transformer blocks is too large to be gathered at once.
+    `blocks`: its modules, or lists of them, that every call runs in the same order, so that ranks with other rows of a
+    batch gather the same weights at the same time. `inner`: lists in a block whose modules are blocks of their own,
+    since a block of ten transformer blocks is too large to be gathered at once.
     """
 
-    why: str
     blocks: tuple[str, ...]
     inner: tuple[str, ...] = ()
 
 
-CONVOLVES = "it is a U-Net, whose convolutions need the pixels around each pixel and whose norms need the whole image"
+WHY = "it is a U-Net, whose convolutions need the pixels around each pixel and whose norms need the whole image"
 WHOLE: Mapping[str, Whole] = {
     "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel": Whole(
-        why=CONVOLVES,
         blocks=("input_blocks", "middle_block", "output_blocks"),
         inner=("transformer_blocks", "time_stack", "time_pos_embed"),
     ),
-    "comfy.ldm.cascade.stage_c.StageC": Whole(why=CONVOLVES, blocks=("down_blocks", "up_blocks")),
-    "comfy.ldm.cascade.stage_b.StageB": Whole(why=CONVOLVES, blocks=("down_blocks", "up_blocks")),
+    "comfy.ldm.cascade.stage_c.StageC": Whole(blocks=("down_blocks", "up_blocks")),
+    "comfy.ldm.cascade.stage_b.StageB": Whole(blocks=("down_blocks", "up_blocks")),
 }
 
 

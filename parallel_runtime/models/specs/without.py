@@ -3,7 +3,7 @@
 A class is here or has a spec, never both.
 """
 
-from .whole import WHOLE
+from .whole import WHOLE, WHY
 
 NEEDS_NONE = "use cfg parallel, data parallel or sharded weights, which need none"
 ROWS_TOGETHER = "use sharded weights, or data parallel for a list of videos, which need none"
@@ -12,7 +12,7 @@ NOT_SAMPLED = "use ComfyUI's Load Diffusion Model"
 
 # Class -> why its tokens are not shared, and what to use.
 WITHOUT: dict[str, tuple[str, str]] = {
-    **{path: (whole.why, NEEDS_NONE) for path, whole in WHOLE.items()},
+    **{path: (WHY, NEEDS_NONE) for path in WHOLE},
     "comfy.ldm.ace.model.ACEStepTransformer2DModel": (
         "its self attention is linear and in code of its own, and its layers see the tokens beside each token",
         NEEDS_NONE,

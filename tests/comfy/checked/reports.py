@@ -118,7 +118,7 @@ assert report.denoise_report(stock.SamplingRecord(), SETTINGS, {})["devices"] ==
 
 
 def ran(prepare_s, **fields):
-    around = {"prepare_s": prepare_s, "finish_s": 0.0, "waited_s": 0.0, "began_s": None, "step_s": [1.0, 2.0]}
+    around = {"prepare_s": prepare_s, "finish_s": 0.0, "began_s": None, "step_s": [1.0, 2.0]}
     return replies.SampleReply(memory=MEMORY, ran=replies.RankRun(**{**WORK, **around, **fields}))
 
 

@@ -20,7 +20,7 @@ from ..models.hosted.attention import installed
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
 from ..models.hosted.block_hooks import OPTION
 from ..models.hosted.call import TokenCall
-from ..models.hosted.calls import from_tree
+from ..models.hosted.calls import INSIDE, from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.cuda_graphs import GraphRecorder
 from ..models.hosted.first_block import CachedBlocks, Residuals, total_over
@@ -340,7 +340,7 @@ class HostedForward:
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
-        function = module if method is None else getattr(module, method)
+        function = getattr(module, method or ("_forward" if options.get(INSIDE) else "__call__"))
         with self._around(sequence, options, residuals, over=over, counts=write), self._scales(sequence, over):
             try:
                 return function(*given["args"], **given["kwargs"])

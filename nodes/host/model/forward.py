@@ -6,7 +6,7 @@ Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor wh
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.hosted.valueless import without_values
 from ....parallel_runtime.models.specs import BETWEEN
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT
-from ..contract.comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
+from ..contract.comfyui import WrappersMP, check_cancelled, get_all_wrappers
 from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
 from ..sampling.run_context import RunContext, place_of, run_inside
@@ -62,8 +62,29 @@ class _Remote:
         return self.transformer.outside_runs if run is None else run
 
 
+class _WithForward:
+    """A transformer as its class's own `forward` sees it, with another `_forward`, around which that has wrappers."""
+
+    def __init__(self, transformer: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        vars(self).update(_transformer=transformer, _forward=forward)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]  # wrappers are given this, and may ask what it is
+        return type(self._transformer)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(vars(self)["_transformer"], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._transformer, name, value)
+
+
 class RemoteForward(_Remote):
-    """Stands for the transformer's `forward`: same arguments, same result; wrappers around it run in this process."""
+    """Stands for the transformer's `forward`: same arguments, same result.
+
+    Where there are wrappers, the class's own `forward` runs in this process: it says in which order they get the
+    arguments of `_forward`, which is sent then, and may compute around them.
+    """
 
     def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, channels: int) -> None:
         super().__init__(transformer, pooled)
@@ -71,14 +92,27 @@ class RemoteForward(_Remote):
         self.wrapped = runs_wrappers(type(transformer))
         self.signature = inspect.signature(type(transformer).forward)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        options = kwargs.get("transformer_options", {})
-        wrappers = get_all_wrappers(AROUND_FORWARD, options) if self.wrapped else []
-        return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not self.wrapped or not get_all_wrappers(AROUND_FORWARD, kwargs.get("transformer_options") or {}):
+            self._bound(self.signature, x, *args, **kwargs)
+            return self._send(x, args, kwargs)
+        transformer = self.transformer
+        return type(transformer).forward(_WithForward(transformer, self._inside), x, *args, **kwargs)
 
-    def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """As `_forward`, in whatever way a wrapper hands on its arguments."""
+        signature = inspect.signature(type(self.transformer)._forward)
+        given = self._bound(signature, *args, **kwargs)
+        _, (_, x), *others = given.arguments.items()  # of which the first is the transformer
+        named = {}
+        for name, value in others:
+            of = signature.parameters[name]
+            if value is not of.default:  # as of a class's own kinds of values, which cannot travel
+                named |= value if of.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        return self._send(x, (), {**named, "transformer_options": named.get("transformer_options") or {}}, inside=True)
+
+    def _send(self, x: Any, args: Sequence[Any], kwargs: dict[str, Any], *, inside: bool = False) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options") or {}
-        self._refuse_missing(x, *args, **kwargs)
         run = self._run(options)
         if not INSIDE_BLOCKS.isdisjoint(options):
             check_transformer_options(options, written=run.written)
@@ -97,7 +131,7 @@ class RemoteForward(_Remote):
                     raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")
             kwargs["transformer_options"] = {**kwargs["transformer_options"], OPTION: patches}
         try:
-            call = forward_call(self.transformer, self.channels, [x, *args], kwargs)
+            call = forward_call(self.transformer, self.channels, [x, *args], kwargs, inside=inside)
         except CannotTravelError as error:
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
@@ -105,10 +139,10 @@ class RemoteForward(_Remote):
         outs = [part.to(each.device, non_blocking=True) for part, each in zip(parts, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
 
-    def _refuse_missing(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def _bound(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments:  # noqa: ANN401
         """Raise `ValueError` for a call that lacks what the class asks for; in a rank it would end the workers."""
         try:
-            self.signature.bind(self.transformer, *args, **kwargs)
+            return signature.bind(self.transformer, *args, **kwargs)
         except TypeError as error:
             raise ValueError(
                 f"{type(self.transformer).__name__} is called with {error}, as graphs of another model do; use the "

@@ -25,7 +25,7 @@ from .... import parallel_runtime
 from ....parallel_runtime.model_call import ModelCall
 from ....parallel_runtime.models.hosted.block_hooks import OPTION
 from ....parallel_runtime.models.hosted.build import Recognised
-from ....parallel_runtime.models.hosted.calls import from_tree
+from ....parallel_runtime.models.hosted.calls import INSIDE, from_tree
 from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
@@ -248,7 +248,9 @@ class Prover:
             getattr(self.transformer, plan.keeps.reset)(False)
         try:
             with torch.no_grad():
-                out: Any = type(self.transformer).forward(self.transformer, *given["args"], **given["kwargs"])
+                kind: Any = type(self.transformer)
+                function = kind._forward if call.options.get(INSIDE) else kind.forward
+                out: Any = function(self.transformer, *given["args"], **given["kwargs"])
         except Exception as error:  # noqa: BLE001  any code of ComfyUI's, which may also need the values
             log.info("a smaller latent cannot be tried with these inputs: %s", error)
             return False

@@ -18,6 +18,7 @@ from ...model_call import ModelCall
 from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError, dtype_name
 
 Tree: TypeAlias = "None | bool | int | float | str | dict[str, object]"
+INSIDE = "inside"  # an option of a call: of the transformer's `_forward`, not of all that its `forward` does
 DEPTH = 32  # deeper is a mistake, or meant to exhaust us
 RUN_KEY = "parallel_dit_run"  # under which a run's context lies (nodes/host/sampling/run_context.py)
 # Entries of transformer_options that are this process's own business, or were checked to be empty.
@@ -58,8 +59,12 @@ def forward_call(
     channels: int,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    *,
+    inside: bool = False,
 ) -> ModelCall:
     """A call of the transformer itself; `channels` are those of a latent, an input may have more beside it.
+
+    `inside`: of its `_forward`, which ComfyUI's wrappers are around.
 
     Raises `ValueError` for what cannot travel, naming where it stands in the call.
     """
@@ -72,6 +77,7 @@ def forward_call(
     rows = list(with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
     title = type(transformer).__name__
     tensors, sent = travelling(title, args, kwargs, batched=rows)
+    sent |= {INSIDE: True} if inside else {}
     numbers = sum(torch.Size(shape).numel() for shape in shapes) // batch
     return ModelCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
 

@@ -29,7 +29,7 @@ from ...wire.protocol import dtype_name
 from ..specs import find_spec, may_be_found, spec_of
 from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text
 from .build import Built, build, recognise
-from .calls import from_tree, takes_whole_batches
+from .calls import INSIDE, from_tree, takes_whole_batches
 from .comfyui import import_comfyui
 from .contract import LINES
 from .contract_check import NOTHING, find, look, off_by_feature
@@ -279,8 +279,10 @@ class Reference:
         call = recorded.call
         tensors = [self._here(call.tensors[f"t{number}"]) for number in range(len(call.tensors))]
         given: Any = from_tree(call.options["call"], tensors)
-        forget_keys(self._opened.module)
-        return flat(self._opened.module(*given["args"], **given["kwargs"]), call.out_shape[0])
+        module: Any = self._opened.module
+        forget_keys(module)
+        function = module._forward if call.options.get(INSIDE) else module
+        return flat(function(*given["args"], **given["kwargs"]), call.out_shape[0])
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         wider = tensor.is_floating_point() and tensor.dtype == self.dtype

@@ -115,7 +115,8 @@ class ParallelBenchmark(io.ComfyNode):
 
         timed = interleave(cases, warmup=warmup, runs=runs, told=told, left_out=OF_ONE_CASE)
         rows, more = table(timed, error=relative_error)
-        files = [item for plan in compared for item in field.write_traces(plan)] if trace else []
+        ran = [each.case.plan for each in timed if each.case.kind == "plan" and each.failed is None]
+        files = [item for plan in ran if plan is not None for item in field.write_traces(plan)] if trace else []
         decodes = [] if vae is None else [decode(vae, latent_image)[1] for _ in range(1 + runs)][1:]
         report = benchmark_report(
             ours.model.pooled,
@@ -176,7 +177,11 @@ class CaseRunner:
         model = under_plan(self.model, plan)
 
         def run_once() -> CaseRun:
-            latent, record = sampled(model, self.settings, worker_loop=self.worker_loop)
+            try:
+                latent, record = sampled(model, self.settings, worker_loop=self.worker_loop)
+            except PoolError:
+                pooled.pool.retract_failure()  # it is told as this case's, and keeps no other from its workers
+                raise
             self.last_requests = record.requests
             return CaseRun(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 

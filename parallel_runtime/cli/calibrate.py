@@ -5,6 +5,7 @@ the slowest rank's, with all ranks busy at once, as they are in a step.
 """
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.machine import device_set, free_bytes
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
+from ..pool.ranks import deadline_from
 from ..redact_paths import with_short_home
 from ..wire.replies import ProbeReply
 
@@ -50,7 +52,7 @@ def keep_calibration(devices: tuple[Device, ...], machines: Sequence[Machine] = 
     began = time.perf_counter()
     devices += tuple(Device.of_machine(text, machine.name) for machine in machines for text in machine.devices)
     further = (lambda _: machines) if machines else None
-    with Pool(devices, threads_per_rank=1, machines=further) as pool:
+    with Pool(devices, deadline_s=deadline_from(os.environ), threads_per_rank=1, machines=further) as pool:
         found = calibrate(pool)
     try:
         store.save(device_set(devices), found)

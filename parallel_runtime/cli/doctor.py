@@ -31,6 +31,7 @@ from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.known_errors import NO_PEERS, OVER_HOST, find_known
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
+from ..pool.ranks import deadline_from
 from ..proof import ProofStore, relative_error
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
@@ -239,7 +240,7 @@ def _without_gpu() -> str:
 def _live_checks(devices: tuple[Device, ...], comfyui: str | None, progress: PhaseLine) -> list[Check]:
     """Start ranks on the devices as ComfyUI's are, without peer access where that is broken, and try them."""
     plan, checks = auto_plan(len(devices), HEADS), list[Check]()
-    with closing(Pool(devices, threads_per_rank=1)) as pool:
+    with closing(Pool(devices, deadline_s=deadline_from(os.environ), threads_per_rank=1)) as pool:
         try:
             progress.phase(f"starting {len(devices)} rank(s)")
             pool.start()

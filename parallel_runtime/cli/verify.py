@@ -21,6 +21,7 @@ that difference is shown beside it, and is no tolerance.
 
 import argparse
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -33,6 +34,7 @@ from ..model_call import CallPlace, ModelCall
 from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.pool import Pool
+from ..pool.ranks import deadline_from
 from ..proof import relative_error
 from ..weight_delta import PRISTINE
 from ..wire.replies import RankStep, StepReply
@@ -112,7 +114,12 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
     with closing(Trial(arguments.model, arguments.dtype, workload, [plan], **given)) as trial:
         progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
         chunks = partial(overlap, selection.devices)
-        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank, overlap=chunks) as pool:
+        with Pool(
+            selection.devices,
+            deadline_s=deadline_from(os.environ),
+            threads_per_rank=arguments.threads_per_rank,
+            overlap=chunks,
+        ) as pool:
             loaded = pool.load(trial.spec, plan, progress=progress.count)
             progress.phase(f"computing {plan.name}")
             options = {**control, "compiled": arguments.compile, "exact_fp32": True}

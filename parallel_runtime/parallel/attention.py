@@ -284,8 +284,11 @@ class SequenceParallelAttention:
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
-        # nor two widths; `pad` copies where there is nothing to add, too
-        q, k, v = (F.pad(each, (0, width - size)) if (size := each.shape[-1]) < width else each for each in (q, k, v))
+        # nor two widths, nor numbers of a head apart; `pad` copies where there is nothing to add, too
+        q, k, v = (
+            F.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width or each.stride(-1) != 1 else each
+            for each in (q, k, v)
+        )
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)

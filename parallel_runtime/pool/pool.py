@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -63,6 +63,14 @@ _log = logging.getLogger(__name__)
 
 class _NotYetError(Exception):
     """Ranks are still busy."""
+
+
+def _until(end_s: float) -> Check:
+    def check() -> None:
+        if time.monotonic() > end_s:
+            raise _NotYetError
+
+    return check
 
 
 def _all_at_once(_: ParallelPlan) -> None:
@@ -128,7 +136,9 @@ class Pool:
         self._pace = StepHistory()
         self._lean = False
         self._lock, self._asked_by = threading.Lock(), 0  # and the thread inside the lock
-        self._waiting = set[int]()  # and those that wait for it
+        self._waiting = set[int]()  # and those that wait for it to free weights
+        self._settling: WorkerGroup | None = None  # what a thread takes in from
+        self.released = 0  # sets of workers that were ended, and did not fail
         self._workers: WorkerGroup | None = None
         self._failures = Failures()
         self._requests = itertools.count(1)  # their numbers, which rise over all generations
@@ -156,7 +166,7 @@ class Pool:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether another thread waits until it may ask. Never waits."""
+        """Whether a thread waits until it may free weights or end the workers. Never waits."""
         return bool(self._waiting)
 
     @property
@@ -199,11 +209,11 @@ class Pool:
             workers = self._ready(check, plan)
             try:
                 model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+                if deltas is not None:
+                    workers.apply_deltas(model, deltas, check)
             finally:
-                if self._workers is workers and workers.generation.in_flight is not None:
-                    self._trim_later(workers, ())
-            if deltas is not None:
-                workers.apply_deltas(model, deltas, check)
+                if self._workers is workers and workers.owes_something:
+                    self._settle_soon(workers)
             return model.result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
@@ -211,7 +221,7 @@ class Pool:
 
         Raises PoolError when a rank fails.
         """
-        with self._asking(None) as check:
+        with self._asking(None, frees=True) as check:
             workers = self._settled(check)
             if workers is not None:
                 workers.unload(spec, None if plan is None else plan.layout, check)
@@ -234,7 +244,8 @@ class Pool:
             if workers.generation.in_flight is None:
                 workers.trim(ranks, check, graphs=graphs)
                 return
-            self._trim_later(workers, ranks)
+            workers.owe_trim(ranks)
+            self._settle_soon(workers)
 
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
@@ -331,16 +342,12 @@ class Pool:
         with self._asking(None):
             self._failures.retract()
 
-    def close(self) -> bool:
-        """End the workers; a request in flight in another thread comes to its end first. The pool can start again.
-
-        Returns whether there were any.
-        """
-        with self._asking(None):
+    def close(self) -> None:
+        """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
+        with self._asking(None, frees=True):
             workers = self._stop()
         if workers is not None:
             workers.generation.watcher.join()
-        return workers is not None
 
     def memory(self) -> list[dict[str, int]]:
         """As in `status`, which says more and takes longer: this is asked in each step."""
@@ -358,8 +365,8 @@ class Pool:
         )
 
     @contextmanager
-    def _asking(self, check_cancelled: Check | None) -> Iterator[Check]:
-        """Wait until no other thread asks. Yields what to call now and then meanwhile.
+    def _asking(self, check_cancelled: Check | None, *, frees: bool = False) -> Iterator[Check]:
+        """Wait until no other thread asks. Yields what to call now and then meanwhile. `frees`: as `is_waited_for`.
 
         Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread is asking already.
         """
@@ -367,7 +374,8 @@ class Pool:
         if self.asked_here:
             raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
         here = threading.get_ident()
-        self._waiting.add(here)
+        if frees:
+            self._waiting.add(here)
         try:
             while not self._lock.acquire(timeout=WAIT_S):
                 check()
@@ -401,6 +409,7 @@ class Pool:
         """End the workers, which are returned, and begin anew: earlier failures do not count any more."""
         workers, self._workers = self._workers, None
         if workers is not None:
+            self.released += 1
             workers.generation.stop()
         self._lean = False
         self._failures.forget()
@@ -508,28 +517,33 @@ class Pool:
             return None
         return workers
 
-    def _trim_later(self, workers: WorkerGroup, ranks: Sequence[int]) -> None:
-        """Have the ranks trimmed once they have answered a request that was given up, though nobody asks them."""
-        if workers.owe_trim(ranks):
-            name = "parallel-dit-given-up"
-            threading.Thread(target=self._settle_later, args=(workers,), name=name, daemon=True).start()
+    def _settle_soon(self, workers: WorkerGroup) -> None:
+        """Have a thread take in what a request that was given up leaves behind, though nobody asks."""
+        if self._settling is workers:
+            return
+        thread = threading.Thread(target=self._settle_later, args=(workers,), name="parallel-dit-given-up", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread more: the next request takes it in
+            _log.warning("what a cancelled request left stays until the next one: %s", error)
+        else:
+            self._settling = workers
 
     def _settle_later(self, workers: WorkerGroup) -> None:
-        """Take in what a request that was given up leaves behind, a moment at a time, between which others may ask."""
-        while True:
+        """Take it in, a moment at a time, between which others may ask."""
+        over = False
+        while not over:
             time.sleep(GIVEN_UP_S)
             with self._asking(None):
-                if self._workers is not workers:
-                    return
-                until = time.monotonic() + WAIT_S
-
-                def check(until: float = until) -> None:
-                    if time.monotonic() > until:
-                        raise _NotYetError
-
-                with suppress(_NotYetError):
-                    self._settled(check)
-                    return
+                over = True  # whatever happens
+                try:
+                    if self._workers is workers:
+                        self._settled(_until(time.monotonic() + WAIT_S))
+                except _NotYetError:
+                    over = False
+                finally:
+                    if over:  # under the lock: what is left from now on is for another thread
+                        self._settling = None
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
         workers = self._workers

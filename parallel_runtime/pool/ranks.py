@@ -173,7 +173,7 @@ def find_silence(
             rank.last_heard_s,
         ),
     )
-    alive = awaited.last_pulse_s > pulse_s and request != Op.READY.name
+    alive = now_s - awaited.last_pulse_s <= PULSE_LATE_S and request != Op.READY.name
     return silence(awaited, request, silent_s=now_s - awaited.last_heard_s, deadline_s=deadline_s, alive=alive)
 
 

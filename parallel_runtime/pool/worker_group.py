@@ -172,11 +172,14 @@ class WorkerGroup:
         request = Trim(ranks=tuple(ranks), graphs=graphs)
         self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
 
-    def owe_trim(self, ranks: Sequence[int]) -> bool:
-        """Have `settle` trim, once the ranks owe nothing; whether it was not to before."""
-        first = self._owed is None
+    @property
+    def owes_something(self) -> bool:
+        """Whether a request that was given up has left something that `settle` takes in."""
+        return self.generation.in_flight is not None or bool(self.models.partly_held)
+
+    def owe_trim(self, ranks: Sequence[int]) -> None:
+        """Have `settle` trim, once the ranks owe nothing."""
         self._owed = {*ranks, *(self._owed or ())}
-        return first
 
     def make_mesh(self, plan: ParallelPlan, check: Check) -> None:
         """Have the plan's process groups, made unless they are there. Those of plans used long ago may go."""

@@ -4,6 +4,7 @@ Owns the order of runs, the clock around each and the medians. Does not own what
 are held against each other.
 """
 
+import logging
 import math
 import statistics
 import time
@@ -18,6 +19,7 @@ from ..plan import ParallelPlan
 from .build import Span, case, compare, plan_part, rank_parts
 from .environment import utilisation
 
+log = logging.getLogger(__name__)
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 
 
@@ -99,8 +101,8 @@ def interleave(
             try:
                 run = each.case.run()
             except left_out as error:
-                # Without its frames, which hold the run's tensors.
-                each.failed = error.with_traceback(None)
+                log.warning("%s failed", each.case.name, exc_info=error)
+                each.failed = _without_frames(error)
                 continue
             seconds = time.perf_counter() - began
             if count >= warmup:
@@ -137,6 +139,12 @@ def table(timed: Sequence[Timed], *, error: Error) -> tuple[list[dict], list[str
         rows.append(row)
     compare(rows)
     return rows, warnings
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The same error, without the frames of it and of what led to it: they hold the run's tensors."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _row(timed: Timed) -> dict:

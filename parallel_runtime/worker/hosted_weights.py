@@ -225,11 +225,16 @@ class HostedWeights:
             yield from self.shards.load()
         if self.own_copy:
             self._views = FileViews(self.module, self.device, built.rounded)
-            self._views.change({name: None for name in built.rounded if not built.widens(name)})
+            there = 0
+            for name in built.rounded:
+                if not built.widens(name):
+                    self._views.change({name: None})
+                    there += _num_bytes(self.module.get_parameter(name))
+                    yield there
         else:
             built.round_here()
         if self.own_copy:
-            yield from move(self.module, self.device)
+            yield from (there + more for more in move(self.module, self.device))
             built.round_here()  # what the device widens
         elif self.device.type != "cpu":
             self.module.to(self.device)
@@ -276,14 +281,18 @@ class HostedWeights:
 
 
 def move(module: torch.nn.Module, device: torch.device) -> Iterator[int]:
-    """Move a module to a device, layer by layer. Yields the bytes that are there."""
-    there = 0
+    """Move a module to a device, layer by layer. Yields the bytes that it has moved."""
+    moved = 0
     for layer in module.modules():
         if next(layer.children(), None) is None:
+            moved += sum(_num_bytes(weight) for weight in layer.parameters() if weight.device.type != device.type)
             layer.to(device)
-            there += sum(part.nbytes for weight in layer.parameters() for part in plain_parts(weight)[0])
-            yield there
+            yield moved
     module.to(device)
+
+
+def _num_bytes(weight: torch.Tensor) -> int:
+    return sum(part.nbytes for part in plain_parts(weight)[0])
 
 
 class DeltaReceiver:

@@ -121,7 +121,7 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
 class Workers:
     """What a registry asks of a pool."""
 
-    state, generation = "idle", 1
+    state, generation, released = "idle", 1, 0
 
 
 def test_what_was_measured_and_noted_is_of_one_set_of_workers(module_of_pack, made) -> None:
@@ -156,10 +156,10 @@ class Holding(Workers):
         self.held.remove(next(each for each in self.held if each[0] == spec))
         self.asked.append("unload")
 
-    def close(self) -> bool:
+    def close(self) -> None:
         self.asked.append("close")
-        was, self.state = self.state, "stopped"
-        return was != "stopped"
+        self.released += self.state != "stopped"
+        self.state = "stopped"
 
 
 class Root:
@@ -236,9 +236,9 @@ def test_workers_are_waited_for_without_the_lock_and_may_fail_as_they_free_weigh
             super().unload(spec, plan)
             raise error("no heartbeat for 120 s", rank=1)
 
-        def close(self) -> bool:
+        def close(self) -> None:
             assert not registry._lock.locked()
-            return super().close()
+            super().close()
 
     registry._pools |= {two: Failing(("b", plan), *(("a", plan),) * 4), four: (other := Holding())}
     other.state = "stopped"

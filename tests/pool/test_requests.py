@@ -132,19 +132,19 @@ def test_a_callback_that_calls_its_own_pool_is_told_so(pool):
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
-def test_a_thread_that_waits_for_the_pool_is_seen_until_it_is_let_in(pool):
-    found = []
-    with ThreadPoolExecutor(1) as other:
+def test_a_thread_that_waits_to_free_weights_is_seen_until_it_is_let_in_and_no_other(pool):
+    found, looks = [], []
+    with ThreadPoolExecutor(2) as others:
 
         def asked(*_):
             if not found:
-                found.append(pool.is_waited_for)
-                waiting = other.submit(pool.unload, make_spec("none"))
+                found.append(others.submit(pool.start, check_cancelled=lambda: looks.append(pool.is_waited_for)))
+                wait_until(lambda: looks)
+                found.append(others.submit(pool.unload, make_spec("none")))
                 wait_until(lambda: pool.is_waited_for)
-                found.append(waiting)
 
         pool.load(make_spec("fourth"), progress=asked)
-        assert found[0] is False and found[1].result() is None
+        assert looks[0] is False and [each.result() for each in found] == [None, None]
     assert not pool.is_waited_for
     pool.unload(make_spec("fourth"))
 

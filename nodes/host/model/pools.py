@@ -62,7 +62,6 @@ class PoolRegistry:
         self._last_loaded: Weights | None = None
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._unlike: dict[Devices, tuple[int, list[str]]] = {}
-        self._released = 0
 
     def pool(self, devices: Devices) -> Pool:
         """The pool of these devices, in this order. Created on first use, started by its first request."""
@@ -90,7 +89,7 @@ class PoolRegistry:
     def lost_generations(self) -> int:
         """How many sets of workers ended by failing, since the process began; a released one is not lost."""
         pools = self.all()
-        return sum(pool.generation for pool in pools) - self._released - sum(pool.state in ALIVE for pool in pools)
+        return sum(pool.generation - pool.released - (pool.state in ALIVE) for pool in pools)
 
     def root(self, weights: Weights, make: Callable[[], Root]) -> Any:  # noqa: ANN401  a RemotePatcher
         """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
@@ -131,7 +130,6 @@ class PoolRegistry:
         """
         devices, *_ = weights
         with self._lock:
-            self._last_loaded = weights
             leaving = [
                 (other, its_plan)
                 for other, its_plan in self._loaded.items()
@@ -147,7 +145,7 @@ class PoolRegistry:
             idle = [] if self.is_alive(devices) else self._idle()
         self._close(idle)
         with self._lock:
-            pool = self._pool(devices)
+            pool, self._last_loaded = self._pool(devices), weights
             self._loaded[weights], self._kept[weights] = plan, self._roots.get(weights)
             # Not dropped when their weights leave: ComfyUI's manager still reads the root that it unloads.
             for gone in self._kept.keys() - self._loaded:
@@ -280,9 +278,7 @@ class PoolRegistry:
     def _close(self, pools: Collection[Devices]) -> None:
         """End their workers, once each has come to its end: nothing is to be locked meanwhile."""
         for devices in pools:
-            ended = self._pools[devices].close()
-            with self._lock:
-                self._released += ended
+            self._pools[devices].close()
 
 
 POOLS = PoolRegistry()  # the one of this process; never rebound

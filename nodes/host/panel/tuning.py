@@ -1,6 +1,7 @@
 """The button Tune: plans of the model that is loaded are tried while no prompt runs, and the quickest is kept.
 
-Owns which model that is, and what ends it: Stop, a prompt, the workers' end. The tries are proof/tuning.py's.
+Owns which model that is, and what ends it: Stop, a prompt, who frees weights, the workers' end. The tries are
+proof/tuning.py's.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Plans that a run left: tried after it, while no prompt runs, on a copy of its first step.
 
 A run that is too short tries none, and one that waits for its tries may have had no time for all copies. Owns what is
-kept of such a run, when ComfyUI is idle, and what ends it: a prompt, at once. How plans are tried and kept is
-trying.py's.
+kept of such a run, when ComfyUI is idle, and what ends it: a prompt, or who frees weights, at once. How plans are
+tried and kept is trying.py's.
 """
 
 import logging
@@ -27,7 +27,7 @@ from .trying import Trier, store
 
 WAITS_S = 3.0  # without a prompt, before the first copy
 POLL_S = 0.2
-ATTEMPTS = 3  # for one kind of work that prompts ended; then it is left to `tune`
+ATTEMPTS = 3  # for one kind of work that were ended; then it is left to `tune`
 ROOM = 1.5  # times what a plan is predicted to compute with has to be free: nothing is moved away for a try
 MOST_BYTES = 512 * 2**20  # of a step's calls that are kept
 

@@ -232,7 +232,7 @@ except ValueError as error:
     words = (
         "cannot be written to",
         __file__,
-        "(Not a directory); let this user write there, or start ComfyUI with --user",
+        "(Not a directory); free space there, let this user write there, or start ComfyUI with --user",
     )
     assert all(word in str(error) for word in words), error
 else:

@@ -16,6 +16,7 @@ from ..contract.refusals import (
     COMPILES,
     COPIES,
     check_transformer_options,
+    is_compiled,
     is_of_transformer,
     refuse_by,
     refuse_value,
@@ -104,7 +105,9 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
 
 def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     check_transformer_options(model.model_options["transformer_options"])
-    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
+    replaced = {name: layer for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    # ComfyUI's wrapper holds the stock model, and would run that.
+    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}) or any(map(is_compiled, replaced.values())):
         raise refuse_by(nodes_like("compile"), *COMPILES)
     if model.additional_models.get("multigpu"):
         raise refuse_by(nodes_like("multigpu_workunits"), *COPIES)
@@ -119,7 +122,7 @@ def _refuse_what_stays_behind(model: ModelPatcher) -> None:
         "it wraps weights": model.weight_wrapper_patches,
         "it injects modules into the model": model.injections,
     }
-    held |= {f"it replaces {name}": [layer] for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    held |= {f"it replaces {name}": [layer] for name, layer in replaced.items()}
     for what, values in held.items():
         for value in values_in(values):
             raise refuse_value(value, what)

@@ -29,6 +29,7 @@ from ..contract.refusals import (
     Refusal,
     block_patches,
     check_transformer_options,
+    is_compiled,
     is_of_transformer,
     refuse_by,
     refuse_value,
@@ -392,7 +393,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
         """Refused for parts of the transformer."""
         if is_of_transformer(name):
-            raise self._refuse(f"it replaces {name}")
+            raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj, *more, **named)
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None, *more: object, **named: object) -> None:

@@ -201,7 +201,13 @@ copy.model_options["transformer_options"]["easycache"] = 1
 context = copy.new_run(other)
 assert context.wrapped and context.stock_cache and model.told_of_proof() == [model.model.prover.told(model.plan)]
 
+
 # What nodes may not do, and what they may.
+def compile_by_patch(it, name):
+    """As Compile Model of TeaCache's pack and Compile Model+ of WaveSpeed do."""
+    it.add_object_patch(name, torch.compile(it.get_model_object(name), backend="eager"))
+
+
 WHAT = (
     (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
     (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer in this"),
@@ -210,6 +216,9 @@ WHAT = (
     (lambda it: it.set_model_patch_replace(print, "dit", "double_block", 1), "blocks (double_block 1)"),
     (lambda it: it.add_object_patch("diffusion_model.img_in", 1), "it replaces diffusion_model.img_in"),
     (lambda it: it.add_object_patch("diffusion_model.params.theta", 1), "it replaces diffusion_model.params.theta"),
+    (lambda it: it.add_object_patch("diffusion_model", torch.nn.Identity()), "it replaces diffusion_model, which"),
+    (lambda it: compile_by_patch(it, "diffusion_model"), "it compiles the transformer in this process"),
+    (lambda it: compile_by_patch(it, "diffusion_model.img_in"), "it compiles the transformer in this process"),
     (
         lambda it: it.set_model_compute_dtype(torch.float16),
         "compute dtype to float16 where the workers compute in float",
@@ -489,6 +498,8 @@ HELD = (
     (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
     (lambda it: it.set_injections("a key", [SimpleNamespace()]), "it injects modules into the model"),
     (lambda it: it.add_object_patch("diffusion_model.img_in", SimpleNamespace()), "it replaces diffusion_model.img_in"),
+    (lambda it: it.add_object_patch("diffusion_model", torch.nn.Identity()), "it replaces diffusion_model, which"),
+    (lambda it: compile_by_patch(it, "diffusion_model"), "it compiles the transformer in this process"),
     (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
     (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer"),
     (lambda it: it.set_additional_models("multigpu", [it.clone()]), "it copies the model to other devices"),

@@ -306,6 +306,7 @@ CASES = (
     ),
     done_by(REACH, "wrap weight", "Wrapped weights", "wraps weights", **DONE_AT_ONCE),
     done_by(REACH, "replace layer", "A layer replaced", "replaces diffusion_model.img_in", **DONE_AT_ONCE),
+    done_by(REACH, "move layer", "A layer moved to a device (WanVideoNAG)", "reads the model's weights", node=REACH),
     done_by(REACH, "patch block", "Patches inside of blocks", "double_block", **DONE_AT_ONCE),
     done_by(REACH, "replace block", "Blocks replaced", "single_block 1", node=REACH),
     done_by(REACH, "override attention", "Another attention function", OVERRIDE),

@@ -238,6 +238,11 @@ for do, what in WHAT:
     assert len(copy.refused) == 1
 if hasattr(again, "set_model_optimized_attention"):
     refused(lambda: again.clone().set_model_optimized_attention(print), "it replaces the model's attention function")
+for move in (lambda it: it.img_in.to("cpu"), lambda it: it.double_blocks.half(), lambda it: it.cpu()):
+    layers = again.model.diffusion_model
+    refused(
+        lambda move=move, layers=layers: move(layers), "it reads the model's weights, which a parallel MODEL cannot"
+    )
 copy = again.clone()
 copy.set_model_compute_dtype(None)
 copy.set_model_compute_dtype(again.model_dtype())

@@ -315,6 +315,10 @@ CASES = (
         *("ModelMergeSimple (node merged)", "another model's weights"),
     ),
     told_by(
+        *(ADOPT, "The transformer's class replaced before Parallelize Model", before(CHANGE, way="class")),
+        *("ChangeModules (node before)", "replaces the class of diffusion_model,"),
+    ),
+    told_by(
         *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),
         *("LoadAsGGUF (node model)", "with z_image_turbo_int8_convrot.safetensors"),
     ),

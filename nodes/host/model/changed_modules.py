@@ -2,17 +2,19 @@
 
 The transformer here computes nothing, so such a change would do nothing, or compute with weights that are not here.
 What the transformer is made of is noted once, when it is made. It is looked at before a run, with all that is inside of
-it, and before each call, from the outside: many packs change a method for the time of a call. Owns that. Does not own
-which node a piece of code belongs to (writers.py).
+it, and before each call, from the outside: many packs change a method for the time of a call. On the transformer of a
+stock loader, which is to be ours, all code of packs is such a change. Owns that. Does not own which node a piece of
+code belongs to (writers.py).
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from ..contract.foreign_code import foreign, is_trusted
 from ..contract.refusals import refuse_by
 from ..contract.writers import changers_of_models, executing_node, is_of_a_node, writers_of
 
@@ -80,18 +82,49 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
     """Raise `ValueError` for a change of a node that is in the graph. What another graph left behind is taken back."""
     as_made: Any = transformer.as_made
     for change in list(as_made.changes(transformer, deep=deep)):
-        nodes = writers_of(change.value)
-        if not nodes and not is_of_a_node(change.value):
-            nodes = changers_of_models()
-        if nodes or executing_node() is None:
-            raise refuse_by(nodes, change.what)
+        _refuse_of_graph(change.what, change.value)
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
+
+
+def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
+    """Raise `ValueError` for what a node of the graph changed by hand on the transformer of a stock loader, which ranks
+    would do without. `fresh`: ComfyUI's transformer of the same file, as no node has seen it."""
+    for what, value in _of_packs(transformer, {path: type(module) for path, module in fresh.named_modules()}):
+        _refuse_of_graph(what, value)
+        log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
+
+
+def _refuse_of_graph(what: str, value: object) -> None:
+    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph."""
+    nodes = writers_of(value)
+    if not nodes and not is_of_a_node(value):
+        nodes = changers_of_models()
+    if nodes or executing_node() is None:
+        raise refuse_by(nodes, what)
+
+
+def _of_packs(transformer: nn.Module, kinds: Mapping[str, type]) -> Iterator[tuple[str, object]]:
+    """Classes, methods and hooks of packs in a transformer, whose modules have other classes than `kinds` by path."""
+    for path, module in transformer.named_modules():
+        place, kind = _place(path), type(module)
+        if kinds.get(path) is not kind and not is_trusted(kind.__module__):
+            yield f"it replaces the class of {place}", kind
+        for name, value in _methods(module).items():
+            if foreign(value):
+                yield f"it replaces {place}.{name}", value
+        for value in (value for hooks in HOOKS for value in vars(module)[hooks].values()):
+            if foreign(value):
+                yield f"it hooks {place}", value
 
 
 def _look_at(module: nn.Module) -> _Made:
     hooks = frozenset(number for name in HOOKS for number in vars(module)[name])
     return _Made(kind=type(module), methods=_methods(module), children=dict(vars(module)["_modules"]), hooks=hooks)
+
+
+def _place(path: str) -> str:
+    return ".".join(filter(None, [ROOT, path]))
 
 
 def _methods(module: nn.Module) -> dict[str, object]:
@@ -101,7 +134,7 @@ def _methods(module: nn.Module) -> dict[str, object]:
 
 
 def _changes(path: str, module: nn.Module, made: _Made) -> Iterator[Change]:
-    place = ".".join(filter(None, [ROOT, path]))
+    place = _place(path)
 
     def change(what: str, value: object) -> Change:
         return Change(what=what, value=value, module=module, made=made)

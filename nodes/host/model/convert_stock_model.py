@@ -24,6 +24,7 @@ from ..contract.refusals import (
 from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
 from ..tasks.cond_tasks import TOGETHER_KEY
+from .changed_modules import refuse_changed_stock
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
 from .source import read_hosted
@@ -45,6 +46,7 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     path, options, read = _source(model)
     ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
+    refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model)
     copy_changes(model, ours)
     ours.tell_misfits(ours.patches, {})
     return ours

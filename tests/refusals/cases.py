@@ -188,6 +188,13 @@ def read_by(published: str) -> Build:
     return build
 
 
+def on_a_device(tiny: TinyModels) -> Workflow:
+    """A MODEL that a pack's loader put on another device, and a LoRA before Parallelize Model."""
+    graph = adopted(tiny, "lora")
+    graph["lora"] = node("LoraLoaderModelOnly", model=["model", 0], lora_name=tiny.lora_fused, strength_model=1.0)
+    return graph | {"model": node("LoadOnDevice", unet_name=graph["model"]["inputs"]["unet_name"])}
+
+
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     return workflows.between(adopted(tiny), "again", "ParallelizeModel", sp_config=["config", 0])
@@ -298,6 +305,10 @@ CASES = (
     told_by(
         *(ADOPT, "Select Model Device before Parallelize Model", before(REACH, way="select device")),
         *("ReachIntoModel (node before)", "puts the model on cuda:1", "name that device in SP Config"),
+    ),
+    told_by(
+        *(ADOPT, "A loader for another device, and a LoRA, before Parallelize Model (MultiGPU)", on_a_device),
+        *("LoadOnDevice (node model): it puts the model on cuda:1", "load the file by Parallel Model Loader"),
     ),
     done_by(REACH, "inject", "Injections", "injects modules", node=REACH),
     told_by(

@@ -114,11 +114,7 @@ def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     if model.additional_models.get("multigpu"):
         raise refuse_by(nodes_like("multigpu_workunits"), *COPIES)
     if model.load_device != comfy.model_management.get_torch_device():
-        raise refuse_by(
-            nodes_like("selectmodeldevice"),
-            f"it puts the model on {model.load_device}",
-            "name that device in SP Config",
-        )
+        raise _refuse_device(f"it puts the model on {model.load_device}")
     held = {
         "it changes weights by a hook": model.hook_patches,
         "it wraps weights": model.weight_wrapper_patches,
@@ -128,6 +124,14 @@ def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     for what, values in held.items():
         for value in values_in(values):
             raise refuse_value(value, what)
+
+
+def _refuse_device(what: str) -> ValueError:
+    """The error for a MODEL on another device than ComfyUI's: Select Model Device put it there, or a pack's loader."""
+    loader, selecting = loader_of_model(), nodes_like("selectmodeldevice")
+    if loader is None or loader.stock or any("selectmodeldevice" in node.class_type.lower() for node in selecting):
+        return refuse_by(selecting, what, "name that device in SP Config")
+    return refuse_by([loader], what, "load the file by Parallel Model Loader, and name that device in SP Config")
 
 
 def _copied(by_kind: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:

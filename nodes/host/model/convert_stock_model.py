@@ -4,6 +4,8 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 """
 
 import inspect
+import os
+from collections.abc import Sequence
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
@@ -72,16 +74,27 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
     """The path of the file, the options it was loaded with, and what reads the file as that loader does."""
     recipe = vars(model).get("cached_patcher_init")
     if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
-        loader = loader_of_model()
-        file = ANY_SMALL if loader is None else small_file(loader.settings)
-        raise ValueError(
-            f"{loader or NODE}: it reads the MODEL otherwise than Load Diffusion Model and Load Checkpoint do, which "
-            f"the workers cannot; remove that node, and use Parallel Model Loader with {file}"
-        )
+        raise _refuse_loader([] if recipe is None else recipe[1])
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments
     read = partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])
     return arguments[0], given["model_options"], read
+
+
+def _refuse_loader(arguments: Sequence[object]) -> ValueError:
+    """The error for a MODEL of a loader of a pack's own, which may have noted by what arguments it loads it again."""
+    loader = loader_of_model()
+    files = [os.path.basename(each) for each in arguments if isinstance(each, str) and each.endswith(".safetensors")]
+    if len(files) > 1:
+        return ValueError(
+            f"{loader or NODE}: it makes one MODEL of {' and '.join(files)}, which the workers cannot; remove that "
+            "node, and use Parallel Model Loader with one file that has all of it"
+        )
+    file = files[0] if files else ANY_SMALL if loader is None else small_file(loader.settings)
+    return ValueError(
+        f"{loader or NODE}: it reads the MODEL otherwise than Load Diffusion Model and Load Checkpoint do, which "
+        f"the workers cannot; remove that node, and use Parallel Model Loader with {file}"
+    )
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:

@@ -538,6 +538,12 @@ for do, what in BY_HAND:
 changed = comfy.load_diffusion_model(file)
 changed.cached_patcher_init = None
 refused(lambda: convert.parallelized(changed, asked()), "Parallelize Model: it reads the MODEL otherwise than")
+# As Diffusion Model Loader KJ notes it, with a second file or without; ends in the file's own name.
+for second, said in ((None, "use Parallel Model Loader with tiny.safetensors"), ("/b/c.safetensors", "MODEL of tiny")):
+    changed.cached_patcher_init = print, (file, {}, second)
+    refused(lambda: convert.parallelized(changed, asked()), said)
+changed.cached_patcher_init = print, ("z_image_turbo.gguf",)
+refused(lambda: convert.parallelized(changed, asked()), f"use Parallel Model Loader with {convert.ANY_SMALL}")
 changed = comfy.load_diffusion_model(file)
 changed.add_object_patch("manual_cast_dtype", torch.bfloat16)
 ours = convert.parallelized(changed, asked())

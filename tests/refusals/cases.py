@@ -195,6 +195,13 @@ def on_a_device(tiny: TinyModels) -> Workflow:
     return graph | {"model": node("LoadOnDevice", unet_name=graph["model"]["inputs"]["unet_name"])}
 
 
+def of_another_class(tiny: TinyModels) -> Workflow:
+    """A MODEL that no other case has: what is done to its transformer stays."""
+    graph = before(CHANGE, way="class")(tiny)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    return graph
+
+
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     return workflows.between(adopted(tiny), "again", "ParallelizeModel", sp_config=["config", 0])
@@ -326,8 +333,12 @@ CASES = (
         *("ModelMergeSimple (node merged)", "another model's weights"),
     ),
     told_by(
-        *(ADOPT, "The transformer's class replaced before Parallelize Model", before(CHANGE, way="class")),
+        *(ADOPT, "The transformer's class replaced before Parallelize Model", of_another_class),
         *("ChangeModules (node before)", "replaces the class of diffusion_model,"),
+    ),
+    told_by(
+        *(ADOPT, "Blocks replaced for the time of a call before Parallelize Model (WaveSpeed, MagCache)"),
+        *(before(CHANGE, way="blocks for a call"), "ChangeModules (node before): it keeps the transformer"),
     ),
     told_by(
         *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),

@@ -8,18 +8,24 @@ code belongs to (writers.py).
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..contract.comfyui import ModelPatcher, comfy
 from ..contract.foreign_code import foreign, is_trusted
 from ..contract.refusals import refuse_by
-from ..contract.writers import changers_of_models, executing_node, is_of_a_node, writers_of
+from ..contract.writers import around, changers_of_models, executing_node, is_of_a_node, writers_of
 
 log = logging.getLogger(__name__)
 ROOT = "diffusion_model"
+NOT_ASKED = (ModelPatcher, comfy.model_base.BaseModel, torch.Tensor, type, ModuleType, str, int, float)
+REACH = 5  # of references: a function, what it has around it, a patch of unittest.mock, its getter, the module
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -93,6 +99,40 @@ def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
     for what, value in _of_packs(transformer, {path: type(module) for path, module in fresh.named_modules()}):
         _refuse_of_graph(what, value)
         log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
+
+
+def refuse_held(values: Iterable[object], transformer: nn.Module) -> None:
+    """Raise `ValueError` for one of the values that has a module of a stock loader's transformer, as a function around
+    it or an object as its attribute: what it changes there for the time of a call, ranks would do without."""
+    modules = {id(module) for module in transformer.modules()}
+    for value in values:
+        if any(id(module) in modules for held in _modules_of(value) for module in held.modules()):
+            raise refuse_by(
+                writers_of(value) or changers_of_models(), "it keeps the transformer of the stock loader to change it"
+            )
+
+
+def _modules_of(value: object) -> Iterator[nn.Module]:
+    """The modules that a value has around it or in it. Not by a MODEL: what has one may read other things of it."""
+    seen: dict[int, object] = {}  # alive, as their ids count
+    due = [value]
+    for _ in range(REACH):
+        due = [each for each in due if id(each) not in seen and not isinstance(each, NOT_ASKED)]
+        seen |= {id(each): each for each in due}
+        yield from (each for each in due if isinstance(each, nn.Module))
+        due = [inside for each in due if not isinstance(each, nn.Module) for inside in _inside(each)]
+
+
+def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
+    """What a function refers to, or an object or a container has."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, list | tuple):
+        return value
+    found: dict[Any, object] = value if isinstance(value, dict) else around(value) or getattr(value, "__dict__", {})
+    return list(found.values())
 
 
 def _refuse_of_graph(what: str, value: object) -> None:

@@ -12,8 +12,10 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MethodType, SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from trace_samplers import NAME, load
@@ -523,6 +525,39 @@ BY_HAND = (
 )
 
 
+def blocks_for_a_call(it, model):
+    """As First Block Cache does."""
+    blocks = torch.nn.ModuleList(it.double_blocks)
+
+    def wrapper(function, given):
+        with patch.object(it, "double_blocks", blocks):
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(wrapper)
+
+
+def method_for_a_call(it, model):
+    """As MagCache does: the patch is made beforehand."""
+    context = patch.multiple(it, forward_orig=MethodType(print_it, it))
+
+    def wrapper(function, given):
+        with context:
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.add_wrapper_with_key("apply_model", "mine", wrapper)
+
+
+def in_a_callback(it, model):
+    """What keeps it in an object."""
+    model.add_callback("on_pre_run", partial(print_it, SimpleNamespace(layers=it.double_blocks)))
+
+
+def of_the_model(it, model):
+    """What reads the MODEL alone."""
+    base = model.model
+    model.set_model_unet_function_wrapper(lambda function, given: (base, model, function, given))
+
+
 class Pack(torch.nn.Module):
     """A module of a pack's."""
 
@@ -535,6 +570,13 @@ for do, what in BY_HAND:
     changed = comfy.load_diffusion_model(file)
     do(changed.model.diffusion_model)
     refused(lambda changed=changed: convert.parallelized(changed, asked()), what)
+for do in (blocks_for_a_call, method_for_a_call, in_a_callback):
+    changed = comfy.load_diffusion_model(file)
+    do(changed.model.diffusion_model, changed)
+    refused(lambda changed=changed: convert.parallelized(changed, asked()), "it keeps the transformer of the stock")
+changed = comfy.load_diffusion_model(file)
+of_the_model(changed.model.diffusion_model, changed)
+assert convert.parallelized(changed, asked()).model_options["model_function_wrapper"]
 changed = comfy.load_diffusion_model(file)
 changed.cached_patcher_init = None
 refused(lambda: convert.parallelized(changed, asked()), "Parallelize Model: it reads the MODEL otherwise than")

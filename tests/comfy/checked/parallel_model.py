@@ -260,6 +260,23 @@ refused(copy._check_remote, "it wraps weights")
 copy.weight_wrapper_patches.clear()
 assert copy._check_remote() is None
 
+# Switches of torch that a callback sets for the time of a run, as KJNodes' Model Patch Torch Settings does.
+SWITCHES = (
+    (torch.backends.cuda.matmul, "allow_fp16_accumulation", "start ComfyUI with --fast fp16_accumulation"),
+    (torch.backends.cudnn, "benchmark", "use Load Diffusion Model for this graph"),
+)
+for switches, name, instead in SWITCHES:
+    was = getattr(switches, name)
+    for value in (not was, was):
+        copy = again.clone()
+        copy.add_callback("on_pre_run", lambda _, it=switches, name=name, value=value: setattr(it, name, value))
+        if value == was:
+            copy.pre_run()
+        else:
+            refused(copy.pre_run, f"{name} for a run, which a parallel MODEL cannot take", instead)
+        assert getattr(switches, name) == was
+again.model.current_patcher = None
+
 # Weight patches.
 weight = "diffusion_model.double_blocks.0.img_attn.qkv.weight"
 plain = torch.ones(768, 256)

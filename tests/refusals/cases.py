@@ -274,6 +274,10 @@ CASES = (
         *(CHANGE, "blocks for a call", "Blocks replaced for the time of a call (WaveSpeed)"),
         "replaces diffusion_model.single_blocks",
     ),
+    done_by(
+        *(CHANGE, "attention for a call", "A function of ComfyUI's replaced for the time of a call (RadialAttn)"),
+        "replaces comfy.ldm.flux.layers.attention",
+    ),
     done_by(LATER, "go on", "A patch that a node goes on without", "double_block"),
     done_by(
         *(LATER, "compile and go on", "Compiling that a node goes on without", "compiles", "compiled=blocks"),

@@ -2,12 +2,14 @@
 
 The transformer here computes nothing, so such a change would do nothing, or compute with weights that are not here.
 What the transformer is made of is noted once, when it is made. It is looked at before a run, with all that is inside of
-it, and before each call, from the outside: many packs change a method for the time of a call. On the transformer of a
+it, and before each call, from the outside: many packs change a method for the time of a call, or a function in the
+files of its classes. On the transformer of a
 stock loader, which is to be ours, all code of packs is such a change. Owns that. Does not own which node a piece of
 code belongs to (writers.py).
 """
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +67,17 @@ class AsMade:
 
     def __init__(self, transformer: nn.Module) -> None:
         self._made = {path: _look_at(module) for path, module in transformer.named_modules()}
+        files = {type(module).__module__ for module in transformer.modules()}
+        self._functions = {name: _functions(name) for name in sorted(files) if name.startswith("comfy.ldm.")}
+        self.told: set[str] = set()
+
+    def replaced(self) -> Iterator[tuple[str, object]]:
+        """Functions of packs that stand in the place of those which the files of its classes had, with where."""
+        for file, functions in self._functions.items():
+            now = vars(sys.modules[file])
+            for name, function in functions.items():
+                if now.get(name, function) is not function and foreign(now[name]):
+                    yield f"it replaces {file}.{name}", now[name]
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
         """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
@@ -91,6 +104,11 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         _refuse_of_graph(change.what, change.value)
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
+    for what, value in as_made.replaced():
+        _refuse_of_graph(what, value)
+        if what not in as_made.told:
+            log.warning("a node that is no longer in the graph had changed ComfyUI (%s); ranks do without", what)
+        as_made.told.add(what)
 
 
 def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
@@ -165,6 +183,15 @@ def _look_at(module: nn.Module) -> _Made:
 
 def _place(path: str) -> str:
     return ".".join(filter(None, [ROOT, path]))
+
+
+def _functions(file: str) -> dict[str, object]:
+    """What code in one of ComfyUI's modules can call by its name, its attention function among it."""
+    return {
+        name: value
+        for name, value in vars(sys.modules[file]).items()
+        if callable(value) and not isinstance(value, type)
+    }
 
 
 def _methods(module: nn.Module) -> dict[str, object]:

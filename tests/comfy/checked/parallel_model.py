@@ -260,6 +260,18 @@ refused(copy._check_remote, "it wraps weights")
 copy.weight_wrapper_patches.clear()
 assert copy._check_remote() is None
 
+# A function in ComfyUI's file of the class that code of a pack stands for, for the time of a call or for good.
+layers, changed_modules = (
+    importlib.import_module(name) for name in ("comfy.ldm.flux.layers", f"{model_nodes}.model.changed_modules")
+)
+with patch.object(layers, "attention", lambda *given, **named: None):
+    for deep in (False, True):
+        check = partial(changed_modules.refuse_changed, again.model.diffusion_model, deep=deep)
+        refused(check, "it replaces comfy.ldm.flux.layers.attention, which a parallel MODEL cannot take")
+with patch.object(layers, "attention", layers.apply_mod):  # ComfyUI's own
+    check()
+check()
+
 # Switches of torch that a callback sets for the time of a run, as KJNodes' Model Patch Torch Settings does.
 SWITCHES = (
     (torch.backends.cuda.matmul, "allow_fp16_accumulation", "start ComfyUI with --fast fp16_accumulation"),

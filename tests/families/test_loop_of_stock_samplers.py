@@ -144,7 +144,12 @@ def test_the_loop_stays_where_a_node_looks_at_each_step(way: str, hosted_client:
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"), [("function", "the sampler is one of"), ("instance", "the sampler has its own sample")]
+    ("way", "reason"),
+    [
+        ("function", "the sampler is one of"),
+        ("objects", "the sampler is one of"),
+        ("instance", "the sampler has its own sample"),
+    ],
 )
 def test_the_loop_stays_with_a_sampler_of_a_pack(
     way: str, reason: str, hosted_client: ComfyClient, stock: Stock

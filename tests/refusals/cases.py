@@ -188,6 +188,20 @@ def read_by(published: str) -> Build:
     return build
 
 
+def on_a_device(tiny: TinyModels) -> Workflow:
+    """A MODEL that a pack's loader put on another device, and a LoRA before Parallelize Model."""
+    graph = adopted(tiny, "lora")
+    graph["lora"] = node("LoraLoaderModelOnly", model=["model", 0], lora_name=tiny.lora_fused, strength_model=1.0)
+    return graph | {"model": node("LoadOnDevice", unet_name=graph["model"]["inputs"]["unet_name"])}
+
+
+def of_another_class(tiny: TinyModels) -> Workflow:
+    """A MODEL that no other case has: what is done to its transformer stays."""
+    graph = before(CHANGE, way="class")(tiny)
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    return graph
+
+
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     return workflows.between(adopted(tiny), "again", "ParallelizeModel", sp_config=["config", 0])
@@ -260,6 +274,10 @@ CASES = (
         *(CHANGE, "blocks for a call", "Blocks replaced for the time of a call (WaveSpeed)"),
         "replaces diffusion_model.single_blocks",
     ),
+    done_by(
+        *(CHANGE, "attention for a call", "A function of ComfyUI's replaced for the time of a call (RadialAttn)"),
+        "replaces comfy.ldm.flux.layers.attention",
+    ),
     done_by(LATER, "go on", "A patch that a node goes on without", "double_block"),
     done_by(
         *(LATER, "compile and go on", "Compiling that a node goes on without", "compiles", "compiled=blocks"),
@@ -299,6 +317,10 @@ CASES = (
         *(ADOPT, "Select Model Device before Parallelize Model", before(REACH, way="select device")),
         *("ReachIntoModel (node before)", "puts the model on cuda:1", "name that device in SP Config"),
     ),
+    told_by(
+        *(ADOPT, "A loader for another device, and a LoRA, before Parallelize Model (MultiGPU)", on_a_device),
+        *("LoadOnDevice (node model): it puts the model on cuda:1", "load the file by Parallel Model Loader"),
+    ),
     done_by(REACH, "inject", "Injections", "injects modules", node=REACH),
     told_by(
         *(ADOPT, "Injections before Parallelize Model", before(REACH, way="inject")),
@@ -306,12 +328,21 @@ CASES = (
     ),
     done_by(REACH, "wrap weight", "Wrapped weights", "wraps weights", **DONE_AT_ONCE),
     done_by(REACH, "replace layer", "A layer replaced", "replaces diffusion_model.img_in", **DONE_AT_ONCE),
+    done_by(REACH, "move layer", "A layer moved to a device (WanVideoNAG)", "reads the model's weights", node=REACH),
     done_by(REACH, "patch block", "Patches inside of blocks", "double_block", **DONE_AT_ONCE),
     done_by(REACH, "replace block", "Blocks replaced", "single_block 1", node=REACH),
     done_by(REACH, "override attention", "Another attention function", OVERRIDE),
     told_by(
         *(ADOPT, "Model merging before Parallelize Model", lambda tiny: merged(adopted(tiny, "merged"), "merged")),
         *("ModelMergeSimple (node merged)", "another model's weights"),
+    ),
+    told_by(
+        *(ADOPT, "The transformer's class replaced before Parallelize Model", of_another_class),
+        *("ChangeModules (node before)", "replaces the class of diffusion_model,"),
+    ),
+    told_by(
+        *(ADOPT, "Blocks replaced for the time of a call before Parallelize Model (WaveSpeed, MagCache)"),
+        *(before(CHANGE, way="blocks for a call"), "ChangeModules (node before): it keeps the transformer"),
     ),
     told_by(
         *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),

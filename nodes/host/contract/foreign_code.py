@@ -22,7 +22,7 @@ def foreign(value: object) -> str | None:
 
     `value`: a function, a method, or a partial; of anything else that can be called its class decides.
     """
-    return next((name for name in _modules(value, set()) if not _is_trusted(name)), None)
+    return next((name for name in _modules(value, set()) if not is_trusted(name)), None)
 
 
 def foreign_option(value: object) -> str | None:
@@ -30,7 +30,8 @@ def foreign_option(value: object) -> str | None:
     return None if isinstance(value, PLAIN) else foreign(value)
 
 
-def _is_trusted(module: str) -> bool:
+def is_trusted(module: str) -> bool:
+    """Whether a module of this name is ComfyUI's, torch's or this pack's."""
     folders = module.replace("\\", "/").replace(".", "/").split("/")
     ours = module == OURS or module.startswith(f"{OURS}.")
     return ours or folders[0] in TRUSTED or folders[-2:-1] == [EXTRAS]

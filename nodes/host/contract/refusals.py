@@ -159,9 +159,14 @@ def _skips(names: Sequence[str], kind: type) -> str:
 
 
 def is_of_transformer(name: str) -> bool:
-    """Whether an object patch replaces a part of the transformer, its `params` among them, which ranks have as the file
-    says; model sampling and the like are this process's."""
-    return name.startswith("diffusion_model.")
+    """Whether an object patch replaces the transformer or a part of it, its `params` among them, which ranks have as
+    the file says; model sampling and the like are this process's."""
+    return f"{name}.".startswith("diffusion_model.")
+
+
+def is_compiled(layer: object) -> bool:
+    """Whether a module is one that `torch.compile` made of another."""
+    return hasattr(layer, "_orig_mod")
 
 
 def have_controlnet(conds: Mapping[str, Sequence[Mapping] | None]) -> bool:

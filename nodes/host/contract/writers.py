@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .comfyui import comfy_nodes, get_executing_context, get_progress_state
+from .foreign_code import is_trusted
 from .version import off
 
 SAYS = not (off("texts") or off("panel"))  # this ComfyUI which node executes
@@ -52,6 +53,11 @@ class GraphNode:
     def ours(self) -> bool:
         """Whether it is a node of this pack."""
         return self.kind.__module__.startswith(f"{PACKAGE}.")
+
+    @property
+    def stock(self) -> bool:
+        """Whether it is a node of ComfyUI."""
+        return self.kind.__module__ == "nodes" or is_trusted(self.kind.__module__)
 
 
 def executing() -> Any:  # noqa: ANN401  ComfyUI's context

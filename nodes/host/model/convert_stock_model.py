@@ -4,6 +4,8 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 """
 
 import inspect
+import os
+from collections.abc import Sequence
 from functools import partial
 
 from ....parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
@@ -16,6 +18,7 @@ from ..contract.refusals import (
     COMPILES,
     COPIES,
     check_transformer_options,
+    is_compiled,
     is_of_transformer,
     refuse_by,
     refuse_value,
@@ -23,6 +26,7 @@ from ..contract.refusals import (
 from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
 from ..tasks.cond_tasks import TOGETHER_KEY
+from .changed_modules import refuse_changed_stock, refuse_held
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
 from .source import read_hosted
@@ -44,6 +48,8 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     path, options, read = _source(model)
     ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
+    refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model)
+    refuse_held(values_in([model.model_options, model.wrappers, model.callbacks]), model.model.diffusion_model)
     copy_changes(model, ours)
     ours.tell_misfits(ours.patches, {})
     return ours
@@ -69,16 +75,27 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
     """The path of the file, the options it was loaded with, and what reads the file as that loader does."""
     recipe = vars(model).get("cached_patcher_init")
     if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
-        loader = loader_of_model()
-        file = ANY_SMALL if loader is None else small_file(loader.settings)
-        raise ValueError(
-            f"{loader or NODE}: it reads the MODEL otherwise than Load Diffusion Model and Load Checkpoint do, which "
-            f"the workers cannot; remove that node, and use Parallel Model Loader with {file}"
-        )
+        raise _refuse_loader([] if recipe is None else recipe[1])
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments
     read = partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])
     return arguments[0], given["model_options"], read
+
+
+def _refuse_loader(arguments: Sequence[object]) -> ValueError:
+    """The error for a MODEL of a loader of a pack's own, which may have noted by what arguments it loads it again."""
+    loader = loader_of_model()
+    files = [os.path.basename(each) for each in arguments if isinstance(each, str) and each.endswith(".safetensors")]
+    if len(files) > 1:
+        return ValueError(
+            f"{loader or NODE}: it makes one MODEL of {' and '.join(files)}, which the workers cannot; remove that "
+            "node, and use Parallel Model Loader with one file that has all of it"
+        )
+    file = files[0] if files else ANY_SMALL if loader is None else small_file(loader.settings)
+    return ValueError(
+        f"{loader or NODE}: it reads the MODEL otherwise than Load Diffusion Model and Load Checkpoint do, which "
+        f"the workers cannot; remove that node, and use Parallel Model Loader with {file}"
+    )
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:
@@ -104,25 +121,31 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
 
 def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     check_transformer_options(model.model_options["transformer_options"])
-    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
+    replaced = {name: layer for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    # ComfyUI's wrapper holds the stock model, and would run that.
+    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}) or any(map(is_compiled, replaced.values())):
         raise refuse_by(nodes_like("compile"), *COMPILES)
     if model.additional_models.get("multigpu"):
         raise refuse_by(nodes_like("multigpu_workunits"), *COPIES)
     if model.load_device != comfy.model_management.get_torch_device():
-        raise refuse_by(
-            nodes_like("selectmodeldevice"),
-            f"it puts the model on {model.load_device}",
-            "name that device in SP Config",
-        )
+        raise _refuse_device(f"it puts the model on {model.load_device}")
     held = {
         "it changes weights by a hook": model.hook_patches,
         "it wraps weights": model.weight_wrapper_patches,
         "it injects modules into the model": model.injections,
     }
-    held |= {f"it replaces {name}": [layer] for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    held |= {f"it replaces {name}": [layer] for name, layer in replaced.items()}
     for what, values in held.items():
         for value in values_in(values):
             raise refuse_value(value, what)
+
+
+def _refuse_device(what: str) -> ValueError:
+    """The error for a MODEL on another device than ComfyUI's: Select Model Device put it there, or a pack's loader."""
+    loader, selecting = loader_of_model(), nodes_like("selectmodeldevice")
+    if loader is None or loader.stock or any("selectmodeldevice" in node.class_type.lower() for node in selecting):
+        return refuse_by(selecting, what, "name that device in SP Config")
+    return refuse_by([loader], what, "load the file by Parallel Model Loader, and name that device in SP Config")
 
 
 def _copied(by_kind: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:

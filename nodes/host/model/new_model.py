@@ -143,6 +143,8 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
+    # Nodes set a shift in place. As with stock's loader, what they set is another loader's MODEL's no more.
+    patcher.add_object_patch("model_sampling", source.model.model_sampling)
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and (decision.plan.ranks > 1 or (decision.table and len(devices) > 1)):

@@ -18,6 +18,7 @@ from ....parallel_runtime.exchange_formats import EXACT
 from ....parallel_runtime.plan import Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
+from ....parallel_runtime.torch_flags import read_flags, set_flags
 from ....parallel_runtime.weight_delta import PRISTINE, WeightDeltas
 from ....parallel_runtime.wire.protocol import dtype_name
 from ..contract.comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
@@ -29,13 +30,14 @@ from ..contract.refusals import (
     Refusal,
     block_patches,
     check_transformer_options,
+    is_compiled,
     is_of_transformer,
     refuse_by,
     refuse_value,
     refused_here,
 )
 from ..contract.version import off
-from ..contract.writers import Written, executing_node, nodes_of, values_in
+from ..contract.writers import Written, changers_of_models, executing_node, nodes_of, values_in, writers_of
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
@@ -47,6 +49,7 @@ from .stock_functions import registered_name
 from .weight_deltas import delta_set, refuse_misfit
 
 log = logging.getLogger(__name__)
+FP16_ACCUMULATION = "start ComfyUI with --fast fp16_accumulation"
 ELSEWHERE = 10**28  # bytes: more than any device has, and less than the 1e30 by which ComfyUI unloads all models
 HOOKS = ("CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly")
 
@@ -304,9 +307,18 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return [each for each in super().model_patches_models(*more, **named) if id(each) not in here]
 
     def pre_run(self, *more: object, **named: object) -> None:
-        """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
+        """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below, and
+        callbacks that set torch's switches for the run: ranks have those of when the MODEL was made."""
         self._check_carried()
+        before = read_flags()
         super().pre_run(*more, **named)
+        changed = [name for name, value in read_flags().items() if before.get(name) != value]
+        if changed:
+            set_flags(before)
+            callbacks = self.get_all_callbacks(CallbacksMP.ON_PRE_RUN)
+            nodes = [node for each in callbacks for node in writers_of(each)] or changers_of_models()
+            fp16 = all(name.endswith("fp16_accumulation") for name in changed)
+            raise refuse_by(nodes, f"it sets {', '.join(changed)} for a run", FP16_ACCUMULATION if fp16 else INSTEAD)
 
     def cleanup(self, *more: object, **named: object) -> None:
         """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
@@ -392,7 +404,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
         """Refused for parts of the transformer."""
         if is_of_transformer(name):
-            raise self._refuse(f"it replaces {name}")
+            raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj, *more, **named)
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None, *more: object, **named: object) -> None:

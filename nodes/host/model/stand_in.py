@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakMethod, ref
 
 import torch
@@ -21,6 +21,7 @@ from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cach
 from ....parallel_runtime.stock_caches import kept_bytes
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
+from ..contract.refusals import refused_here
 from ..proof.proving import Prover
 from ..sampling.corrected_shares import CorrectedShares
 from ..sampling.run_context import RunContext, run_inside
@@ -125,8 +126,18 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     for name in METHODS:
         if hasattr(type(transformer), name):
             setattr(transformer, name, RemoteMethod(transformer, pooled, name))
+    for module in transformer.modules():
+        vars(module)["_apply"] = _refuse_values
     note_as_made(transformer)
     return model
+
+
+def _refuse_values(*_: object, **__: object) -> NoReturn:
+    """In the place of what `to`, `cuda` and `float` of a torch module call for its weights, which have no values here.
+
+    Refused; torch's own error names neither the node nor what to do.
+    """
+    raise ValueError(str(refused_here("it reads the model's weights")))
 
 
 class MetaShapes:

@@ -27,6 +27,7 @@ STAY_HERE = frozenset(
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
     + (RUN_KEY,)
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
+    + ("ExtraOptions", "model_sampling")  # objects that RES4LYF's samplers hand to its own classes of models
 )
 # Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row;
 # Trellis 2 has the voxels of all shapes of a batch in one list, SenseNova one prompt for several images.

@@ -166,6 +166,7 @@ PARALLEL = """
     comfy.hooks.WeightHook
     comfy.ops.disable_weight_init
     comfy.patcher_extension.CallbacksMP.ON_LOAD
+    comfy.patcher_extension.CallbacksMP.ON_PRE_RUN
     comfy.patcher_extension.WrapperExecutor
     comfy.patcher_extension.WrapperExecutor:class_obj
     comfy.patcher_extension.WrapperExecutor:idx

@@ -12,8 +12,10 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from trace_samplers import NAME, load
@@ -71,6 +73,16 @@ assert again.model is model.model and again.parent is model.parent and again.ori
 assert (again.plan.ring, again.worker_loop, again.tries, again.side_branch) == (2, False, False, False)
 assert (model.plan.ring, model.worker_loop, model.tries, model.side_branch) == (1, True, True, True)
 assert (model.choose_again, model.advise, model.recorder, model.shares) == (None, None, None, ())
+# A shift that a node sets in place is this MODEL's and its copies' alone, also where it is set on ComfyUI's model.
+shift = again.get_model_object("model_sampling").shift
+model.get_model_object("model_sampling").set_parameters(shift=shift + 1)
+model.model.model_sampling.set_parameters(shift=shift + 1)
+others = [again, new_model.remote_patcher(file, "default", asked())]
+for it, has in ((model, shift + 1), (model.clone(), shift + 1), *((other, shift) for other in others)):
+    it.patch_model(load_weights=False)
+    assert it.model is model.model and it.model.model_sampling.shift == has
+    it.unpatch_model(unpatch_weights=False)
+model.get_model_object("model_sampling").set_parameters(shift=shift)
 assert model.memory_text == f"weights: about {SIZE / 1e9:.2g} of {model.memory_text.split()[4]} GB on each device" + (
     "; what a step computes is not in this figure"
 )
@@ -191,7 +203,13 @@ copy.model_options["transformer_options"]["easycache"] = 1
 context = copy.new_run(other)
 assert context.wrapped and context.stock_cache and model.told_of_proof() == [model.model.prover.told(model.plan)]
 
+
 # What nodes may not do, and what they may.
+def compile_by_patch(it, name):
+    """As Compile Model of TeaCache's pack and Compile Model+ of WaveSpeed do."""
+    it.add_object_patch(name, torch.compile(it.get_model_object(name), backend="eager"))
+
+
 WHAT = (
     (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
     (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer in this"),
@@ -200,6 +218,9 @@ WHAT = (
     (lambda it: it.set_model_patch_replace(print, "dit", "double_block", 1), "blocks (double_block 1)"),
     (lambda it: it.add_object_patch("diffusion_model.img_in", 1), "it replaces diffusion_model.img_in"),
     (lambda it: it.add_object_patch("diffusion_model.params.theta", 1), "it replaces diffusion_model.params.theta"),
+    (lambda it: it.add_object_patch("diffusion_model", torch.nn.Identity()), "it replaces diffusion_model, which"),
+    (lambda it: compile_by_patch(it, "diffusion_model"), "it compiles the transformer in this process"),
+    (lambda it: compile_by_patch(it, "diffusion_model.img_in"), "it compiles the transformer in this process"),
     (
         lambda it: it.set_model_compute_dtype(torch.float16),
         "compute dtype to float16 where the workers compute in float",
@@ -219,6 +240,11 @@ for do, what in WHAT:
     assert len(copy.refused) == 1
 if hasattr(again, "set_model_optimized_attention"):
     refused(lambda: again.clone().set_model_optimized_attention(print), "it replaces the model's attention function")
+for move in (lambda it: it.img_in.to("cpu"), lambda it: it.double_blocks.half(), lambda it: it.cpu()):
+    layers = again.model.diffusion_model
+    refused(
+        lambda move=move, layers=layers: move(layers), "it reads the model's weights, which a parallel MODEL cannot"
+    )
 copy = again.clone()
 copy.set_model_compute_dtype(None)
 copy.set_model_compute_dtype(again.model_dtype())
@@ -233,6 +259,35 @@ copy.weight_wrapper_patches["a"] = [print]
 refused(copy._check_remote, "it wraps weights")
 copy.weight_wrapper_patches.clear()
 assert copy._check_remote() is None
+
+# A function in ComfyUI's file of the class that code of a pack stands for, for the time of a call or for good.
+layers, changed_modules = (
+    importlib.import_module(name) for name in ("comfy.ldm.flux.layers", f"{model_nodes}.model.changed_modules")
+)
+with patch.object(layers, "attention", lambda *given, **named: None):
+    for deep in (False, True):
+        check = partial(changed_modules.refuse_changed, again.model.diffusion_model, deep=deep)
+        refused(check, "it replaces comfy.ldm.flux.layers.attention, which a parallel MODEL cannot take")
+with patch.object(layers, "attention", layers.apply_mod):  # ComfyUI's own
+    check()
+check()
+
+# Switches of torch that a callback sets for the time of a run, as KJNodes' Model Patch Torch Settings does.
+SWITCHES = (
+    (torch.backends.cuda.matmul, "allow_fp16_accumulation", "start ComfyUI with --fast fp16_accumulation"),
+    (torch.backends.cudnn, "benchmark", "use Load Diffusion Model for this graph"),
+)
+for switches, name, instead in SWITCHES:
+    was = getattr(switches, name)
+    for value in (not was, was):
+        copy = again.clone()
+        copy.add_callback("on_pre_run", lambda _, it=switches, name=name, value=value: setattr(it, name, value))
+        if value == was:
+            copy.pre_run()
+        else:
+            refused(copy.pre_run, f"{name} for a run, which a parallel MODEL cannot take", instead)
+        assert getattr(switches, name) == was
+again.model.current_patcher = None
 
 # Weight patches.
 weight = "diffusion_model.double_blocks.0.img_attn.qkv.weight"
@@ -479,6 +534,8 @@ HELD = (
     (lambda it: it.add_weight_wrapper("a", print), "it wraps weights"),
     (lambda it: it.set_injections("a key", [SimpleNamespace()]), "it injects modules into the model"),
     (lambda it: it.add_object_patch("diffusion_model.img_in", SimpleNamespace()), "it replaces diffusion_model.img_in"),
+    (lambda it: it.add_object_patch("diffusion_model", torch.nn.Identity()), "it replaces diffusion_model, which"),
+    (lambda it: compile_by_patch(it, "diffusion_model"), "it compiles the transformer in this process"),
     (lambda it: it.set_model_patch(print, "attn1_patch"), "it patches the model's blocks (attn1_patch)"),
     (lambda it: it.add_wrapper_with_key("apply_model", "torch.compile", print), "it compiles the transformer"),
     (lambda it: it.set_additional_models("multigpu", [it.clone()]), "it copies the model to other devices"),
@@ -488,9 +545,76 @@ for do, what in HELD:
     changed = comfy.load_diffusion_model(file)
     do(changed)
     refused(lambda changed=changed: convert.parallelized(changed, asked()), what)
+# What a node changed by hand on the stock transformer is not in its MODEL, and would be lost.
+BY_HAND = (
+    (lambda it: setattr(it, "__class__", type("Other", (type(it),), {})), "it replaces the class of diffusion_model,"),
+    (lambda it: setattr(it, "forward_orig", MethodType(print_it, it)), "it replaces diffusion_model.forward_orig"),
+    (lambda it: it.double_blocks[0].register_forward_hook(print_it), "it hooks diffusion_model.double_blocks.0"),
+    (lambda it: it.double_blocks.append(Pack()), "it replaces the class of diffusion_model.double_blocks.2"),
+)
+
+
+def blocks_for_a_call(it, model):
+    """As First Block Cache does."""
+    blocks = torch.nn.ModuleList(it.double_blocks)
+
+    def wrapper(function, given):
+        with patch.object(it, "double_blocks", blocks):
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(wrapper)
+
+
+def method_for_a_call(it, model):
+    """As MagCache does: the patch is made beforehand."""
+    context = patch.multiple(it, forward_orig=MethodType(print_it, it))
+
+    def wrapper(function, given):
+        with context:
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.add_wrapper_with_key("apply_model", "mine", wrapper)
+
+
+def in_a_callback(it, model):
+    """What keeps it in an object."""
+    model.add_callback("on_pre_run", partial(print_it, SimpleNamespace(layers=it.double_blocks)))
+
+
+def of_the_model(it, model):
+    """What reads the MODEL alone."""
+    base = model.model
+    model.set_model_unet_function_wrapper(lambda function, given: (base, model, function, given))
+
+
+class Pack(torch.nn.Module):
+    """A module of a pack's."""
+
+
+def print_it(*given, **named):
+    """Code of a pack."""
+
+
+for do, what in BY_HAND:
+    changed = comfy.load_diffusion_model(file)
+    do(changed.model.diffusion_model)
+    refused(lambda changed=changed: convert.parallelized(changed, asked()), what)
+for do in (blocks_for_a_call, method_for_a_call, in_a_callback):
+    changed = comfy.load_diffusion_model(file)
+    do(changed.model.diffusion_model, changed)
+    refused(lambda changed=changed: convert.parallelized(changed, asked()), "it keeps the transformer of the stock")
+changed = comfy.load_diffusion_model(file)
+of_the_model(changed.model.diffusion_model, changed)
+assert convert.parallelized(changed, asked()).model_options["model_function_wrapper"]
 changed = comfy.load_diffusion_model(file)
 changed.cached_patcher_init = None
 refused(lambda: convert.parallelized(changed, asked()), "Parallelize Model: it reads the MODEL otherwise than")
+# As Diffusion Model Loader KJ notes it, with a second file or without; ends in the file's own name.
+for second, said in ((None, "use Parallel Model Loader with tiny.safetensors"), ("/b/c.safetensors", "MODEL of tiny")):
+    changed.cached_patcher_init = print, (file, {}, second)
+    refused(lambda: convert.parallelized(changed, asked()), said)
+changed.cached_patcher_init = print, ("z_image_turbo.gguf",)
+refused(lambda: convert.parallelized(changed, asked()), f"use Parallel Model Loader with {convert.ANY_SMALL}")
 changed = comfy.load_diffusion_model(file)
 changed.add_object_patch("manual_cast_dtype", torch.bfloat16)
 ours = convert.parallelized(changed, asked())

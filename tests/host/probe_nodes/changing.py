@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
+import comfy.ldm.flux.layers
 import torch
 from comfy_api.latest import io
 
@@ -36,6 +37,20 @@ def for_a_call(model: Any, **changed: Callable[[Any], Any]) -> None:
     model.set_model_unet_function_wrapper(wrapper)
 
 
+def attention_for_a_call(model: Any) -> None:
+    """Have ComfyUI's module attend by a function of the pack's, as RadialAttn does."""
+    stock = comfy.ldm.flux.layers.attention
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs)
+
+    def wrapper(function: Any, given: dict[str, Any]) -> Any:
+        with patch("comfy.ldm.flux.layers.attention", attend):
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(wrapper)
+
+
 class OtherClass:
     """What a pack's own class of the transformer has more."""
 
@@ -53,6 +68,7 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "blocks for a call": lambda model: for_a_call(
         model, single_blocks=lambda it: torch.nn.ModuleList(list(it.single_blocks))
     ),
+    "attention for a call": attention_for_a_call,
     # As PuLID for Flux does.
     "method for good": lambda model: setattr(
         model.model.diffusion_model, "forward_orig", MethodType(same_method, model.model.diffusion_model)

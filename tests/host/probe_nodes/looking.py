@@ -96,16 +96,25 @@ def look_at_steps(model: io.Model, way: str) -> io.NodeOutput:
     return io.NodeOutput(model)
 
 
-@node("SampleByPack", way=["function", "instance"], gives=[io.Sampler])
+class ExtraOptions:
+    """An object, as RES4LYF's samplers put one of this name into the options of each call."""
+
+
+@node("SampleByPack", way=["function", "objects", "instance"], gives=[io.Sampler])
 def sample_by_pack(way: str) -> io.NodeOutput:
-    """A sampler of a pack's own, which happens to be Euler's; or ComfyUI's, with a `sample` of the pack's."""
+    """A sampler of a pack's own, which happens to be Euler's, or one that writes objects into the options of the model,
+    as RES4LYF's do; or ComfyUI's, with a `sample` of the pack's."""
     SEEN.clear()
 
     def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, **named: Any) -> torch.Tensor:
         SEEN.extend("sampler" for _ in sigmas[1:])
+        if way == "objects":
+            options = named["extra_args"]["model_options"]["transformer_options"]
+            options["ExtraOptions"] = ExtraOptions()
+            options["model_sampling"] = model.inner_model.inner_model.model_sampling
         return sample_euler(model, x, sigmas, **named)
 
-    if way == "function":
+    if way != "instance":
         return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
     sampler = comfy.samplers.sampler_object("euler")
     stock = sampler.sample

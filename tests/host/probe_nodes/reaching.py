@@ -35,6 +35,8 @@ WAYS: dict[str, Callable[[Any], None]] = {
     # A weight is changed whenever it is cast for computing.
     "wrap weight": lambda model: model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight),
     "replace layer": lambda model: model.add_object_patch("diffusion_model.img_in", torch.nn.Identity()),
+    # As WanVideoNAG and LTX2_NAG of KJNodes do to embed a negative prompt.
+    "move layer": lambda model: model.get_model_object("diffusion_model").img_in.to("cpu"),
     "override attention": override_attention,
     "patch block": lambda model: model.set_model_patch(lambda args: args, "double_block"),
     "replace block": lambda model: model.set_model_patch_replace(

@@ -144,6 +144,14 @@ def load_as_gguf(unet_name: str, published: str) -> io.NodeOutput:
     return io.NodeOutput(comfy.sd.load_diffusion_model_state_dict(comfy.utils.load_torch_file(path)))
 
 
+@node("LoadOnDevice", gives=[io.Model])
+def load_on_device(unet_name: str) -> io.NodeOutput:
+    """A MODEL for a device of the loader's own, as loaders of ComfyUI-MultiGPU give it; it need not be there."""
+    model = comfy.sd.load_diffusion_model(folder_paths.get_full_path("diffusion_models", unet_name))
+    model.load_device = torch.device("cuda", 1)
+    return io.NodeOutput(model)
+
+
 @node("PatchInside", gives=[io.Model], schema={"enable_expand": True})
 def patch_inside(model: io.Model) -> io.NodeOutput:
     """A node that is a graph of its own: ReachIntoModel, under a number that no user has seen."""

@@ -14,6 +14,7 @@ from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.deltas import FileViews
 
 from .cases import CASES
+from .cases_images import hidream_o1
 from .cases_lightricks import ltx2
 from .gloo_group import GlooGroup
 from .ranks import in_ranks
@@ -74,6 +75,8 @@ def rows_apart(model: nn.Module, inputs: dict[str, Any]) -> float:
         return value[number : number + 1] if isinstance(value, torch.Tensor) else value
 
     def outs(given: dict[str, Any]) -> list[torch.Tensor]:
+        if hasattr(model, "clear_kv_cache"):
+            model.clear_kv_cache()
         out = model(**copy.deepcopy(given))
         return [each.flatten(1) for each in (out if isinstance(out, list | tuple) else [out])]
 
@@ -111,6 +114,28 @@ def test_images_of_which_a_mask_keeps_unlike_parts_are_computed_together_by_ltx_
         assert rows_of(model, call) == (4 if name == "alike" else 1), name
     both = given(torch.cat((some[:2], some[:2])), audio)  # two images, with a prompt and without
     assert rows_of(model, both) == 2, "cfg can part the sides"
+
+
+@in_ranks(1)
+def test_rows_with_unlike_references_are_computed_together_by_hidream_o1(group: GlooGroup) -> None:
+    """It has the first row's references for all rows."""
+    first, second = noise(1, 96, 128, 3).sigmoid(), noise(1, 96, 128, 3).sigmoid().flip(1)
+    model, one = hidream_o1(ref_images=[first])
+    calls = {"none": hidream_o1()[1], "alike": one, "unlike": hidream_o1(ref_images=[second])[1]}
+    for name, other in calls.items():
+        rows = {
+            key: torch.cat((calls["none"][key] if name == "none" else one[key], value))
+            if isinstance(value, torch.Tensor) and key not in ("timesteps", "input_ids")
+            else value
+            for key, value in other.items()
+        }
+        rows["timesteps"] = other["timesteps"].repeat(2)
+        prompt = other["input_ids"].clone()
+        prompt[0, 0] = 6  # a negative prompt of the same length
+        rows["input_ids"] = torch.cat((other["input_ids"], prompt))
+        apart = rows_apart(model, rows)
+        assert (apart > 1e-3) if name == "unlike" else (apart <= 1e-5), (name, apart)
+        assert rows_of(model, rows) == (1 if name == "unlike" else 2), name
 
 
 class Casting(nn.Linear):

@@ -44,6 +44,8 @@ WHOLE_BATCH = frozenset(
 # they differ cannot be computed apart. The names are those of `forward` and of ComfyUI's `apply_model`.
 READ_OF_OTHER_ROWS: dict[str, tuple[str, ...]] = {
     "comfy.ldm.lightricks.av_model.LTXAVModel": ("timestep", "denoise_mask", "audio_denoise_mask"),
+    # the text has its own places for references, which position_ids tell
+    "comfy.ldm.hidream_o1.model.HiDreamO1Transformer": ("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
 }
 # What a class builds anew from the rest of the call where it is missing.
 BUILT_AGAIN = {"minimax_payload": ("layout",)}

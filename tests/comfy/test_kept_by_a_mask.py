@@ -188,6 +188,29 @@ def test_stages_that_wait_for_the_weights_of_idle_ones_keep_the_loop_in_comfyui(
         calls._refuse_idle_stages(plan.parse(staged), [True, False])
 
 
+def test_rows_that_a_class_reads_of_each_other_keep_the_loop_in_comfyui_where_ranks_would_part_them(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = module_of_pack("nodes.host.sampling.worker_loop_calls")
+    reads = module_of_pack("parallel_runtime.models.hosted.calls").READ_OF_OTHER_ROWS
+    monkeypatch.setitem(reads, "torch.nn.modules.linear.Linear", ("denoise_mask",))
+    guider = SimpleNamespace(inner_model=SimpleNamespace(diffusion_model=torch.nn.Linear(1, 1)))
+
+    def applied(mask: list[float], images: tuple[int, ...]) -> None:
+        kwargs = {"denoise_mask": torch.tensor(mask), "transformer_options": {"cond_or_uncond": [0, 1]}}
+        calls._applied(guider, kwargs, torch.zeros(2, 4, 1, 1), images, {})
+
+    applied([1.0, 0.5, 1.0, 0.5], (2,))  # two images with the prompt, then without it
+    applied([1.0, 1.0, 0.5, 0.5], (1, 1))  # ranks have both sides of an image
+    with pytest.raises(calls.HostLoopError, match="Linear mixes the rows of a batch"):
+        applied([1.0, 0.5, 1.0, 0.5], (1, 1))
+
+    sides = [{"denoise_mask": torch.tensor([each])} for each in (1.0, 1.0, 0.5)]
+    calls._refuse_differing(torch.nn.Linear, sides[:2])
+    with pytest.raises(calls.HostLoopError, match="Linear mixes the rows of a batch"):
+        calls._refuse_differing(torch.nn.Linear, sides[1:])
+
+
 class Guider:
     """As ComfyUI's, whose methods a run calls."""
 

@@ -1,5 +1,6 @@
 """How ComfyUI's classes are made, and what a batch is to them."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.deltas import FileViews
 
 from .cases import CASES
+from .cases_images import hidream_o1
+from .cases_lightricks import ltx2
 from .gloo_group import GlooGroup
 from .ranks import in_ranks
-from .tiny import noise
+from .tiny import difference, noise
 
 
 def described(name: str, **config: Any) -> Any:
@@ -61,6 +64,78 @@ def test_a_class_that_mixes_the_rows_of_a_batch_is_called_with_all_of_them(group
         assert (float((alone - whole).norm() / whole.norm()) > 1e-3) is mixes, name
         x = inputs.pop("x")
         assert forward_call(model, x.shape[1], [x], inputs).out_shape[0] == (1 if mixes else 2), name
+
+
+def rows_apart(model: nn.Module, inputs: dict[str, Any]) -> float:
+    """How far the rows of a call with several are from each of them computed alone."""
+
+    def row(value: Any, number: int) -> Any:
+        if isinstance(value, list):
+            return [row(each, number) for each in value]
+        return value[number : number + 1] if isinstance(value, torch.Tensor) else value
+
+    def outs(given: dict[str, Any]) -> list[torch.Tensor]:
+        if hasattr(model, "clear_kv_cache"):
+            model.clear_kv_cache()
+        out = model(**copy.deepcopy(given))
+        return [each.flatten(1) for each in (out if isinstance(out, list | tuple) else [out])]
+
+    whole = torch.cat(outs(inputs), 1)
+    alone = [
+        torch.cat(outs({key: row(value, number) for key, value in inputs.items()}), 1) for number in range(len(whole))
+    ]
+    return difference(torch.cat(alone), whole)
+
+
+def rows_of(model: nn.Module, inputs: dict[str, Any]) -> int:
+    """Into how many parts ranks can cut a call's rows, its input and its time given by position."""
+    x, time, *_ = inputs.values()
+    xs = x if isinstance(x, list) else [x]
+    return forward_call(model, xs[0].shape[1], [x, time], dict(list(inputs.items())[2:])).out_shape[0]
+
+
+@in_ranks(1)
+def test_images_of_which_a_mask_keeps_unlike_parts_are_computed_together_by_ltx_2(group: GlooGroup) -> None:
+    """It takes the largest timestep of all rows, and asks the first one's mask whether frames are kept in parts."""
+    model, video, audio = ltx2(), torch.ones(4, 1, 3, 5, 7), torch.ones(4, 13)
+    some, quiet = video.clone(), audio.clone()
+    some[1, ..., :2, :] = 0.5
+    quiet[1] = 0.2
+
+    def given(video: torch.Tensor, audio: torch.Tensor) -> dict[str, Any]:
+        x, times = [noise(1, 16, 3, 5, 7), noise(1, 8, 13, 16)], [(video * 0.9).flatten(1), audio * 0.9]
+        rows = {"x": [each.expand(len(video), *each.shape[1:]) for each in x], "timestep": times}
+        rows["context"] = noise(1, 9, 96).expand(len(video), -1, -1)
+        return rows | {"attention_mask": None, "denoise_mask": video}
+
+    for name, call in {"alike": given(video, audio), "some": given(some, audio), "quiet": given(video, quiet)}.items():
+        apart = rows_apart(model, call)
+        assert (apart <= 1e-5) if name == "alike" else (apart > 1e-3), (name, apart)
+        assert rows_of(model, call) == (4 if name == "alike" else 1), name
+    both = given(torch.cat((some[:2], some[:2])), audio)  # two images, with a prompt and without
+    assert rows_of(model, both) == 2, "cfg can part the sides"
+
+
+@in_ranks(1)
+def test_rows_with_unlike_references_are_computed_together_by_hidream_o1(group: GlooGroup) -> None:
+    """It has the first row's references for all rows."""
+    first, second = noise(1, 96, 128, 3).sigmoid(), noise(1, 96, 128, 3).sigmoid().flip(1)
+    model, one = hidream_o1(ref_images=[first])
+    calls = {"none": hidream_o1()[1], "alike": one, "unlike": hidream_o1(ref_images=[second])[1]}
+    for name, other in calls.items():
+        rows = {
+            key: torch.cat((calls["none"][key] if name == "none" else one[key], value))
+            if isinstance(value, torch.Tensor) and key not in ("timesteps", "input_ids")
+            else value
+            for key, value in other.items()
+        }
+        rows["timesteps"] = other["timesteps"].repeat(2)
+        prompt = other["input_ids"].clone()
+        prompt[0, 0] = 6  # a negative prompt of the same length
+        rows["input_ids"] = torch.cat((other["input_ids"], prompt))
+        apart = rows_apart(model, rows)
+        assert (apart > 1e-3) if name == "unlike" else (apart <= 1e-5), (name, apart)
+        assert rows_of(model, rows) == (1 if name == "unlike" else 2), name
 
 
 class Casting(nn.Linear):

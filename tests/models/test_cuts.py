@@ -190,6 +190,20 @@ def test_keys_that_were_kept_are_those_that_others_leave_and_come_first() -> Non
         assert call.counted(("kept:txt", "img"), value, 1) is value, "kept keys count wherever they are"
 
 
+def test_no_keys_were_kept_of_a_stream_that_the_call_has_tokens_of() -> None:
+    """A reference in the prefix may have as many tokens as a rank has of the picture."""
+    joint = parse_attention("img<-txt+img|img<-kept:txt+img|local")
+    assert joint.otherwise is not None
+    for call in calls(2, img=7):
+        mine = call.streams["img"][call.index]
+        reference, behind = (mine, 5 + mine), (mine, 21 + mine)
+        call.introduce_whole("txt", 21)
+        assert call.chosen(joint, reference) == parse_attention("local")
+        assert call.chosen(joint, behind) is joint
+        call.introduce_whole("txt", 0)  # the class has kept it
+        assert call.chosen(joint, behind) is joint.otherwise and call.common_keys(joint.otherwise, masked=False) == 21
+
+
 @pytest.mark.parametrize("first", [0, 1, 4, 9])
 @pytest.mark.parametrize("text", [2, 9])
 def test_the_first_tokens_of_a_stream_are_a_stream(text: int, first: int) -> None:

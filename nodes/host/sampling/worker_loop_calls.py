@@ -15,7 +15,11 @@ from typing import Any
 import torch
 
 from ....parallel_runtime.model_call import ModelCall
-from ....parallel_runtime.models.hosted.calls import rows_that_belong_together, takes_whole_batches
+from ....parallel_runtime.models.hosted.calls import (
+    read_of_other_rows,
+    rows_that_belong_together,
+    takes_whole_batches,
+)
 from ....parallel_runtime.models.hosted.formats import coarse_inputs
 from ....parallel_runtime.models.hosted.other_calls import apply_call
 from ....parallel_runtime.models.specs import find_spec
@@ -62,8 +66,8 @@ def conds_of_run(
 
     Both conditionings are in one call, where ComfyUI would have them so and one batch group asks for both.
 
-    Raises `HostLoopError` for a video whose frames the plan would part, and for layers that round all rows of a
-    step together where not all are in one call.
+    Raises `HostLoopError` for a video whose frames the plan would part, for rows that it would part where the class
+    reads of each what another has, and for layers that round all rows of a step together where not all are in one call.
     """
     run, names = run_of(model_options), cond_names(guider, model_options)
     sigma, seen = sigma.expand(x.shape[0]), list[dict[str, Any]]()
@@ -96,6 +100,7 @@ def conds_of_run(
         (_applied(guider, each, x, images, run.engine_options()), call) for each, call in zip(seen, inner, strict=True)
     ]
     if len(found) > 1 and len({shape_of([call]) for call, _ in found}) == 1:  # ComfyUI would have made one call of it
+        _refuse_differing(type(guider.inner_model.diffusion_model), seen)
         found = [(replace(call, options={**call.options, "one_call": True}), inside) for call, inside in found]
     return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
 
@@ -113,6 +118,13 @@ def _refuse_parted(guider: comfy.samplers.CFGGuider, *, rows: int, whole: bool) 
         raise HostLoopError("layers of the file's format round all rows of a step by one scale")
 
 
+def _refuse_differing(kind: type, calls: Sequence[Mapping[str, Any]]) -> None:
+    """`calls`, as ranks apart would make them, of what ComfyUI has in one call."""
+    first, *others = (read_of_other_rows(kind, kwargs) for kwargs in calls)
+    if any(not torch.equal(*pair) for each in others for pair in zip(first, each, strict=False)):
+        raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
+
+
 def _applied(
     guider: comfy.samplers.CFGGuider,
     kwargs: dict[str, Any],
@@ -121,10 +133,12 @@ def _applied(
     engine_options: Mapping[str, object],
 ) -> ModelCall:
     transformer = guider.inner_model.diffusion_model
-    together = rows_that_belong_together(transformer, kwargs, len(x))
-    if any(part % together for part in images):
-        raise HostLoopError(f"the plan would part the {together} frames of a video")
     sides = kwargs["transformer_options"]["cond_or_uncond"]
+    together = rows_that_belong_together(transformer, kwargs, len(x), sides=len(sides))
+    if any(part % together for part in images):
+        if kwargs.get("num_video_frames"):
+            raise HostLoopError(f"the plan would part the {together} frames of a video")
+        raise HostLoopError(f"{type(transformer).__name__} mixes the rows of a batch")
     call = apply_call(type(transformer).__name__, x.shape, sides, kwargs)
     return replace(call, options={**call.options, **engine_options})
 

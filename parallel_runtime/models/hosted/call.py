@@ -124,12 +124,14 @@ class TokenCall:
 
     def _fits(self, attention: Attention, found: tuple[int, int]) -> bool:
         """Whether this rank has so many queries and keys by the spec. Of a stream whose keys were kept they say how
-        many there are."""
+        many there are; a call that has tokens of that stream computes their keys."""
         kept = next((stream for stream in attention.keys if stream.startswith(KEPT)), None)
         others = {*attention.queries, *attention.keys} - {kept}
         if not others <= self.streams.keys():
             return False
         if kept is not None:
+            if any(self.streams.get(kept.removeprefix(KEPT), ())):
+                return False
             more = found[1] - sum(self._tokens(stream)[self.index] for stream in attention.keys if stream != kept)
             if more <= 0:
                 return False

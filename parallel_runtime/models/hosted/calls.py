@@ -8,6 +8,8 @@ A constant is itself, a float that JSON has no word for and a tensor or containe
 ``{"t": number}``, ``{"f": "nan"}``, ``{"l": [...]}`` a list, ``{"u": [...]}`` a tuple, ``{"d": {...}}`` a dict.
 """
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -40,6 +42,13 @@ WHOLE_BATCH = frozenset(
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
     )
 )
+# Classes that read these arguments of several rows for each row, the first one's or the largest number: rows in which
+# they differ cannot be computed apart. The names are those of `forward` and of ComfyUI's `apply_model`.
+READ_OF_OTHER_ROWS: dict[str, tuple[str, ...]] = {
+    "comfy.ldm.lightricks.av_model.LTXAVModel": ("timestep", "denoise_mask", "audio_denoise_mask"),
+    # the text has its own places for references, which position_ids tell
+    "comfy.ldm.hidream_o1.model.HiDreamO1Transformer": ("ref_pixel_values", "ref_image_grid_thw", "position_ids"),
+}
 # What a class builds anew from the rest of the call where it is missing.
 BUILT_AGAIN = {"minimax_payload": ("layout",)}
 
@@ -74,7 +83,8 @@ def forward_call(
     shapes = tuple(tuple(each.shape) for each in xs)
     if isinstance(x, torch.Tensor):
         shapes = ((x.shape[0], channels, *x.shape[2:]),)
-    batch = shapes[0][0] // rows_that_belong_together(transformer, kwargs, shapes[0][0])
+    named = dict(zip(_arguments(type(transformer).forward), args, strict=False)) | kwargs
+    batch = shapes[0][0] // rows_that_belong_together(transformer, named, shapes[0][0])
     rows = list(with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
     title = type(transformer).__name__
     tensors, sent = travelling(title, args, kwargs, batched=rows)
@@ -115,12 +125,36 @@ def travelling(
     return {f"t{number}": tensor for number, tensor in enumerate(tensors)}, options
 
 
-def rows_that_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int) -> int:
-    """How many of a batch's rows one batch group has to take at once: the frames of a video, of some classes all."""
+def rows_that_belong_together(
+    transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int, *, sides: int = 1
+) -> int:
+    """How many of a batch's rows one batch group has to take at once: the frames of a video, of some classes all, of
+    others those after which what they read of other rows repeats. `sides`: of cfg, whose rows follow each other in
+    `kwargs`, and are taken together."""
     frames = kwargs.get("num_video_frames") or 1
     if not isinstance(frames, int) or takes_whole_batches(type(transformer)) or rows % frames:
         return rows
-    return frames
+    read = [
+        each.unflatten(0, (sides, rows)).transpose(0, 1)
+        for each in read_of_other_rows(type(transformer), kwargs)
+        if each.ndim and each.shape[0] == sides * rows
+    ]
+    periods = (each for each in range(frames, rows, frames) if rows % each == 0)
+    return next((each for each in periods if all(torch.equal(part[each:], part[:-each]) for part in read)), rows)
+
+
+def read_of_other_rows(kind: type, kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    """What a class reads of other rows than the one it computes, of a call's arguments by their names."""
+    paths = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    given = [kwargs.get(name) for path in paths for name in READ_OF_OTHER_ROWS.get(path, ())]
+    each_alone = [each for value in given for each in (value if isinstance(value, list | tuple) else [value])]
+    return [each for each in each_alone if isinstance(each, torch.Tensor) and not each.is_meta]
+
+
+@functools.cache
+def _arguments(forward: Callable[..., object]) -> tuple[str, ...]:
+    """What a class's forward takes beside itself, in its order."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def takes_whole_batches(kind: type) -> bool:

@@ -34,7 +34,12 @@ class SkippedBlocks:
 
     def __init__(self, model: nn.Module, spec: ShardingSpec) -> None:
         self._skipping = False
-        modules = dict(model.named_modules())
+        self._spec, modules = spec, dict(model.named_modules())
+        self._replaced = {
+            (kind, number): (block, names)
+            for kind, (path, names) in spec.replaced.items()
+            for number, block in enumerate(modules[path].children())
+        }
         for path in (path for path in spec.attention if path in modules):
             for block in modules[path].children():
                 handed = HandedOn(spec.handed_on(path), block)
@@ -42,14 +47,24 @@ class SkippedBlocks:
 
     def replacing(self, blocks: Iterable[tuple[str, int]]) -> dict[str, dict[tuple[str, int], Forward]]:
         """What ComfyUI's `patches_replace` is for a call that skips these blocks."""
-        return {"dit": {(kind, number): self._skip for kind, number in blocks}}
+        return {"dit": {place: partial(self._skip, place) for place in blocks}}
 
-    def _skip(self, args: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def _skip(self, place: tuple[str, int], args: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:  # noqa: ANN401
         self._skipping = True
         try:
+            if place in self._replaced:
+                return self._skip_replaced(place, args)
             return extra["original_block"](args)
         finally:
             self._skipping = False
+
+    def _skip_replaced(self, place: tuple[str, int], args: Mapping[str, Any]) -> dict[str, Any]:
+        """As stock's function: a block's arguments are its result."""
+        block, names = self._replaced[place]
+        path, _ = self._spec.replaced[place[0]]
+        handed = self._spec.handed_on(path)
+        (name,) = (name for name in args if names.get(name, name) == handed)
+        return {**args, name: block(**{names.get(name, name): value for name, value in args.items()})}
 
     def _placed(self, handed: HandedOn, inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return handed.read(args, kwargs) if self._skipping else inner(*args, **kwargs)

@@ -64,6 +64,9 @@ class ShardingSpec:
 
     `keeps`: what the class keeps from call to call, if anything.
 
+    `replaced`: ComfyUI's kind of a block ("double_block") -> the list that it is in, and its arguments by the names
+    that a function in its place is given. For a class that calls such a block by these names, which it does not take.
+
     `row_ranges`: list of blocks -> the argument of theirs with ranges (start, end, row) of all their tokens, where row
     may as well be a tensor with the row of each token. Compiled blocks are given that: a graph is of one number of
     ranges, and that differs by rank and by prompt.
@@ -79,6 +82,7 @@ class ShardingSpec:
     hands: Mapping[str, Handed] = field(default_factory=dict)
     unstaged: str = ""
     keeps: Keeps | None = None
+    replaced: Mapping[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
     row_ranges: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

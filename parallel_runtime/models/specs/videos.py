@@ -25,6 +25,7 @@ SPECS = {
         attention={"visual_transformer_blocks": {"self_attention": "vid", "cross_attention": "local"}},
         cut={"visual_transformer_blocks.0": {"visual_embed": "vid"}, "visual_transformer_blocks.*": {"freqs": "vid"}},
         gather={"visual_transformer_blocks.-1": "vid"},
+        replaced={"double_block": ("visual_transformer_blocks", {"x": "visual_embed", "context": "text_embed"})},
     ),
     "comfy.ldm.cosmos.predict2.MiniTrainDIT": PREDICT2,
     "comfy.ldm.anima.model.Anima": PREDICT2,

@@ -36,7 +36,8 @@ Words for attention, of the queries and keys in an attention call:
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
     "img|local"       the same; keys are whole where they are no more than the tokens that every rank has
     "kept:txt+img"    before the keys of img those of txt that the class kept of a call before (`keeps`), whole on
-                      every rank, so none sends them: all keys that img leaves. First of the keys
+                      every rank, so none sends them: all keys that img leaves. First of the keys, and only where
+                      this call has no tokens of txt
     "frames"          queries and keys are whole frames of the grid, as many as the call has
     "frames again"    the same, in a module that attends several times in a run: the keys of its first call come first
                       in all later ones, and are sent once

@@ -162,7 +162,7 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in product(divisors, repeat=len(AXES)):
         data, cfg, stages, *_ = degrees
-        if math.prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
+        if math.prod(degrees) != ranks or data > work.batch or cfg > (2 if work.guided else 1):
             continue
         if stages > 1 and not stale:
             continue

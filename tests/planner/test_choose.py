@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from parallel_runtime.exchange_formats import EXACT
+from parallel_runtime.parallel.batch_groups import cut_rows
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import (
     EQUAL,
@@ -215,13 +216,34 @@ def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> 
         for plan in found:
             assert plan.ranks == ranks
             assert plan.cfg in (1, 2) and plan.pipefusion <= 3
-            assert 4 % plan.data == 0
+            assert plan.data <= 4
     unguided = replace(work, guided=False)
     assert not any(plan.cfg > 1 for plan in useful_plans(2, model=model, work=unguided, stale=True))
     copied = [plan for plan in useful_plans(8, model=model, work=work, stale=True) if plan.data > 1]
     assert {plan.weights for plan in copied} == {"replicated", "sharded"}, "replicas lie in the same host memory"
     apart = replace(model, key_heads=0)  # of which no rank can have a part of the tokens
     assert {plan.parts for plan in useful_plans(8, model=apart, work=work, stale=True)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "guided", "batch", "plan", "alone", "rows"),
+    [
+        (2, False, 3, "data=2", "ulysses=1", (2, 3)),  # 2 + 1 rows in place of 3
+        (4, True, 5, "data=2,cfg=2", "cfg=2", (3, 5)),
+    ],
+)
+def test_a_batch_that_devices_do_not_divide_is_shared_out_and_priced_by_its_largest_part(
+    ranks: int, guided: bool, batch: int, plan: str, alone: str, rows: tuple[int, int]
+) -> None:
+    """Of a model whose images nobody can share."""
+    model, work = replace(FLUX, key_heads=0), Work(image_tokens=4096, text_tokens=512, guided=guided, batch=batch)
+    choice = choose_plan(model, work, [48 * GIB] * ranks, known_calibration("L40", devices=ranks))
+    assert choice.plan == ParallelPlan.parse(plan)
+    assert max(sum(each.stop - each.start for each in cut) for cut in cut_rows([batch], 2)) == rows[0]
+    (before,) = (row for row in choice.table if row.plan == ParallelPlan.parse(alone))
+    assert choice.chosen.cost.step_s == pytest.approx(rows[0] / rows[1] * before.cost.step_s, rel=0.01)
+    one = choose_plan(model, replace(work, batch=1), [48 * GIB] * ranks, known_calibration("L40", devices=ranks))
+    assert all(row.plan.data == 1 for row in one.table), "no replica is without an image"
 
 
 def row(text: str, step_s: float, *, gib: float = 1.0, fits: bool = True, **parts: float) -> Prediction:

@@ -20,7 +20,7 @@ from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .choose import HEADROOM, Choice, Prediction, choose_plan
 from .counted import CountedModel
 from .hardware import GIB, Calibration
-from .known import known_rates
+from .known import SHARED_ABOVE, known_rates
 from .memory import memory_of
 from .work import Work, image_tokens
 
@@ -235,6 +235,11 @@ def with_weights(plan: ParallelPlan, weights: str) -> ParallelPlan:
 
 
 def _all_used(plan: ParallelPlan) -> str:
+    if plan.ring > 1 and plan.ulysses <= 2 and plan.ranks > SHARED_ABOVE:
+        return (
+            f"all {plan.ranks} devices are used, around a ring, as an all-to-all among so many without NVLink is slow: "
+            "how fast they are is unknown; `doctor --calibrate` measures"
+        )
     return f"all {plan.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
 
 

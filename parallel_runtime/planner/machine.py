@@ -5,6 +5,7 @@ more of the same GPUs have one, else from the table of known devices.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,12 +15,14 @@ import torch
 from ..choices import choice_of
 from ..devices import Device, gpu_uuid, ranks_by_machine
 from ..exchange_groups import OverlapRates
+from ..nvlink import all_linked
 from ..plan import ParallelPlan
 from ..shares import ALIKE
 from .hardware import Calibration
-from .known import known_calibration, known_link, known_rates
+from .known import SHARED_ABOVE, known_calibration, known_link, known_rates, usual_link
 from .store import CalibrationStore
 
+LINKED_BOARD = re.compile(r"\bsxm\d?\b|\binstinct mi[2-9]\d\d[ax]\b")  # NVLink's, and AMD's Infinity Fabric's
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 
 
@@ -56,6 +59,20 @@ def identity(device: Device) -> str:
     if device.kind != "cuda" or device.machine:
         return str(device)
     return f"{device} {gpu_uuid(device.index)}".rstrip()
+
+
+def share_a_bridge(devices: Sequence[Device]) -> bool:
+    """Whether these are so many GPUs of one machine that pairs share the way between host bridges, and no NVLink is
+    between them. Where the driver does not say it, boards that have it are told by their names."""
+    here = [device for device in devices if device.kind == "cuda" and not device.machine]
+    if len(here) <= SHARED_ABOVE:
+        return False
+    name = torch.cuda.get_device_name(here[0].index)
+    try:
+        return usual_link(name, len(here)).name.endswith("shared")
+    except ValueError:  # it is not in the table
+        linked = all_linked(tuple(gpu_uuid(device.index) for device in here)) if torch.version.hip is None else None
+    return not (LINKED_BOARD.search(name.lower()) if linked is None else linked)
 
 
 def look(devices: Sequence[Device], *, link: str | None = None) -> tuple[Calibration, list[int]]:

@@ -28,6 +28,7 @@ from parallel_runtime.planner.automatic import (
 )
 from parallel_runtime.planner.choose import HEADROOM, WORTHWHILE, Choice, choose_plan
 from parallel_runtime.planner.comfyui_process import NoAnswerError
+from parallel_runtime.planner.cost import step_cost
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
@@ -167,6 +168,22 @@ def test_gpus_of_unknown_speed_are_all_used_with_the_first_weights_that_fit(gib:
     needed = [float(why.split()[6]) for why in decision.reasons if "does not fit" in why]
     assert bool(needed) == (weights != "replicated") and all(HEADROOM * gib < each < 100 for each in needed)
     assert on_gpus(1, gib, None).plan.weights == ("replicated" if gib == 80 else "offloaded")
+
+
+@pytest.mark.parametrize(("ranks", "ulysses"), [(5, 1), (6, 2), (8, 2)])
+def test_many_gpus_of_unknown_speed_on_one_bridge_go_around_a_ring(ranks: int, ulysses: int) -> None:
+    """At the 3090's rates and links heads alone are slower than one device, or by little quicker; the ring is not."""
+    known = known_calibration("RTX 3090", devices=ranks)
+    ring = ParallelPlan(ulysses=ulysses, ring=ranks // ulysses)
+    seconds = {each: step_cost(FLUX, usual_work(), each, known).step_s for each in (ring, ParallelPlan(ulysses=ranks))}
+    alone = step_cost(FLUX, usual_work(), ParallelPlan(), known).step_s
+    assert 1.5 * seconds[ring] < seconds[ParallelPlan(ulysses=ranks)] and 2 * seconds[ring] < alone
+    decision = automatic_plan(FLUX, usual_work(), gpus(ranks), [80 * GIB] * ranks, None, everything=ring)
+    assert decision.plan == ring
+    said = f"all {ranks} devices are used, around a ring, as an all-to-all among so many without NVLink is slow: "
+    assert decision.reasons[0].startswith(said) and "doctor --calibrate" in decision.reasons[0]
+    wide = automatic_plan(FLUX, usual_work(), gpus(8), [80 * GIB] * 8, None)
+    assert wide.reasons[0].startswith("all 8 device(s) are used: ")
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_what_fits_nowhere_names_the_plan_that_needs_least() -> None:
 
 
 def test_what_cannot_be_chosen_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="'string' is unknown; use one of nvlink4"):
+    with pytest.raises(ValueError, match="'string' is unknown; use one of nvlink5"):
         known_link("string")
     with pytest.raises(ValueError, match="no devices"):
         choose_plan(FLUX, LARGE, [], known_calibration("H100"))

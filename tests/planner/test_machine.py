@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from parallel_runtime import nvlink
 from parallel_runtime.choices import choice_for
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -90,3 +91,80 @@ def test_several_machines_are_measured_together_or_their_link_is_taken_for_a_slo
     store.save(machine.device_set(BOTH), own)
     assert machine.measured(BOTH) == replace(own, machines=(2, 1))
     assert machine.constants(BOTH).between == known_link("ethernet10")
+
+
+class Nvml:
+    """The driver's library, of a machine with NVLink between some pairs of its GPUs."""
+
+    class NVMLError(Exception):
+        """As NVML's own."""
+
+    def __init__(self, linked: set[tuple[str, str]], *, known: bool = True) -> None:
+        self.linked, self.known = linked, known
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """Nothing to start."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        """The UUID stands for its device."""
+        if not self.known or not uuid.startswith("GPU-"):
+            raise self.NVMLError
+        return uuid.removeprefix("GPU-")
+
+    def nvmlDeviceGetP2PStatus(self, first: str, second: str, what: int) -> int:  # noqa: N802
+        """0 where they are linked, as nvmlGpuP2PStatus_t has it."""
+        if (first, second) == ("u0", "u9"):
+            raise self.NVMLError
+        return 0 if what == nvlink.P2P_NVLINK and (first, second) in self.linked else 5
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None) -> None:
+    """Lets `nvlink.py` find this library, None for a machine without it."""
+
+    def found(name: str) -> Nvml:
+        if name != "pynvml" or nvml is None:
+            raise ImportError(name)
+        return nvml
+
+    nvlink.all_linked.cache_clear()
+    monkeypatch.setattr(nvlink.importlib, "import_module", found)
+
+
+def test_nvlink_is_between_gpus_where_the_driver_says_so_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {(f"u{a}", f"u{b}") for a in range(6) for b in range(a + 1, 6)}
+    for linked, expected in ((pairs, True), (pairs - {("u0", "u5")}, False), (set(), False)):
+        asked_of(monkeypatch, Nvml(linked))
+        assert nvlink.all_linked(tuple(f"u{index}" for index in range(6))) is expected
+    asked_of(monkeypatch, Nvml(pairs))
+    assert nvlink.all_linked(("u0", "u9")) is False, "NVML does not support the question"
+    for nvml in (None, Nvml(pairs, known=False)):
+        asked_of(monkeypatch, nvml)
+        assert nvlink.all_linked(("u0", "u1")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "linked", "shared"),
+    [
+        ("NVIDIA L4", 8, None, True),  # in the table
+        ("NVIDIA L4", 4, None, False),
+        ("NVIDIA H100 80GB HBM3", 8, None, False),
+        ("NVIDIA A10", 6, None, True),  # unknown, and nobody says how they are connected
+        ("NVIDIA A10", 4, None, False),
+        ("NVIDIA A10", 6, False, True),
+        ("NVIDIA Next", 8, True, False),
+        ("Tesla V100-SXM2-16GB", 8, None, False),
+        ("Tesla V100-SXM2-16GB", 8, False, True),  # pairs without NVLink
+        ("AMD Instinct MI300X", 8, None, False),
+        ("AMD Radeon PRO W7900", 8, None, True),
+    ],
+)
+def test_many_cards_without_nvlink_share_the_way_between_host_bridges(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int, linked: bool | None, shared: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(machine, "gpu_uuid", lambda index: f"u{index}")
+    monkeypatch.setattr(machine, "all_linked", lambda uuids: linked if len(uuids) == count else None)
+    devices = tuple(Device("cuda", index) for index in range(count))
+    assert machine.share_a_bridge(devices) is shared
+    assert machine.share_a_bridge((*devices[:4], *(Device("cuda", 0, "shelf") for _ in range(4)))) is False
+    assert machine.share_a_bridge(parse_devices("cpu:8").devices) is False

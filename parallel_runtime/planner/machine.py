@@ -7,6 +7,7 @@ more of the same GPUs have one, else from the table of known devices.
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -18,8 +19,8 @@ from ..exchange_groups import OverlapRates
 from ..nvlink import all_linked
 from ..plan import ParallelPlan
 from ..shares import ALIKE
-from .hardware import Calibration
-from .known import SHARED_ABOVE, known_calibration, known_link, known_rates, usual_link
+from .hardware import Calibration, Interconnect
+from .known import SHARED_ABOVE, known_calibration, known_link, usual_link
 from .store import CalibrationStore
 
 LINKED_BOARD = re.compile(r"\bsxm\d?\b|\binstinct mi[2-9]\d\d[ax]\b")  # NVLink's, and AMD's Infinity Fabric's
@@ -98,21 +99,36 @@ def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibrat
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
+        link = link or _slowest_link(devices, present)
         found = _with_speeds(known_calibration(name, link, devices=present), devices)
     else:
         found = as_told(found, link=link)
     return _with_choices(found, devices[0])
 
 
+def _slowest_link(devices: Sequence[Device], present: int) -> str | None:
+    """The slowest of the links that the kinds of these GPUs usually have, whichever is named first; None where the
+    table knows none of them."""
+    found = list[Interconnect]()
+    for name in dict.fromkeys(_names(devices)):
+        with suppress(ValueError):
+            found.append(usual_link(name, present))
+    return min(found, key=lambda link: link.all_to_all_bandwidth(present)).name if found else None
+
+
+def _names(devices: Sequence[Device]) -> list[str]:
+    return [torch.cuda.get_device_name(each.index) for each in devices if each.kind == "cuda"]
+
+
 def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
     """The first device's constants with the speed of the others beside it, where GPUs are of several kinds."""
-    names = [torch.cuda.get_device_name(each.index) for each in devices if each.kind == "cuda"]
+    names = _names(devices)
     if len(set(names)) < 2:
         return calibration
-    speeds, told = list[float](), dict[str, None]()
+    first_s, speeds, told = calibration.rates.usual_s, list[float](), dict[str, None]()
     for device, name in zip(devices, names, strict=True):
         try:
-            speeds.append(known_rates(name).matmul_flops / known_rates(names[0]).matmul_flops)
+            speeds.append(first_s / known_calibration(name).rates.usual_s)
             if name != names[0]:
                 told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
         except ValueError:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
-from parallel_runtime.planner import counting, machine
+from parallel_runtime.planner import counting, hardware, machine
 from parallel_runtime.planner.automatic import (
     AGAIN,
     Decision,
@@ -29,10 +29,10 @@ from parallel_runtime.planner.automatic import (
 from parallel_runtime.planner.choose import HEADROOM, WORTHWHILE, Choice, choose_plan
 from parallel_runtime.planner.comfyui_process import NoAnswerError
 from parallel_runtime.planner.cost import step_cost
-from parallel_runtime.planner.counted import CountedModel
+from parallel_runtime.planner.counted import CountedModel, amounts_of
 from parallel_runtime.planner.counting import USUAL_SIZE, Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect
-from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.machine import constants, overlap
 from parallel_runtime.planner.work import Work, image_tokens
 
@@ -272,10 +272,10 @@ def test_weights_in_host_memory_are_not_there_once_for_each_replica(known: Calib
 @pytest.mark.parametrize(
     ("names", "plan", "told"),
     [
-        (("RTX 4090", "RTX 3060"), "", "cuda:1 (RTX 3060) at 0.15 of the speed of cuda:0"),
-        (("RTX 4090", "RTX 4080"), "ulysses=2", "cuda:1 (RTX 4080) at 0.59 of the speed of cuda:0"),
-        (("RTX 4090", "RTX 4090", "RTX 3060"), "ulysses=2", "cuda:2 (RTX 3060) at 0.15 of the speed of cuda:0"),
-        (("RTX 3090", "RTX 4090"), "ulysses=2", "cuda:1 (RTX 4090) at 2.32 of the speed of cuda:0; name the quickest"),
+        (("RTX 4090", "RTX 3060"), "", "cuda:1 (RTX 3060) at 0.18 of the speed of cuda:0"),
+        (("RTX 4090", "RTX 4080"), "ulysses=2", "cuda:1 (RTX 4080) at 0.62 of the speed of cuda:0"),
+        (("RTX 4090", "RTX 4090", "RTX 3060"), "ulysses=2", "cuda:2 (RTX 3060) at 0.18 of the speed of cuda:0"),
+        (("RTX 3090", "RTX 4090"), "ulysses=2", "cuda:1 (RTX 4090) at 2.03 of the speed of cuda:0; name the quickest"),
         (("RTX 4090", "Some GPU"), "ulysses=2", "cuda:1 (Some GPU) is unknown, and taken to be as quick as cuda:0"),
         (("RTX 4090", "RTX 4090"), "ulysses=2", ""),
     ],
@@ -293,6 +293,38 @@ def test_a_device_that_is_much_slower_than_the_first_stays_unused(
     assert told in " ".join(decision.reasons) and (bool(told) or "cuda:1 (" not in " ".join(decision.reasons))
 
 
+@pytest.mark.parametrize("names", [("RTX 5090", "RTX 4090"), ("RTX 3090", "RTX 4090"), ("RTX 4090", "RTX 4080")])
+def test_unlike_gpus_are_priced_alike_whichever_is_named_first(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
+) -> None:
+    """Over the slower of the links that they usually have."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "measured", lambda _: None)
+    monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
+    found = []
+    for order in (names, names[::-1]):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index, order=order: order[index])
+        known = machine.constants(gpus(2))
+        assert known.link == known_link("pcie3") and "pcie3" in known.source
+        found.append(step_cost(FLUX, usual_work(), ParallelPlan(ulysses=2), known).step_s)
+    assert found[0] == pytest.approx(found[1], rel=0.055), "memory is the first one's"
+    assert machine.constants(gpus(2), link="pcie4").link == known_link("pcie4"), "the user knows better"
+
+
+def test_a_usual_step_is_flux_at_1024() -> None:
+    counted = amounts_of(FLUX, usual_work(), ParallelPlan())
+    assert (hardware.MATMUL_FLOPS, hardware.ATTENTION_FLOPS) == (
+        pytest.approx(counted.matmul_flops, rel=0.01),
+        pytest.approx(counted.attention_flops, rel=0.01),
+    )
+    assert hardware.MOVED_BYTES == pytest.approx(counted.moved_bytes + FLUX.weight_bytes, rel=0.01)
+    for kind in ("RTX 4090", "RTX 3060", "A100"):
+        known = known_calibration(kind)
+        assert step_cost(FLUX, usual_work(), ParallelPlan(), known).step_s == pytest.approx(
+            known.rates.usual_s, rel=0.01
+        )
+
+
 @pytest.mark.parametrize("shares", [None, (), (2, 1, 2, 1)])
 @pytest.mark.parametrize("guided", [False, True])
 def test_equal_machines_have_unequal_gpus(
@@ -304,7 +336,7 @@ def test_equal_machines_have_unequal_gpus(
     monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
     devices = (*gpus(2), *(Device("cuda", index, "attic") for index in range(2)))
     known = replace(machine.constants(devices), shares=shares)
-    assert known.speeds == pytest.approx((1.0, 0.43, 1.0, 0.43), abs=0.01) and known.machines == (2, 2)
+    assert known.speeds == pytest.approx((1.0, 0.49, 1.0, 0.49), abs=0.01) and known.machines == (2, 2)
     work = replace(usual_work(), guided=guided)
     held = ParallelPlan(ring=2, ulysses=2)
     for decision in (

@@ -100,8 +100,8 @@ class Calibration:
 
     `machines`: how many consecutive ranks each of several machines has; `between`: how their ranks reach each other.
     `speeds`: each device's beside that which the constants are of, by a usual step (`Rates.usual_s`), () where all are
-    alike; `shares`: what each computes
-    of what is shared out, None as its speed has it.
+    alike; `kinds`: the own rates of each kind of device, by its name, where several were measured; `shares`: what each
+    computes of what is shared out, None as its speed has it.
     """
 
     rates: Rates
@@ -111,6 +111,7 @@ class Calibration:
     between: Interconnect | None = None
     machines: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
+    kinds: tuple[tuple[str, Rates], ...] = ()
     shares: tuple[int, ...] | None = None
 
     def slowed(self, plan: ParallelPlan) -> float:

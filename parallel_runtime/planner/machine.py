@@ -6,7 +6,7 @@ more of the same GPUs have one, else from the table of known devices.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -51,8 +51,12 @@ def _kind(devices: Sequence[Device]) -> str:
 def kinds_here(devices: Sequence[Device]) -> list[str]:
     """What the devices of this machine are, each kind once, in order of their names. Makes no CUDA context."""
     here = [device for device in devices if not device.machine]
-    names = {torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here}
-    return sorted(names)
+    return sorted(set(device_names(here)))
+
+
+def device_names(devices: Sequence[Device]) -> list[str]:
+    """What each of these devices of this machine is."""
+    return [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
 
 
 def identity(device: Device) -> str:
@@ -102,7 +106,7 @@ def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibrat
         link = link or _slowest_link(devices, present)
         found = _with_speeds(known_calibration(name, link, devices=present), devices)
     else:
-        found = as_told(found, link=link)
+        found = as_told(_with_measured_speeds(found, devices), link=link)
     return _with_choices(found, devices[0])
 
 
@@ -125,17 +129,46 @@ def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibra
     names = _names(devices)
     if len(set(names)) < 2:
         return calibration
-    first_s, speeds, told = calibration.rates.usual_s, list[float](), dict[str, None]()
+    return _beside(calibration, devices, {name: _table_s(name) for name in names}, calibration.rates.usual_s)
+
+
+def _with_measured_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
+    """Measured constants with each device's speed, where GPUs are of several kinds: the first one's constants, where
+    each kind was measured. Older files have the slowest one's alone, and the table says how fast the others are."""
+    names, kinds = _names(devices), dict(calibration.kinds)
+    if len(set(names)) < 2:
+        return calibration
+    if set(names) <= kinds.keys():
+        first = replace(calibration, rates=kinds[names[0]])
+        return _beside(first, devices, {name: kinds[name].usual_s for name in names}, first.rates.usual_s)
+    times = {name: _table_s(name) for name in names}
+    slowest_s = max((seconds for seconds in times.values() if seconds is not None), default=1.0)
+    return _beside(calibration, devices, times, slowest_s)
+
+
+def _table_s(name: str) -> float | None:
+    """Seconds of a usual step by the table; None where it does not know the device."""
+    try:
+        return known_calibration(name).rates.usual_s
+    except ValueError:
+        return None
+
+
+def _beside(
+    calibration: Calibration, devices: Sequence[Device], times: Mapping[str, float | None], constants_s: float
+) -> Calibration:
+    """The constants, whose device takes `constants_s` for a usual step, with the speeds of devices that take `times`,
+    by their names; None: it is unknown, and taken to be as quick as the first."""
+    names, told = _names(devices), dict[str, None]()
+    first_s = times[names[0]] or constants_s
     for device, name in zip(devices, names, strict=True):
-        try:
-            speeds.append(first_s / known_calibration(name).rates.usual_s)
-            if name != names[0]:
-                told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
-        except ValueError:
-            speeds.append(1.0)
+        if (seconds := times[name]) is None:
             told[f"{device} ({name}) is unknown, and taken to be as quick as {devices[0]}"] = None
+        elif name != names[0]:
+            told[f"{device} ({name}) at {first_s / seconds:.2f} of the speed of {devices[0]}"] = None
+    speeds = [constants_s / (times[name] or first_s) for name in names]
     source = "; ".join([calibration.source, *told])
-    if max(speeds) > ALIKE:
+    if max(speeds) > ALIKE * speeds[0]:
         source = f"{source}; name the quickest device first, so that it is weighed alone"
     return replace(calibration, speeds=tuple(speeds), source=source)
 

@@ -11,12 +11,19 @@ import torch
 
 from parallel_runtime import nvlink
 from parallel_runtime.choices import choice_for
+from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner import machine
+from parallel_runtime.planner.automatic import usual_work
+from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.counting import usual_counted
+from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.wire.replies import ProbeReply
 
+FLUX = usual_counted().model
 L40 = (Device("cuda", 0), Device("cuda", 1))
 BOTH = (*L40, Device("cuda", 0, "shelf"))
 CPU = parse_devices("cpu:2").devices
@@ -91,6 +98,56 @@ def test_several_machines_are_measured_together_or_their_link_is_taken_for_a_slo
     store.save(machine.device_set(BOTH), own)
     assert machine.measured(BOTH) == replace(own, machines=(2, 1))
     assert machine.constants(BOTH).between == known_link("ethernet10")
+
+
+class Probed:
+    """A pool of an RTX 4090 and an RTX 3060, of which every rank answers with what its device takes."""
+
+    devices = L40
+
+    def probe(self, _: ParallelPlan) -> list[ProbeReply]:
+        """Amounts and seconds, the second device's of six times as many."""
+        return [
+            ProbeReply(
+                matmul=((1e12, factor * 1e-2), (2e12, factor * 2e-2)),
+                attention=((1e12, factor * 1e-2), (2e12, factor * 2e-2)),
+                memory=((1e9, factor * 1e-3), (2e9, factor * 2e-3)),
+                elementwise=((1e9, factor * 1e-3), (2e9, factor * 2e-3)),
+                all_to_all=((1e6, 1e-3), (1e7, 2e-3)),
+                operations=((10.0, 1e-4), (20.0, 2e-4)),
+            )
+            for factor in (1.0, 6.0)
+        ]
+
+
+def test_each_kind_of_gpu_is_measured_and_planned_for_at_its_speed(
+    store: CalibrationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3060"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    found = calibrate(Probed())
+    assert [name for name, _ in found.kinds] == names and found.rates == found.kinds[0][1]
+    store.save(machine.device_set(L40), found)
+    told = machine.constants(L40)
+    assert told.speeds == pytest.approx((1.0, 1 / 6)) and told.rates.matmul_flops == pytest.approx(1e14)
+    assert "cuda:1 (NVIDIA GeForce RTX 3060) at 0.17 of the speed of cuda:0" in told.source
+    choice = choose_plan(FLUX, usual_work(), [80 * GIB] * 2, told)
+    assert choice.plan == ParallelPlan(), "with the slow card it would take longer"
+    turned = machine.constants(L40[::-1])
+    assert turned.speeds == pytest.approx((1.0, 6.0)) and turned.rates.matmul_flops == pytest.approx(1e14 / 6)
+    assert turned.source.endswith("name the quickest device first, so that it is weighed alone")
+    store.save(machine.device_set(L40), replace(found, kinds=(), rates=found.kinds[1][1]))  # as older versions kept it
+    older = machine.constants(L40)
+    assert older.speeds == pytest.approx((5.6, 1.0), abs=0.02), "the slowest card's rates, and the table's speeds"
+    assert "cuda:1 (NVIDIA GeForce RTX 3060) at 0.18 of the speed of cuda:0" in older.source
+    assert "quickest" not in older.source
+    assert choose_plan(FLUX, usual_work(), [80 * GIB] * 2, older).plan == ParallelPlan()
+    names[1] = "Some GPU"
+    store.save(machine.device_set(L40), replace(found, kinds=()))
+    assert machine.constants(L40).speeds == (1.0, 1.0)
+    names[1] = names[0]
+    store.save(machine.device_set(L40), calibrate(Probed()))
+    assert machine.constants(L40).speeds == () and machine.measured(L40).kinds == ()
 
 
 class Nvml:

@@ -139,7 +139,7 @@ def choose_plan(
     table = tuple(sorted(weighed, key=lambda row: (row.prompt_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
     if not fitting:
-        return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
+        return Choice(chosen=None, reasons=_nothing_fits(model, table, devices), table=table)
     if not any(row.host_bytes <= host_bytes for row in fitting):
         host_bytes = math.inf
     usable = [row for row in fitting if row.host_bytes <= host_bytes]
@@ -370,11 +370,13 @@ def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequen
     )
 
 
-def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
+def _nothing_fits(model: CountedModel, table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
     if not table:
         return (f"no plan on {len(devices)} devices fits the model's heads; use another number of devices",)
     least = min(table, key=lambda row: row.memory.total)
     remedy = "free memory, use a smaller image or an fp8 file, or more devices"
+    if model.small_numbers:
+        remedy = "free memory, use a smaller image, or more devices"
     if least.plan.weights == "replicated":
         remedy = f"use sharded weights, {remedy}"
     return (

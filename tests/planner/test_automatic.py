@@ -125,6 +125,18 @@ def test_where_nothing_fits_the_plan_that_needs_least_is_tried_and_said() -> Non
     assert asked.plan == ParallelPlan(ulysses=2, weights="sharded")
     assert decision.reasons[0].startswith("does not fit: ")
     assert "trying ulysses=2,weights=offloaded" in decision.reasons[-1]
+    size = "1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg 1, one image"
+    assert decision.reasons[1].startswith(f"weighed for {size}: of that size no plan fits")
+
+
+def test_a_video_is_weighed_with_its_frames_and_they_are_said() -> None:
+    video = usual_work_of(replace(usual_counted(), frames=81))
+    size = "a video of 1024 x 1024 pixels, 81 frames, 4096 image tokens, 512 text tokens"
+    for gib, said in ((80, "chosen"), (1, "weighed")):
+        decision = automatic_plan(FLUX, video, gpus(2), [gib * GIB] * 2, H100)
+        assert any(why.startswith(f"{said} for {size}, cfg 1") for why in decision.reasons)
+    guided = automatic_plan(FLUX, replace(video, guided=True, batch=2), gpus(2), [80 * GIB] * 2, H100)
+    assert any(why.startswith(f"chosen for {size}, cfg above 1, 2 images") for why in guided.reasons)
 
 
 @pytest.mark.parametrize("weights", ["sharded", "offloaded"])
@@ -568,6 +580,7 @@ def test_where_the_work_of_a_run_does_not_fit_the_plan_that_was_loaded_is_tried(
     decision = of_run("ulysses=2", 2, gib=8)
     assert decision.plan == ParallelPlan(ulysses=2)
     assert decision.reasons[0].startswith("does not fit: ")
+    assert decision.reasons[-2].startswith(f"weighed for {decision.chosen_for}: ")
     assert decision.reasons[-1] == "trying ulysses=2, as this is a prediction"
 
 

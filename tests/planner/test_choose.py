@@ -323,14 +323,19 @@ def test_whether_a_further_machine_pays_is_said_where_there_is_one() -> None:
 
 
 def test_what_fits_nowhere_names_the_plan_that_needs_least() -> None:
-    assert _nothing_fits((), [GIB] * 3) == (
+    assert _nothing_fits(FLUX, (), [GIB] * 3) == (
         "no plan on 3 devices fits the model's heads; use another number of devices",
     )
     large, least = row("ulysses=1", 1.0, gib=3.0), row("ulysses=2,weights=sharded", 1.0, gib=2.0)
     remedy = "free memory, use a smaller image or an fp8 file, or more devices"
     said = "does not fit: {} needs the least, {} GiB a rank, 0.5 GiB on each device; {}"
-    assert _nothing_fits((large,), [GIB, GIB // 2]) == (said.format("single", "3.0", f"use sharded weights, {remedy}"),)
-    assert _nothing_fits((large, least), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),)
+    assert _nothing_fits(FLUX, (large,), [GIB, GIB // 2]) == (
+        said.format("single", "3.0", f"use sharded weights, {remedy}"),
+    )
+    assert _nothing_fits(FLUX, (large, least), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),)
+    small = usual_counted().with_weights(FLUX.weight_bytes // 2).model
+    remedy = "free memory, use a smaller image, or more devices"
+    assert _nothing_fits(small, (least,), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),), "it is one"
 
 
 def test_what_cannot_be_chosen_for_is_refused() -> None:
@@ -354,6 +359,7 @@ def test_work_is_of_tokens_and_rows() -> None:
             "kept_as": "default",
             "reference_tokens": 0,
             "exchange": EXACT,
+            "frames": 1,
         },
     }
     assert (work.tokens, work.rows, replace(work, guided=True, batch=3).rows) == (5, 1, 6)

@@ -27,6 +27,9 @@ GRAPHS_SERVE = 4  # runs: another size, text or model, and what needs the memory
 # Of the card that ComfyUI uses too, for what follows a run: by ComfyUI's figure a VAE decodes 1536 x 1536 in 10 GiB.
 GRAPHS_LEAVE = 12 * GIB
 DECODE_BYTES = 6 * GIB  # of 1024 x 1024, by the same figure, with what ComfyUI leaves free
+# Of a video of 81 frames of 1024 x 1024 pixels: 13.7 GiB by ComfyUI's figure for Wan 2.1's VAE, 12.0 at 1280 x 720;
+# HunyuanVideo 1.5's asks 24.7 there.
+VIDEO_DECODE_BYTES = 14 * GIB
 RELOADED = 2e9  # bytes a second of a file that the system has in memory, to each device; estimated
 GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device waits for its host
 
@@ -195,7 +198,7 @@ def _predict(
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
-    after = memory.weights + memory.runtime + DECODE_BYTES
+    after = memory.weights + memory.runtime + (VIDEO_DECODE_BYTES if work.frames > 1 else DECODE_BYTES)
     unloaded = plan.weights != "offloaded" and after > HEADROOM * decoding_free
     reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
     without, run_s = None, cost.image_s(work.steps)

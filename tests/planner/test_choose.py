@@ -88,6 +88,18 @@ def test_weights_that_a_decode_would_drive_out_are_weighed_with_their_load() -> 
     assert next(row for row in alone if row.plan.ranks == 1).reload_s == 0, "nothing lies on the card that decodes"
 
 
+def test_a_video_is_given_room_for_its_own_decode() -> None:
+    """Whole weights of 11 GiB leave an image's decode its room on 24 GiB, and a video's not."""
+    blocks = tuple(each // 2 for each in FLUX.block_bytes)
+    model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
+    cards = known_calibration("RTX 4090", devices=2)
+    for frames, gib, reloads in ((1, 24, False), (81, 24, True), (81, 32, False)):
+        work = Work(image_tokens=4096, text_tokens=512, frames=frames)
+        table = choose_plan(model, work, [gib * GIB] * 2, cards, decoder=0, host_bytes=0).table
+        whole = next(row for row in table if row.plan == ParallelPlan(ulysses=2))
+        assert (whole.reload_s > 0) == reloads, (frames, gib)
+
+
 def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
     work, cards = Work(image_tokens=4096, text_tokens=512, steps=20), known_calibration("RTX 4080", devices=2)
     blocks = sum(FLUX.block_bytes)

@@ -93,7 +93,7 @@ class Choice:
         single = _on_one_device(self.table)
         if self.chosen is None or single is None or not single.fits or self.chosen.plan.ranks == 1:
             return None
-        return single.run_s / self.chosen.run_s
+        return single.prompt_s / self.chosen.prompt_s
 
 
 def choose_plan(
@@ -143,6 +143,7 @@ def choose_plan(
     fitting = [row for row in table if row.fits]
     if not fitting:
         return Choice(chosen=None, reasons=_nothing_fits(model, table, devices), table=table)
+    given = host_bytes
     if not any(row.host_bytes <= host_bytes for row in fitting):
         host_bytes = math.inf
     usable = [row for row in fitting if row.host_bytes <= host_bytes]
@@ -153,6 +154,9 @@ def choose_plan(
         chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
     others = [row for row in table if not row.fits or row.host_bytes <= host_bytes]
     why = (*_beyond_host(chosen, fitting, host_bytes), *why)
+    if chosen.host_bytes > given:
+        takes, gives = _gib(chosen.host_bytes), _gib(round(given))
+        why = (f"its weights take {takes} of host memory, where auto gives {gives}, as no others fit", *why)
     reasons = (*_reasons(chosen, others, devices, calibration), *why, f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
@@ -336,29 +340,37 @@ def _reasons(
                 f"{chosen.prompt_s / more.prompt_s:.2f}x as fast, limited by {more.cost.bound}"
             )
     elif (single := _on_one_device(table)) is not None:
-        gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
+        gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
         reasons.append(gain if single.fits else f"{gain}, where it does not fit")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")
     reasons += _of_machines(chosen, table, calibration)
+    return (*reasons, *_of_weights(chosen, table, devices))
+
+
+def _of_weights(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> Iterator[str]:
+    """Why weights are not whole on each device, and what becomes of them before and in a run."""
+    weights = chosen.plan.weights
     replicated = [row for row in table if row.plan.weights == WEIGHTS[0]]
     whole = min(replicated, key=lambda row: row.memory.total, default=None)
-    if plan.weights != WEIGHTS[0] and whole is not None:
+    if weights != WEIGHTS[0] and whole is not None:
         needs, there = _gib(whole.memory.total), _gib(min(devices))
         if not whole.fits:
-            reasons.append(
+            yield (
                 f"does not fit with replicated weights: {needs} a rank, {there} on each device, of which "
-                f"{HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
+                f"{HEADROOM:.0%} can be used; {weights} weights take {_gib(chosen.memory.total)} a rank"
             )
         elif whole.reload_s:
-            reasons.append(
+            yield (
                 f"replicated weights would be loaded before each run, as they leave no room to decode: {needs} a rank, "
                 f"{there} on each device"
             )
+    if chosen.reload_s:
+        load = _time(chosen.reload_s)
+        yield f"its weights are loaded before each run, which takes {load}, as they leave no room to decode"
     if chosen.staying:
-        reasons.append(f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step")
-    return tuple(reasons)
+        yield f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step"
 
 
 def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> str:

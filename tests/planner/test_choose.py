@@ -118,7 +118,26 @@ def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
         ) == (weights == "sharded")
     alone = choose_plan(FLUX, work, [16 * GIB], cards, decoder=0, host_bytes=0)
     assert alone.plan == ParallelPlan(weights="offloaded"), "nothing else fits"
-    assert not any("of host memory" in why for why in alone.reasons)
+    takes = f"{alone.chosen.host_bytes / GIB:.1f} GiB of host memory"
+    assert f"its weights take {takes}, where auto gives 0.0 GiB, as no others fit" in alone.reasons
+    enough = choose_plan(FLUX, work, [16 * GIB], cards, decoder=0, host_bytes=blocks + 10)
+    assert not any("of host memory" in why for why in enough.reasons)
+
+
+def test_the_load_before_each_run_is_told_and_counted_in_what_a_plan_gains() -> None:
+    """Whole weights of 11 GiB, taken because the user wants them, on a card that decodes as well."""
+    blocks = tuple(each // 2 for each in FLUX.block_bytes)
+    model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
+    work, cards = Work(image_tokens=4096, text_tokens=512), known_calibration("RTX 4080", devices=2)
+    choice = choose_plan(model, work, [16 * GIB] * 2, cards, decoder=0, weights=("replicated",))
+    chosen, single = choice.chosen, next(row for row in choice.table if row.plan == ParallelPlan())
+    assert chosen.plan == ParallelPlan(ulysses=2) and chosen.reload_s > 3
+    said = f"which takes {chosen.reload_s:.2f} s, as they leave no room to decode"
+    assert f"its weights are loaded before each run, {said}" in choice.reasons
+    assert choice.speedup == (single.run_s + single.reload_s) / (chosen.run_s + chosen.reload_s)
+    assert choice.reasons[1].startswith(f"{choice.speedup:.2f}x as fast as one device (")
+    without = choose_plan(model, work, [16 * GIB] * 2, cards, weights=("replicated",))
+    assert not any("before each run" in why for why in without.reasons)
 
 
 def slow_host(devices: int) -> Calibration:

@@ -341,7 +341,7 @@ def _reasons(
             )
     elif (single := _on_one_device(table)) is not None:
         gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
-        reasons.append(gain if single.fits else f"{gain}, where it does not fit")
+        reasons.append(gain if single.fits else "one device cannot hold it")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")

@@ -329,7 +329,7 @@ def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() ->
         assert said[2] == f"2 of 4 devices stay unused: {why}"
     large = row("ulysses=1", 2.0, gib=3.0, fits=False)
     assert _reasons(small, (small, large), [2 * GIB, GIB], known)[1:] == (
-        "2.00x as fast as one device (2.00 s a step), where it does not fit",
+        "one device cannot hold it",
         "does not fit with replicated weights: 3.0 GiB a rank, 1.0 GiB on each device, of which 95% can be used; "
         "sharded weights take 0.5 GiB a rank",
     )

@@ -76,13 +76,16 @@ DEVICES = {
 # vGPU's 40C, and a size of memory that is not the table's.
 _PLAIN_WORDS = re.compile(r"nvidia|geforce|generation|gpu|sxm\d?|hbm\d?e?")
 
-# NVLink: 60 % of the bandwidth one way. PCIe 4.0 was fitted to the fitted rows of all its machines at once: those of
-# up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is half of it.
+# NVLink: 60 % of the bandwidth one way; a bridge between two cards of GA102 has 56.25 GB/s (NVIDIA's data sheets of the
+# RTX A6000 and the A40: 112.5 GB/s both ways). PCIe 4.0 was fitted to the fitted rows of all its machines at once:
+# those of up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is
+# half of it.
 SHARED_ABOVE = 4
 _LINKS = {
     "nvlink5": Interconnect(name="nvlink5", bandwidth=540e9, latency_s=25e-6),
     "nvlink4": Interconnect(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
     "nvlink3": Interconnect(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
+    "nvlink-bridge": Interconnect(name="nvlink-bridge", bandwidth=34e9, latency_s=25e-6),
     "pcie4": Interconnect(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.323),
     "pcie4-shared": Interconnect(name="pcie4-shared", bandwidth=23.3e9, latency_s=40e-6, contention=2.42),
     "pcie3": Interconnect(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.323),
@@ -92,6 +95,7 @@ _LINKS = {
     "ethernet1": Interconnect(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
     "ethernet10": Interconnect(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
+BRIDGES = dict.fromkeys(("RTX 3090", "RTX A6000", "A40"), "nvlink-bridge")  # which a card may have, to one other
 # What merges parts was fitted to other engines' rows, which tell nothing of ranks on a CPU.
 EAGER = Software(name="eager", merge_passes=17.5)
 ON_CPU = Software(name="cpu", merge_passes=4.0)

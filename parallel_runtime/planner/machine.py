@@ -20,7 +20,7 @@ from ..nvlink import all_linked
 from ..plan import ParallelPlan
 from ..shares import ALIKE
 from .hardware import Calibration, Interconnect
-from .known import SHARED_ABOVE, known_calibration, known_link, usual_link
+from .known import BRIDGES, SHARED_ABOVE, known_calibration, known_link, table_name, usual_link
 from .store import CalibrationStore
 
 LINKED_BOARD = re.compile(r"\bsxm\d?\b|\binstinct mi[2-9]\d\d[ax]\b")  # NVLink's, and AMD's Infinity Fabric's
@@ -103,11 +103,20 @@ def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibrat
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
-        link = link or _slowest_link(devices, present)
+        link = link or _bridge(devices) or _slowest_link(devices, present)
         found = _with_speeds(known_calibration(name, link, devices=present), devices)
     else:
         found = as_told(_with_measured_speeds(found, devices), link=link)
     return _with_choices(found, devices[0])
+
+
+def _bridge(devices: Sequence[Device]) -> str | None:
+    """The bridge between two cards of a kind that may have one, where NVML says that it is there."""
+    kinds = {table_name(name) for name in _names(devices)}
+    if len(devices) != 2 or len(kinds) != 1 or torch.version.hip is not None:
+        return None
+    bridge = BRIDGES.get(kinds.pop())
+    return bridge if bridge and all_linked(tuple(gpu_uuid(device.index) for device in devices)) else None
 
 
 def _slowest_link(devices: Sequence[Device], present: int) -> str | None:

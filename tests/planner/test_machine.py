@@ -199,6 +199,30 @@ def test_nvlink_is_between_gpus_where_the_driver_says_so_of_each_pair(monkeypatc
         assert nvlink.all_linked(("u0", "u1")) is None
 
 
+def test_a_bridge_between_two_cards_is_seen_where_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, asked = ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"], list[tuple[str, ...]]()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index % 2])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "measured", lambda _: None)
+    monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
+    monkeypatch.setattr(machine, "gpu_uuid", lambda index: f"u{index}")
+    for linked, link in ((True, "nvlink-bridge"), (False, "pcie3"), (None, "pcie3")):
+        monkeypatch.setattr(machine, "all_linked", lambda uuids, linked=linked: asked.append(uuids) or linked)
+        found = machine.constants(L40)
+        assert found.link == known_link(link) and f"(RTX 3090, {link}, eager)" in found.source
+    assert asked == [("u0", "u1")] * 3
+    monkeypatch.setattr(machine, "all_linked", lambda _: True)
+    assert machine.constants(L40, link="pcie4").link == known_link("pcie4"), "the user knows better"
+    assert machine.constants(L40[:1]).link == known_link("pcie3")
+    four = tuple(Device("cuda", index) for index in range(4))
+    assert machine.constants(four).link == known_link("pcie3"), "a bridge joins two"
+    assert 1.9 < known_link("nvlink-bridge").bandwidth / known_link("pcie3").bandwidth < 2.3
+    names[1] = "NVIDIA GeForce RTX 4090"
+    assert machine.constants(L40).link == known_link("pcie3")
+    names[:] = ["NVIDIA GeForce RTX 4090"] * 2
+    assert machine.constants(L40).link == known_link("pcie4"), "a 4090 has no bridge"
+
+
 @pytest.mark.parametrize(
     ("name", "count", "linked", "shared"),
     [

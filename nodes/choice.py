@@ -37,7 +37,7 @@ from ..parallel_runtime.planner.automatic import (
 from ..parallel_runtime.planner.counted import CountedModel
 from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_work_of
 from ..parallel_runtime.planner.hardware import Calibration
-from ..parallel_runtime.planner.machine import constants, kinds_here, measured, whole_bytes
+from ..parallel_runtime.planner.machine import constants, kinds_here, measured, share_a_bridge, whole_bytes
 from ..parallel_runtime.planner.work import Work
 from ..parallel_runtime.rank_environment import blocks_may_stay
 from ..parallel_runtime.redact_paths import redact_paths
@@ -164,6 +164,8 @@ class ParallelChoice:
         count = len(self.selection.devices)
         if not unshared or count == 1:
             inside = math.gcd(*ranks_by_machine(self.selection.devices))
+            if share_a_bridge(self.selection.devices):  # an all-to-all among so many is slower than one device
+                inside = math.gcd(inside, 2)
             return ParallelPlan(ulysses=inside, ring=count // inside, weights=self._weights_here()), ()
         if whole_batches and self.weights != "sharded":
             alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"

@@ -48,7 +48,10 @@ EXTRA = ("{1} sleeps", "compute", "communication", "launch", "proven")
 EXTRA += tuple(text for each in FEATURES.values() for text in (each.title, each.instead))
 # Names that are the same in every language.
 SAME = {"cuda", "torch", "comfyui", "rocm", "nccl", "mig", "mps", "RTX 2000 Ada", "Parallelize Model", "side branch"}
-SAME |= {"RTX 6000 Ada", "RTX PRO 6000 Blackwell Workstation Edition"}
+SAME |= {
+    "RTX 6000 Ada",
+    *(f"RTX PRO 6000 Blackwell {form} Edition" for form in ("Workstation", "Max-Q Workstation", "Server")),
+}
 SAME |= {"Parallel Benchmark", "Parallel Flux List Sampler", "Timed VAE Decode", "written and found"}
 
 

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/devices",
         "runtime/exchange_groups",
         "runtime/model_call",
+        "runtime/nvlink",
         "runtime/packages",
         "runtime/torch_flags",
         "runtime/weight_delta",

@@ -74,6 +74,16 @@ SENT = {
         "按 1024 x 1024 像素，4096 个图像 token，512 个文本 token，cfg 1，一张图像 选定；"
         "每次采样会按其内容重新选择，权重保持原位；用 mode=manual 可强制使用其他方案"
     ),
+    "weighed for a video of 1024 x 1024 pixels, 81 frames, 86016 image tokens, 512 text tokens, cfg above 1, "
+    "one image: of that size no plan fits on these devices, and of a smaller one some may": (
+        "按 视频 1024 x 1024 像素，81 帧，86016 个图像 token，512 个文本 token，cfg 大于 1，一张图像 衡量："
+        "此尺寸在这些设备上没有可用的方案，较小的尺寸也许可以"
+    ),
+    "chosen for a size of 1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg above 1, one image; mode=manual "
+    "forces another plan": (
+        "按 1024 x 1024 像素，4096 个图像 token，512 个文本 token，cfg 大于 1，一张图像 选定；"
+        "用 mode=manual 可强制使用其他方案"
+    ),
     "uly2: 12.0 ms a step, limited by compute (80% of the step)": "uly2：每步 12.0 ms，受限于计算（占 80%）",
     "blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++": (
         "块未编译运行：编译需要 C++ 编译器，但没有 g++；请安装 g++"

@@ -16,7 +16,7 @@ from ..machines.machine import Machine
 from ..plan import ParallelPlan
 from ..planner.hardware import NARROW, WIDE, Calibration, Interconnect, Rates
 from ..planner.known import EAGER, ON_CPU, known_link
-from ..planner.machine import device_set, free_bytes
+from ..planner.machine import device_names, device_set, free_bytes
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..pool.ranks import deadline_from
@@ -88,12 +88,18 @@ def calibrate(pool: Pool) -> Calibration:
     machines = ranks_by_machine(pool.devices)
     asynchronous = pool.devices[0].kind == "cuda"
     probes = {span: pool.probe(plan) for span, plan in _spans(machines[0]).items()}
-    rates = _rates(pool, probes, asynchronous=asynchronous)
+    names = device_names(pool.devices[: machines[0]])
+    of_kinds = {
+        name: _rates(pool, [rank for rank, its in zip(probes[max(probes)], names, strict=False) if its == name])
+        for name in dict.fromkeys(names)
+    }
+    several = len(machines) == 1 and len(of_kinds) > 1
+    rates = of_kinds[names[0]] if several else _rates(pool, probes[max(probes)])
     link = _link(probes)
     software = replace(EAGER if asynchronous else ON_CPU, operation_s=_operation_s(probes[max(probes)]))
     found = Calibration(rates=rates, link=link, software=software, source="measured on these devices by doctor")
     if len(machines) == 1:
-        return found
+        return replace(found, kinds=tuple(of_kinds.items())) if several else found
     return replace(found, between=_between(pool.probe(ParallelPlan(ulysses=sum(machines)))), machines=machines)
 
 
@@ -110,8 +116,9 @@ def _slowest(ranks: Iterable[Sequence[Point]]) -> list[Point]:
     return [max(points, key=lambda point: point[1]) for points in zip(*filter(None, ranks), strict=True)]
 
 
-def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
-    ranks = probes[max(probes)]
+def _rates(pool: Pool, ranks: Sequence[ProbeReply]) -> Rates:
+    """Of the slowest of these ranks."""
+    asynchronous = pool.devices[0].kind == "cuda"
     return Rates(
         name=str(pool.devices[0].kind),
         matmul_flops=FittedLine.through(_slowest(rank.matmul for rank in ranks)).rate,

@@ -13,12 +13,13 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from ..nvlink import P2P_NVLINK, handle_of, p2p_status
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0  # importing torch and making a context on each of eight devices, on a slow disk
@@ -31,7 +32,7 @@ P2P_STATUS = {
     4: "it is switched off in the driver's settings",
     5: "not supported",
 }
-P2P_READ, P2P_NVLINK = 0, 2  # nvmlGpuP2PCapsIndex_t
+P2P_READ = 0  # nvmlGpuP2PCapsIndex_t
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,24 +165,16 @@ def _ask_nvml(nvml: Any, facts: GpuFacts) -> GpuFacts:  # noqa: ANN401
         )
     except nvml.NVMLError as error:
         return replace(facts, driver_error=str(error))
-    handles = {gpu.index: _handle(nvml, gpu.uuid) for gpu in facts.gpus}
+    handles = {gpu.index: handle_of(nvml, gpu.uuid) for gpu in facts.gpus}
     gpus = tuple(_with_modes(nvml, gpu, handles[gpu.index]) for gpu in facts.gpus)
     reasons, linked = {}, []
     for pair in facts.peer_access:
         first, second = (handles[int(index)] for index in pair.split("-"))
-        if (reason := P2P_STATUS.get(_p2p_status(nvml, first, second, P2P_READ) or 0)) is not None:
+        if (reason := P2P_STATUS.get(p2p_status(nvml, first, second, P2P_READ) or 0)) is not None:
             reasons[pair] = reason
-        if _p2p_status(nvml, first, second, P2P_NVLINK) == 0:
+        if p2p_status(nvml, first, second, P2P_NVLINK) == 0:
             linked.append(pair)
     return replace(facts, gpus=gpus, p2p_reason=reasons, nvlink=tuple(linked))
-
-
-def _handle(nvml: Any, uuid: str) -> Any | None:  # noqa: ANN401
-    """NVML's handle of the device with torch's UUID, which lacks the prefix. NVML counts devices that torch hides."""
-    for prefix in ("GPU-", "MIG-"):
-        with suppress(nvml.NVMLError):
-            return nvml.nvmlDeviceGetHandleByUUID(prefix + uuid.removeprefix(prefix))
-    return None
 
 
 def _with_modes(nvml: Any, gpu: Gpu, handle: Any | None) -> Gpu:  # noqa: ANN401
@@ -194,15 +187,6 @@ def _with_modes(nvml: Any, gpu: Gpu, handle: Any | None) -> Gpu:  # noqa: ANN401
         return replace(gpu, mig="on" if nvml.nvmlDeviceGetMigMode(handle)[0] == 1 else "")
     except nvml.NVMLError:  # "Not Supported": a GPU without MIG, or a virtual one
         return gpu
-
-
-def _p2p_status(nvml: Any, first: Any | None, second: Any | None, what: int) -> int | None:  # noqa: ANN401
-    if first is None or second is None:
-        return None
-    try:
-        return int(nvml.nvmlDeviceGetP2PStatus(first, second, what))
-    except nvml.NVMLError:
-        return None
 
 
 def _text(found: str | bytes) -> str:

@@ -121,7 +121,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:2; with --kind a count (default 2)")
     parser.add_argument("--kind", help="plan for devices that are not here: H100, H100 PCIe, RTX 4090, cpu ...")
-    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3 ... (default: as measured or usual)")
+    parser.add_argument(
+        "--link", help="nvlink5, nvlink4, nvlink3, nvlink-bridge, pcie4, pcie3 ... (default: as measured or usual)"
+    )
     parser.add_argument("--bandwidth-gbs", type=float, help="bandwidth of the link, GB/s of one rank one way")
     parser.add_argument("--latency-us", type=float, help="latency of the link, microseconds a collective")
     parser.add_argument("--free-gib", type=float, help="free memory of each device, GiB (default: as found)")

@@ -82,7 +82,7 @@ def _model(arguments: argparse.Namespace, progress: PhaseLine) -> tuple[CountedM
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")
         size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
         counted = Counts().of(arguments.model, arguments.dtype, find_comfyui(arguments.comfyui), **size)
-        work = replace(work, image_tokens=counted.image_tokens)
+        work = replace(work, image_tokens=counted.image_tokens, frames=counted.frames)
     return counted.model, replace(work, element_bytes=counted.element_bytes)
 
 

@@ -20,7 +20,7 @@ from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .choose import HEADROOM, Choice, Prediction, choose_plan
 from .counted import CountedModel
 from .hardware import GIB, Calibration
-from .known import known_rates
+from .known import SHARED_ABOVE, known_rates
 from .memory import memory_of
 from .work import Work, image_tokens
 
@@ -109,15 +109,11 @@ def automatic_plan(
     )
     if choice.plan is None:
         plan = with_weights(everything, "offloaded" if weights == WEIGHTS[0] else weights)
-        return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
+        reasons = (*choice.reasons, _no_plan_fits(_usual_in_words(work)), _trying(plan))
+        return Decision(plan=plan, reasons=reasons, work=work, model=model)
     kept = () if weights == WEIGHTS[0] else (f"weights={weights} as asked",)
-    tokens, text = work.image_tokens, work.text_tokens
-    image = f"{PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg 1, one image"
-    if work.guided:
-        images = "one image" if work.batch == 1 else f"{work.batch} images"
-        image = f"{PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg above 1, {images}"
     again = f"{AGAIN}; " if len(devices) > 1 else ""
-    chosen_for = f"chosen for {image}; {again}{FORCING}"
+    chosen_for = f"chosen for {_usual_in_words(work)}; {again}{FORCING}"
     reasons = (*choice.reasons, *kept, chosen_for)
     return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
 
@@ -141,7 +137,8 @@ def plan_of_run(
         alone = "at cfg 1 only the images of a batch can be shared out of a model of this kind"
         return Decision(plan=held, reasons=(alone,), work=work, model=model)
     if choice.plan is None or choice.seconds_per_step is None:
-        return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
+        reasons = (*choice.reasons, _no_plan_fits(describe_work(work)), _trying(held))
+        return Decision(plan=held, reasons=reasons, work=work, model=model)
     more: tuple[str, ...] = ()
     if held.weights != WEIGHTS[0] or held.ranks < len(free):  # whole weights on all devices serve every plan
         everywhere = choose(model, work, free, calibration)
@@ -219,6 +216,24 @@ def _is_comfyuis(device: Device) -> bool:
     return device.kind == "cuda" and device.index == 0 and not device.machine
 
 
+def _usual_in_words(work: Work) -> str:
+    """The work that a plan is chosen for before anybody knows the image, a video's frames among its pixels."""
+    tokens, text, frames = work.image_tokens, work.text_tokens, work.frames
+    images = "one image" if work.batch == 1 else f"{work.batch} images"
+    if work.guided and frames > 1:
+        return (
+            f"a video of {PIXELS} x {PIXELS} pixels, {frames} frames, {tokens} image tokens, {text} text tokens, "
+            f"cfg above 1, {images}"
+        )
+    if work.guided:
+        return f"a size of {PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg above 1, {images}"
+    if frames > 1:
+        return (
+            f"a video of {PIXELS} x {PIXELS} pixels, {frames} frames, {tokens} image tokens, {text} text tokens, cfg 1"
+        )
+    return f"{PIXELS} x {PIXELS} pixels, {tokens} image tokens, {text} text tokens, cfg 1, one image"
+
+
 def describe_work(work: Work) -> str:
     """The work in words, such as `4096 image tokens, 512 text tokens, prompt and negative, one image, 20 steps`."""
     sides = "prompt and negative" if work.guided else "one conditioning at a time"
@@ -235,11 +250,20 @@ def with_weights(plan: ParallelPlan, weights: str) -> ParallelPlan:
 
 
 def _all_used(plan: ParallelPlan) -> str:
+    if plan.ring > 1 and plan.ulysses <= 2 and plan.ranks > SHARED_ABOVE:
+        return (
+            f"all {plan.ranks} devices are used, around a ring, as an all-to-all among so many without NVLink is slow: "
+            "how fast they are is unknown; `doctor --calibrate` measures"
+        )
     return f"all {plan.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
 
 
 def _trying(plan: ParallelPlan) -> str:
     return f"trying {plan.describe()}, as this is a prediction"
+
+
+def _no_plan_fits(work: str) -> str:
+    return f"weighed for {work}: of that size no plan fits on these devices, and of a smaller one some may"
 
 
 def on_cpu(plan: ParallelPlan) -> tuple[str, ...]:

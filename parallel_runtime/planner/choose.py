@@ -27,6 +27,12 @@ GRAPHS_SERVE = 4  # runs: another size, text or model, and what needs the memory
 # Of the card that ComfyUI uses too, for what follows a run: by ComfyUI's figure a VAE decodes 1536 x 1536 in 10 GiB.
 GRAPHS_LEAVE = 12 * GIB
 DECODE_BYTES = 6 * GIB  # of 1024 x 1024, by the same figure, with what ComfyUI leaves free
+# Of a video of 81 frames of 1024 x 1024 pixels: 13.7 GiB by ComfyUI's figure for Wan 2.1's VAE, 12.0 at 1280 x 720;
+# HunyuanVideo 1.5's asks 24.7 there.
+VIDEO_DECODE_BYTES = 14 * GIB
+# Of the card that ComfyUI uses too, for text encoders of unknown size: T5 in fp16 asks 11.2 GiB, 1.1 times its bytes
+# and what ComfyUI leaves free.
+ENCODER_BYTES = 12 * GIB
 RELOADED = 2e9  # bytes a second of a file that the system has in memory, to each device; estimated
 GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device waits for its host
 
@@ -37,6 +43,7 @@ class Prediction:
 
     `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
     `reload_s`: what weights take to load before each run, where they leave a decode after it no room.
+    `crowds`: its weights leave a text encoder no room on the card that ComfyUI uses too.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -49,6 +56,7 @@ class Prediction:
     without_graphs: Cost | None = None
     staying: float = 0.0
     reload_s: float = 0.0
+    crowds: bool = False
 
     @property
     def prompt_s(self) -> float:
@@ -90,7 +98,7 @@ class Choice:
         single = _on_one_device(self.table)
         if self.chosen is None or single is None or not single.fits or self.chosen.plan.ranks == 1:
             return None
-        return single.run_s / self.chosen.run_s
+        return single.prompt_s / self.chosen.prompt_s
 
 
 def choose_plan(
@@ -139,17 +147,23 @@ def choose_plan(
     table = tuple(sorted(weighed, key=lambda row: (row.prompt_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
     if not fitting:
-        return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
+        return Choice(chosen=None, reasons=_nothing_fits(model, table, devices), table=table)
+    given = host_bytes
     if not any(row.host_bytes <= host_bytes for row in fitting):
         host_bytes = math.inf
     usable = [row for row in fitting if row.host_bytes <= host_bytes]
-    chosen, why = _best(usable), tuple[str, ...]()
+    chosen, why = _leaving_room(_best(usable), usable)
     if also is not None and len(devices) > 1:
         serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
         serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
-        chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
+        before, better = chosen, lambda layout: serving(devices[: layout.ranks], held=layout)
+        chosen, elsewhere = _better_elsewhere(before, usable, better)
+        why = why if chosen is before else elsewhere
     others = [row for row in table if not row.fits or row.host_bytes <= host_bytes]
     why = (*_beyond_host(chosen, fitting, host_bytes), *why)
+    if chosen.host_bytes > given:
+        takes, gives = _gib(chosen.host_bytes), _gib(round(given))
+        why = (f"its weights take {takes} of host memory, where auto gives {gives}, as no others fit", *why)
     reasons = (*_reasons(chosen, others, devices, calibration), *why, f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
@@ -162,7 +176,7 @@ def useful_plans(ranks: int, *, model: CountedModel, work: Work, stale: bool) ->
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in product(divisors, repeat=len(AXES)):
         data, cfg, stages, *_ = degrees
-        if math.prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
+        if math.prod(degrees) != ranks or data > work.batch or cfg > (2 if work.guided else 1):
             continue
         if stages > 1 and not stale:
             continue
@@ -195,9 +209,11 @@ def _predict(
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
-    after = memory.weights + memory.runtime + DECODE_BYTES
+    after = memory.weights + memory.runtime + (VIDEO_DECODE_BYTES if work.frames > 1 else DECODE_BYTES)
     unloaded = plan.weights != "offloaded" and after > HEADROOM * decoding_free
     reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
+    beside = memory.weights + memory.runtime + ENCODER_BYTES
+    crowds = calibration.rates.asynchronous and beside > HEADROOM * decoding_free
     without, run_s = None, cost.image_s(work.steps)
     if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):
         by_graphs = step_cost(model, work, plan, calibration, by_graphs=True)
@@ -213,6 +229,7 @@ def _predict(
         without_graphs=without,
         staying=staying,
         reload_s=reload_s,
+        crowds=crowds,
     )
 
 
@@ -247,6 +264,27 @@ def _best(rows: list[Prediction]) -> Prediction:
         return single
     equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
+
+
+def _leaving_room(chosen: Prediction, rows: Sequence[Prediction]) -> tuple[Prediction, tuple[str, ...]]:
+    """`chosen`, or its equal with sharded weights where whole ones leave a text encoder no room and those do; and why.
+
+    ComfyUI would unload whole weights for each new text, which no prediction counts.
+    """
+    limit_s = EQUAL * rows[0].prompt_s
+    if chosen.plan.weights != WEIGHTS[0] or not chosen.crowds:
+        return chosen, ()
+    equals = [
+        row
+        for row in rows
+        if row.plan.ranks == chosen.plan.ranks and row.plan.weights == "sharded"
+        if row.prompt_s <= limit_s and not row.crowds
+    ]
+    if not equals:
+        return chosen, ()
+    name, room = chosen.plan.name, _gib(ENCODER_BYTES)
+    why = f"hardly differs here from {name}, whose weights leave a text encoder less than {room}"
+    return min(equals, key=lambda row: (row.plan.ring, row.prompt_s)), (why,)
 
 
 def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: float) -> tuple[str, ...]:
@@ -333,29 +371,37 @@ def _reasons(
                 f"{chosen.prompt_s / more.prompt_s:.2f}x as fast, limited by {more.cost.bound}"
             )
     elif (single := _on_one_device(table)) is not None:
-        gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
-        reasons.append(gain if single.fits else f"{gain}, where it does not fit")
+        gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
+        reasons.append(gain if single.fits else "one device cannot hold it")
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")
     reasons += _of_machines(chosen, table, calibration)
+    return (*reasons, *_of_weights(chosen, table, devices))
+
+
+def _of_weights(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> Iterator[str]:
+    """Why weights are not whole on each device, and what becomes of them before and in a run."""
+    weights = chosen.plan.weights
     replicated = [row for row in table if row.plan.weights == WEIGHTS[0]]
     whole = min(replicated, key=lambda row: row.memory.total, default=None)
-    if plan.weights != WEIGHTS[0] and whole is not None:
+    if weights != WEIGHTS[0] and whole is not None:
         needs, there = _gib(whole.memory.total), _gib(min(devices))
         if not whole.fits:
-            reasons.append(
+            yield (
                 f"does not fit with replicated weights: {needs} a rank, {there} on each device, of which "
-                f"{HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
+                f"{HEADROOM:.0%} can be used; {weights} weights take {_gib(chosen.memory.total)} a rank"
             )
         elif whole.reload_s:
-            reasons.append(
+            yield (
                 f"replicated weights would be loaded before each run, as they leave no room to decode: {needs} a rank, "
                 f"{there} on each device"
             )
+    if chosen.reload_s:
+        load = _time(chosen.reload_s)
+        yield f"its weights are loaded before each run, which takes {load}, as they leave no room to decode"
     if chosen.staying:
-        reasons.append(f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step")
-    return tuple(reasons)
+        yield f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step"
 
 
 def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> str:
@@ -370,11 +416,13 @@ def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequen
     )
 
 
-def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
+def _nothing_fits(model: CountedModel, table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
     if not table:
         return (f"no plan on {len(devices)} devices fits the model's heads; use another number of devices",)
     least = min(table, key=lambda row: row.memory.total)
     remedy = "free memory, use a smaller image or an fp8 file, or more devices"
+    if model.small_numbers:
+        remedy = "free memory, use a smaller image, or more devices"
     if least.plan.weights == "replicated":
         remedy = f"use sharded weights, {remedy}"
     return (

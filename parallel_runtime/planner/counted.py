@@ -31,7 +31,8 @@ class CountedModel:
     `numbers_per_token`: numbers of a row's latent that make a token. `key_heads`: fewest heads of keys of attention
     that ranks share, 0 where they share none. `block_bytes`: of each block that ranks with sharded weights share;
     `staged_blocks`: of how many stages may have a part, 0 where none may.
-    `whole_batches`: all rows of a call are one rank's. `from_real_calls`: its forward reads values, so it was computed.
+    `whole_batches`: all rows of a call are one rank's. `small_numbers`: most of its file's are of a byte or less.
+    `from_real_calls`: its forward reads values, so it was computed.
     `kept_bytes`: what a class keeps from call to call, by the format; `filling`: `whole` and `shared` of the call that
     fills it, where those of the model are of one that finds it.
     """
@@ -45,6 +46,7 @@ class CountedModel:
     block_bytes: tuple[int, ...]
     staged_blocks: int = 0
     whole_batches: bool = False
+    small_numbers: bool = False
     from_real_calls: bool = False
     kept_bytes: Mapping[str, Polynomial] = field(default_factory=dict)
     filling: tuple[Mapping[str, Polynomial], Mapping[str, Polynomial]] | None = None
@@ -64,6 +66,7 @@ class CountedModel:
                 block_bytes=tuple(counted["block_bytes"]),
                 staged_blocks=int(counted["staged_blocks"]),
                 whole_batches=bool(counted["whole_batches"]),
+                small_numbers=bool(counted.get("small_numbers", False)),
                 from_real_calls=bool(counted["from_real_calls"]),
                 kept_bytes=_table(counted["kept_bytes"]),
                 filling=None if filling is None else (_table(filling[0]), _table(filling[1])),

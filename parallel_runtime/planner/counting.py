@@ -33,26 +33,36 @@ Tick: TypeAlias = Callable[[float], None]  # called with the seconds since it be
 
 @dataclass(frozen=True)
 class Counted:
-    """A model as it was counted, the numbers of a row's latent of the size asked for, and bytes of an activation."""
+    """A model as it was counted, the numbers of a row's latent of the size asked for, bytes of an activation, and the
+    frames of a video of that size, 1 of an image."""
 
     model: CountedModel
     numbers: int
     element_bytes: int
+    frames: int = 1
 
     @classmethod
     def of(cls, name: str, said: Mapping[str, Any]) -> "Counted":
         """The answer of the process that counts. Raises `ValueError` for one that lacks something of the model."""
-        return cls(CountedModel.of(name, said), int(said["numbers"]), int(said["element_bytes"]))
+        model = CountedModel.of(name, said)
+        return cls(model, int(said["numbers"]), int(said["element_bytes"]), int(said.get("frames", 1)))
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; `of` is the inverse, but for the name."""
-        return {**asdict(self.model), "numbers": self.numbers, "element_bytes": self.element_bytes}
+        return {
+            **asdict(self.model),
+            "numbers": self.numbers,
+            "element_bytes": self.element_bytes,
+            "frames": self.frames,
+        }
 
     def with_weights(self, num_bytes: int) -> "Counted":
         """The same model with weights of so many bytes, as one keeps them in another dtype than the file's."""
         part = num_bytes / self.model.weight_bytes
         blocks = tuple(round(part * each) for each in self.model.block_bytes)
-        return replace(self, model=replace(self.model, weight_bytes=num_bytes, block_bytes=blocks))
+        small = self.model.small_numbers or part <= 0.5  # it was counted with numbers of two bytes
+        model = replace(self.model, weight_bytes=num_bytes, block_bytes=blocks, small_numbers=small)
+        return replace(self, model=model)
 
     def with_elements(self, num_bytes: int) -> "Counted":
         """The same model with activations of so many bytes an element."""
@@ -168,7 +178,9 @@ def usual_counted() -> Counted:
 
 def usual_work_of(counted: Counted) -> Work:
     """The work that a plan is chosen for before anybody knows the picture."""
-    return replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
+    return replace(
+        usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens, frames=counted.frames
+    )
 
 
 def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mapping[str, object]) -> Key:

@@ -15,6 +15,11 @@ NARROW, WIDE = 16, 64  # sizes of heads with which attention is measured on a CP
 HIDDEN = 0.5
 
 
+# Of a step by which unlike devices are held against each other: FLOPs of matrices and of attention, and bytes through
+# memory, weights included. Those of Flux.1 in bf16 for 1024 x 1024 pixels (usual.json).
+MATMUL_FLOPS, ATTENTION_FLOPS, MOVED_BYTES = 59.5e12, 14.9e12, 166e9
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """One device. `asynchronous` devices run kernels while the host prepares the next ones.
@@ -36,6 +41,12 @@ class Rates:
     elementwise_bandwidth: float = 0.0
     score_s: float = 0.0
     most_chunks: int = 0
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds of a usual step on one device, without its host: what tells how fast it is beside others."""
+        attending = ATTENTION_FLOPS / self.attention_flops
+        return MATMUL_FLOPS / self.matmul_flops + attending + MOVED_BYTES / self.memory_bandwidth
 
     def attention_s(self, flops: float, scores: float) -> float:
         """Seconds of attention of so many FLOPs and scores, whatever the size of its heads."""
@@ -88,8 +99,9 @@ class Calibration:
     """All constants of one set of devices. `source` says where they come from.
 
     `machines`: how many consecutive ranks each of several machines has; `between`: how their ranks reach each other.
-    `speeds`: each device's beside that which the constants are of, () where all are alike; `shares`: what each computes
-    of what is shared out, None as its speed has it.
+    `speeds`: each device's beside that which the constants are of, by a usual step (`Rates.usual_s`), () where all are
+    alike; `kinds`: the own rates of each kind of device, by its name, where several were measured; `shares`: what each
+    computes of what is shared out, None as its speed has it.
     """
 
     rates: Rates
@@ -99,6 +111,7 @@ class Calibration:
     between: Interconnect | None = None
     machines: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
+    kinds: tuple[tuple[str, Rates], ...] = ()
     shares: tuple[int, ...] | None = None
 
     def slowed(self, plan: ParallelPlan) -> float:

@@ -28,11 +28,13 @@ class KnownDevice:
     link: str = "pcie4"
 
 
-# A name is a set of words. H200, H100, H20 and A100 without more are boards on NVLink: drivers report an H200 and an
-# H20 so, and name the form of the others ("H100 80GB HBM3", "A100-SXM4-80GB"). The cards of the same names are on PCIe,
-# NVL too: a bridge between two is a part of its own, which the name does not tell. PCIe 5.0 counts as 4.0, for there
-# are no rows of it. Fractions of devices without rows in benchmarks/planner.md are those of the nearest relative.
+# A name is a set of words. B200, H200, H100, H20 and A100 without more are boards on NVLink: drivers report a B200, an
+# H200 and an H20 so, and name the form of the others ("H100 80GB HBM3", "A100-SXM4-80GB"). The cards of the same names
+# are on PCIe, NVL too: a bridge between two is a part of its own, which the name does not tell. PCIe 5.0 counts as
+# 4.0, for there are no rows of it. Fractions of devices without rows in benchmarks/planner.md are those of the nearest
+# relative.
 DEVICES = {
+    "B200": KnownDevice(2250.0, 8000.0, 180, 0.59, 0.31, "nvlink5"),
     "H200": KnownDevice(989.0, 4800.0, 141, 0.59, 0.31, "nvlink4"),
     "H200 NVL": KnownDevice(835.0, 4800.0, 141, 0.59, 0.31),
     "H100": KnownDevice(989.0, 3350.0, 80, 0.59, 0.31, "nvlink4"),
@@ -46,6 +48,9 @@ DEVICES = {
     "L40S": KnownDevice(362.0, 864.0, 48, 0.60, 0.55),
     "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
     "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
+    "L4": KnownDevice(121.0, 300.0, 24, 0.60, 0.55),
+    "A40": KnownDevice(149.7, 696.0, 48, 0.61, 0.70),
+    "A10G": KnownDevice(70.0, 600.0, 24, 0.85, 0.85),
     "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
     # These have no peer access, or eight lanes: copies cross host memory, for which half of PCIe 4.0 is a guess. The
     # 4090 has what its published rows were fitted to.
@@ -62,18 +67,25 @@ DEVICES = {
     "RTX A6000": KnownDevice(154.8, 768.0, 48, 0.61, 0.70),
     "RTX 6000 Ada": KnownDevice(364.2, 960.0, 48, 0.60, 0.55),
     "RTX PRO 6000 Blackwell Workstation Edition": KnownDevice(503.8, 1792.0, 96, 0.60, 0.55),
+    "RTX PRO 6000 Blackwell Max-Q Workstation Edition": KnownDevice(438.9, 1792.0, 96, 0.60, 0.55),
+    # Four times the 120 TFLOP/s that its data sheet has for fp32, as the two others have it.
+    "RTX PRO 6000 Blackwell Server Edition": KnownDevice(480.0, 1597.0, 96, 0.60, 0.55),
     "RTX 2000 Ada": KnownDevice(48.0, 224.0, 16, 1.00, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
 }
 # Words of a driver's names that change nothing. Any other makes it another device: Laptop, MIG, D, Ti, SUPER, a
 # vGPU's 40C, and a size of memory that is not the table's.
 _PLAIN_WORDS = re.compile(r"nvidia|geforce|generation|gpu|sxm\d?|hbm\d?e?")
 
-# NVLink: 60 % of the bandwidth one way. PCIe 4.0 was fitted to the fitted rows of all its machines at once: those of
-# up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is half of it.
+# NVLink: 60 % of the bandwidth one way; a bridge between two cards of GA102 has 56.25 GB/s (NVIDIA's data sheets of the
+# RTX A6000 and the A40: 112.5 GB/s both ways). PCIe 4.0 was fitted to the fitted rows of all its machines at once:
+# those of up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is
+# half of it.
 SHARED_ABOVE = 4
 _LINKS = {
+    "nvlink5": Interconnect(name="nvlink5", bandwidth=540e9, latency_s=25e-6),
     "nvlink4": Interconnect(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
     "nvlink3": Interconnect(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
+    "nvlink-bridge": Interconnect(name="nvlink-bridge", bandwidth=34e9, latency_s=25e-6),
     "pcie4": Interconnect(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.323),
     "pcie4-shared": Interconnect(name="pcie4-shared", bandwidth=23.3e9, latency_s=40e-6, contention=2.42),
     "pcie3": Interconnect(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.323),
@@ -83,6 +95,7 @@ _LINKS = {
     "ethernet1": Interconnect(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
     "ethernet10": Interconnect(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
+BRIDGES = dict.fromkeys(("RTX 3090", "RTX A6000", "A40"), "nvlink-bridge")  # which a card may have, to one other
 # What merges parts was fitted to other engines' rows, which tell nothing of ranks on a CPU.
 EAGER = Software(name="eager", merge_passes=17.5)
 ON_CPU = Software(name="cpu", merge_passes=4.0)

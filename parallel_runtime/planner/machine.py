@@ -5,7 +5,9 @@ more of the same GPUs have one, else from the table of known devices.
 """
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -14,12 +16,14 @@ import torch
 from ..choices import choice_of
 from ..devices import Device, gpu_uuid, ranks_by_machine
 from ..exchange_groups import OverlapRates
+from ..nvlink import all_linked
 from ..plan import ParallelPlan
 from ..shares import ALIKE
-from .hardware import Calibration
-from .known import known_calibration, known_link, known_rates
+from .hardware import Calibration, Interconnect
+from .known import BRIDGES, SHARED_ABOVE, known_calibration, known_link, table_name, usual_link
 from .store import CalibrationStore
 
+LINKED_BOARD = re.compile(r"\bsxm\d?\b|\binstinct mi[2-9]\d\d[ax]\b")  # NVLink's, and AMD's Infinity Fabric's
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 
 
@@ -47,8 +51,12 @@ def _kind(devices: Sequence[Device]) -> str:
 def kinds_here(devices: Sequence[Device]) -> list[str]:
     """What the devices of this machine are, each kind once, in order of their names. Makes no CUDA context."""
     here = [device for device in devices if not device.machine]
-    names = {torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here}
-    return sorted(names)
+    return sorted(set(device_names(here)))
+
+
+def device_names(devices: Sequence[Device]) -> list[str]:
+    """What each of these devices of this machine is."""
+    return [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
 
 
 def identity(device: Device) -> str:
@@ -56,6 +64,20 @@ def identity(device: Device) -> str:
     if device.kind != "cuda" or device.machine:
         return str(device)
     return f"{device} {gpu_uuid(device.index)}".rstrip()
+
+
+def share_a_bridge(devices: Sequence[Device]) -> bool:
+    """Whether these are so many GPUs of one machine that pairs share the way between host bridges, and no NVLink is
+    between them. Where the driver does not say it, boards that have it are told by their names."""
+    here = [device for device in devices if device.kind == "cuda" and not device.machine]
+    if len(here) <= SHARED_ABOVE:
+        return False
+    name = torch.cuda.get_device_name(here[0].index)
+    try:
+        return usual_link(name, len(here)).name.endswith("shared")
+    except ValueError:  # it is not in the table
+        linked = all_linked(tuple(gpu_uuid(device.index) for device in here)) if torch.version.hip is None else None
+    return not (LINKED_BOARD.search(name.lower()) if linked is None else linked)
 
 
 def look(devices: Sequence[Device], *, link: str | None = None) -> tuple[Calibration, list[int]]:
@@ -81,28 +103,81 @@ def constants(devices: Sequence[Device], *, link: str | None = None) -> Calibrat
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
+        link = link or _bridge(devices) or _slowest_link(devices, present)
         found = _with_speeds(known_calibration(name, link, devices=present), devices)
     else:
-        found = as_told(found, link=link)
+        found = as_told(_with_measured_speeds(found, devices), link=link)
     return _with_choices(found, devices[0])
+
+
+def _bridge(devices: Sequence[Device]) -> str | None:
+    """The bridge between two cards of a kind that may have one, where NVML says that it is there."""
+    kinds = {table_name(name) for name in _names(devices)}
+    if len(devices) != 2 or len(kinds) != 1 or torch.version.hip is not None:
+        return None
+    bridge = BRIDGES.get(kinds.pop())
+    return bridge if bridge and all_linked(tuple(gpu_uuid(device.index) for device in devices)) else None
+
+
+def _slowest_link(devices: Sequence[Device], present: int) -> str | None:
+    """The slowest of the links that the kinds of these GPUs usually have, whichever is named first; None where the
+    table knows none of them."""
+    found = list[Interconnect]()
+    for name in dict.fromkeys(_names(devices)):
+        with suppress(ValueError):
+            found.append(usual_link(name, present))
+    return min(found, key=lambda link: link.all_to_all_bandwidth(present)).name if found else None
+
+
+def _names(devices: Sequence[Device]) -> list[str]:
+    return [torch.cuda.get_device_name(each.index) for each in devices if each.kind == "cuda"]
 
 
 def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
     """The first device's constants with the speed of the others beside it, where GPUs are of several kinds."""
-    names = [torch.cuda.get_device_name(each.index) for each in devices if each.kind == "cuda"]
+    names = _names(devices)
     if len(set(names)) < 2:
         return calibration
-    speeds, told = list[float](), dict[str, None]()
+    return _beside(calibration, devices, {name: _table_s(name) for name in names}, calibration.rates.usual_s)
+
+
+def _with_measured_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
+    """Measured constants with each device's speed, where GPUs are of several kinds: the first one's constants, where
+    each kind was measured. Older files have the slowest one's alone, and the table says how fast the others are."""
+    names, kinds = _names(devices), dict(calibration.kinds)
+    if len(set(names)) < 2:
+        return calibration
+    if set(names) <= kinds.keys():
+        first = replace(calibration, rates=kinds[names[0]])
+        return _beside(first, devices, {name: kinds[name].usual_s for name in names}, first.rates.usual_s)
+    times = {name: _table_s(name) for name in names}
+    slowest_s = max((seconds for seconds in times.values() if seconds is not None), default=1.0)
+    return _beside(calibration, devices, times, slowest_s)
+
+
+def _table_s(name: str) -> float | None:
+    """Seconds of a usual step by the table; None where it does not know the device."""
+    try:
+        return known_calibration(name).rates.usual_s
+    except ValueError:
+        return None
+
+
+def _beside(
+    calibration: Calibration, devices: Sequence[Device], times: Mapping[str, float | None], constants_s: float
+) -> Calibration:
+    """The constants, whose device takes `constants_s` for a usual step, with the speeds of devices that take `times`,
+    by their names; None: it is unknown, and taken to be as quick as the first."""
+    names, told = _names(devices), dict[str, None]()
+    first_s = times[names[0]] or constants_s
     for device, name in zip(devices, names, strict=True):
-        try:
-            speeds.append(known_rates(name).matmul_flops / known_rates(names[0]).matmul_flops)
-            if name != names[0]:
-                told[f"{device} ({name}) at {speeds[-1]:.2f} of the speed of {devices[0]}"] = None
-        except ValueError:
-            speeds.append(1.0)
+        if (seconds := times[name]) is None:
             told[f"{device} ({name}) is unknown, and taken to be as quick as {devices[0]}"] = None
+        elif name != names[0]:
+            told[f"{device} ({name}) at {first_s / seconds:.2f} of the speed of {devices[0]}"] = None
+    speeds = [constants_s / (times[name] or first_s) for name in names]
     source = "; ".join([calibration.source, *told])
-    if max(speeds) > ALIKE:
+    if max(speeds) > ALIKE * speeds[0]:
         source = f"{source}; name the quickest device first, so that it is weighed alone"
     return replace(calibration, speeds=tuple(speeds), source=source)
 

@@ -4,6 +4,7 @@ Owns the formulas, and where a class that keeps something from call to call has 
 """
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -89,8 +90,6 @@ def memory_of(
         host = kept if plan.weights == "offloaded" else 0.0
         shared = kept if plan.weights == "sharded" else 0.0
     buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
-    exchanges = max(1.0, model.count("exchanges", work))
-    an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
     held = max(each.count("held_bytes", work, plan.parts) for each in (model, model.in_first_step))
     on_device, on_host = kept_by_class(model, work, rates)
     held += kept_by_step_cache(model, work, plan) + on_device
@@ -98,12 +97,49 @@ def memory_of(
     return PlannedMemory(
         weights=round(weights),
         activations=round(rows * held),
-        buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
+        buffers=round(buffers + rows * exchanged_bytes(model, work, plan, rates)),
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
         shared=round(shared),
         graphs=graph_bytes(model, work, plan) if rates.asynchronous and plan.takes_graphs else 0,
     )
+
+
+def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates) -> float:
+    """Bytes a row that the exchange of an attention holds at most, beside what was counted of it, on the fullest rank.
+
+    `held_bytes` was counted through an all-to-all of two ranks, all heads at once (models/hosted/count.py): what is
+    sent and what arrives, of queries, keys and values. The others are those of `parallel/attention.py`, as
+    tests/planner/test_memory.py measures them; a pipeline's is an estimate.
+    """
+    if plan.parts == 1:
+        return 0.0
+    exchanges = max(1.0, model.count("exchanges", work))
+    queries, keys = (model.count(f"{name}_bytes", work) / 2 / exchanges / plan.parts for name in ("query", "key"))
+    heads, ulysses = model.heads, plan.ulysses
+    counted = 2 * (queries + 2 * keys)
+    if plan.pipefusion > 1:
+        return 2 * counted
+    if heads < ulysses:  # keys are sent by all to all: as given, side by side, packed, arrived, and put together
+        return queries + (8 + 4 * plan.parts) * keys - counted
+    most = ulysses * math.ceil(heads / ulysses) / heads  # times an equal part, where heads do not come out even
+    if plan.ring > 1:
+        return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) - counted)
+    more = (most - 1) * (queries + 2 * keys)
+    if rates.asynchronous and heads >= 2 * ulysses:  # in two chunks: the output of one beside the heads of the other
+        more += queries * ulysses * math.ceil(heads / 2 / ulysses) / heads
+    return more
+
+
+def _around_a_ring(model: CountedModel, work: Work, plan: ParallelPlan, queries: float, keys: float) -> float:
+    """Bytes of a row that a ring's attention holds at most. `queries`, `keys`: of one rank, without values."""
+    summed = 4 / work.element_bytes  # outputs are summed up in fp32
+    sums = 4 * summed / model.head_dim(work)  # four numbers a head and token, of the softmax
+    repeated = 2 if keys < queries else 0  # keys and values, with as many heads as queries
+    attending = 2 + repeated  # a hop's output and the one before
+    merging = 1 + summed
+    lying = 2 + (plan.ring > 2)  # keys and values as given, those of this hop, and of the next but for the last
+    return queries * (1 + summed + max(attending, merging) + sums) + 2 * keys * lying
 
 
 def left_to_others(total: float) -> int:

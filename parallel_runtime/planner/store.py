@@ -51,6 +51,8 @@ class CalibrationStore(Store):
         entry = {name: value for name, value in asdict(calibration).items() if value is not None}
         for of_devices in ("machines", "speeds"):  # theirs to say
             del entry[of_devices]
+        if not calibration.kinds:
+            del entry["kinds"]
         self.entries.put(device_set, entry)
 
 
@@ -64,6 +66,7 @@ def _calibration(entry: object) -> Calibration | None:
             link=Interconnect(**_fields(Interconnect, entry["link"])),
             software=Software(**_fields(Software, entry["software"])),
             source=str(entry["source"]),
+            kinds=tuple((str(name), Rates(**_fields(Rates, rates))) for name, rates in entry.get("kinds", ())),
             between=Interconnect(**_fields(Interconnect, entry["between"])) if "between" in entry else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError):

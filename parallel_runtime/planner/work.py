@@ -17,6 +17,7 @@ class Work:
     run as CUDA graphs. `exchange`: as what heads travel between ranks (exchange_formats.py). `kept_on`, `kept_as`:
     where and how a class keeps what it finds again in the steps behind the first one, of `KEPT_ON`, and the name of a
     format. Tokens whose keys it keeps count as text, `reference_tokens` of them of references.
+    `frames`: of a video, where it is known.
     """
 
     image_tokens: int
@@ -31,6 +32,7 @@ class Work:
     kept_as: str = STORED_AS
     reference_tokens: int = 0
     exchange: str = EXACT
+    frames: int = 1
 
     def __post_init__(self) -> None:
         lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1}

@@ -650,9 +650,9 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
     for known in ((None, None), (counted.model, None), (None, work)):
         assert needed("ulysses=1", *known) == needed("ulysses=4", *known) == (TOTAL, 0, True, "")
         assert needed("ulysses=4,weights=sharded", *known) == (6_000_000_001 + 2 * BIGGEST, 0, True, "")
-        assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 6_000_000_001, True, "")
+        assert needed("ulysses=4,weights=offloaded", *known) == (2 * BIGGEST, 4 * 6_000_000_001, True, "")
         uneven = "ulysses=2,weights=offloaded,shares=9:1"
-        assert needed(uneven, *known) == (2 * BIGGEST, round(0.9 * (TOTAL + 1)), True, "")
+        assert needed(uneven, *known) == (2 * BIGGEST, TOTAL + 1, True, ""), "all ranks together, however they share it"
         uneven = "ulysses=2,weights=sharded,shares=1:3"
         assert needed(uneven, *known) == (round(0.75 * (TOTAL + 1)) + 2 * BIGGEST, 0, True, "cpu:1")
         assert needed("pipefusion=2", *known) == (12_000_000_001, 0, True, "")
@@ -661,6 +661,9 @@ def test_the_memory_of_weights_alone_is_told_until_the_model_and_its_work_are_kn
     assert needed("ulysses=1", counted.model, work)[0] > on_cpu, "a driver keeps some of a device for itself"
     assert needed("ulysses=4", counted.model, work)[0] > counted.model.weight_bytes
     assert needed("ulysses=4", counted.model, work)[2:] == (False, "")
+    blocks = sum(counted.model.block_bytes)
+    for plan in ("ulysses=4,weights=offloaded", "ulysses=2,weights=offloaded", "weights=offloaded"):
+        assert needed(plan, counted.model, work)[1] == pytest.approx(blocks, abs=4), "of all ranks together"
 
 
 @pytest.mark.parametrize(("tries", "written"), [(False, None), (True, None), (True, (3, 1))])

@@ -26,7 +26,7 @@ from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.cost import step_cost
 from parallel_runtime.planner.counted import CountedModel, amounts_of, kept_by_step_cache
-from parallel_runtime.planner.counting import Counted, Counts, usual_counted
+from parallel_runtime.planner.counting import Counted, Counts, usual_counted, usual_work_of
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.work import Work
@@ -68,6 +68,8 @@ def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path
     assert found.image_tokens == tokens
     usual = {name: value for name, value in SIZE.items() if name != "frames"}
     assert counted(folder, WAN, **usual).image_tokens == 21 * 22 * 18, "a video that people make has 81 frames"
+    assert (found.frames, counted(folder, WAN, **usual).frames, found.model.small_numbers) == (9, 81, False)
+    assert (usual_work_of(counted(folder, WAN, **usual)).frames, usual_counted().frames) == (81, 1)
     scores = LAYERS * HEADS * tokens**2
     assert found.model.count("attended.scores", work) == pytest.approx(scores, rel=1e-6)
     assert found.model.count("attended.attention_flops", work) == pytest.approx(4 * HEAD_DIM * scores, rel=1e-6)

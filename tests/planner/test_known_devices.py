@@ -34,6 +34,14 @@ KNOWN = {
     "NVIDIA GeForce RTX 4090": ("RTX 4090", "pcie4"),
     "NVIDIA GeForce RTX 3090": ("RTX 3090", "pcie3"),
     "NVIDIA RTX 2000 Ada Generation": ("RTX 2000 Ada", "pcie3"),
+    "NVIDIA B200": ("B200", "nvlink5"),
+    "NVIDIA L4": ("L4", "pcie4"),
+    "NVIDIA A40": ("A40", "pcie4"),
+    "NVIDIA A10G": ("A10G", "pcie4"),
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": ("RTX PRO 6000 Blackwell Server Edition", "pcie4"),
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": (
+        *("RTX PRO 6000 Blackwell Max-Q Workstation Edition", "pcie4"),
+    ),
     # as a user types them
     "A100": ("A100", "nvlink3"),
     "h100 sxm": ("H100", "nvlink4"),
@@ -61,7 +69,7 @@ OTHERS = [
     "NVIDIA H20-3e",
     "NVIDIA GH200 480GB",
     "NVIDIA A10",
-    "NVIDIA L4",
+    "NVIDIA L4-24Q",
     "Tesla V100-SXM2-16GB",
     "AMD Instinct MI300X",
     "",
@@ -77,7 +85,7 @@ def test_a_name_means_its_device_and_has_nvlink_only_where_the_board_does(name, 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_device_that_is_not_in_the_table_is_no_other_one(name) -> None:
-    with pytest.raises(ValueError, match="is unknown; use one of H200, .* or calibrate with doctor"):
+    with pytest.raises(ValueError, match="is unknown; use one of B200, H200, .* or calibrate with doctor"):
         known_rates(name)
 
 

@@ -9,13 +9,21 @@ import psutil
 import pytest
 import torch
 
+from parallel_runtime import nvlink
 from parallel_runtime.choices import choice_for
+from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner import machine
+from parallel_runtime.planner.automatic import usual_work
+from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.counting import usual_counted
+from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.wire.replies import ProbeReply
 
+FLUX = usual_counted().model
 L40 = (Device("cuda", 0), Device("cuda", 1))
 BOTH = (*L40, Device("cuda", 0, "shelf"))
 CPU = parse_devices("cpu:2").devices
@@ -90,3 +98,154 @@ def test_several_machines_are_measured_together_or_their_link_is_taken_for_a_slo
     store.save(machine.device_set(BOTH), own)
     assert machine.measured(BOTH) == replace(own, machines=(2, 1))
     assert machine.constants(BOTH).between == known_link("ethernet10")
+
+
+class Probed:
+    """A pool of an RTX 4090 and an RTX 3060, of which every rank answers with what its device takes."""
+
+    devices = L40
+
+    def probe(self, _: ParallelPlan) -> list[ProbeReply]:
+        """Amounts and seconds, the second device's of six times as many."""
+        return [
+            ProbeReply(
+                matmul=((1e12, factor * 1e-2), (2e12, factor * 2e-2)),
+                attention=((1e12, factor * 1e-2), (2e12, factor * 2e-2)),
+                memory=((1e9, factor * 1e-3), (2e9, factor * 2e-3)),
+                elementwise=((1e9, factor * 1e-3), (2e9, factor * 2e-3)),
+                all_to_all=((1e6, 1e-3), (1e7, 2e-3)),
+                operations=((10.0, 1e-4), (20.0, 2e-4)),
+            )
+            for factor in (1.0, 6.0)
+        ]
+
+
+def test_each_kind_of_gpu_is_measured_and_planned_for_at_its_speed(
+    store: CalibrationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3060"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    found = calibrate(Probed())
+    assert [name for name, _ in found.kinds] == names and found.rates == found.kinds[0][1]
+    store.save(machine.device_set(L40), found)
+    told = machine.constants(L40)
+    assert told.speeds == pytest.approx((1.0, 1 / 6)) and told.rates.matmul_flops == pytest.approx(1e14)
+    assert "cuda:1 (NVIDIA GeForce RTX 3060) at 0.17 of the speed of cuda:0" in told.source
+    choice = choose_plan(FLUX, usual_work(), [80 * GIB] * 2, told)
+    assert choice.plan == ParallelPlan(), "with the slow card it would take longer"
+    turned = machine.constants(L40[::-1])
+    assert turned.speeds == pytest.approx((1.0, 6.0)) and turned.rates.matmul_flops == pytest.approx(1e14 / 6)
+    assert turned.source.endswith("name the quickest device first, so that it is weighed alone")
+    store.save(machine.device_set(L40), replace(found, kinds=(), rates=found.kinds[1][1]))  # as older versions kept it
+    older = machine.constants(L40)
+    assert older.speeds == pytest.approx((5.6, 1.0), abs=0.02), "the slowest card's rates, and the table's speeds"
+    assert "cuda:1 (NVIDIA GeForce RTX 3060) at 0.18 of the speed of cuda:0" in older.source
+    assert "quickest" not in older.source
+    assert choose_plan(FLUX, usual_work(), [80 * GIB] * 2, older).plan == ParallelPlan()
+    names[1] = "Some GPU"
+    store.save(machine.device_set(L40), replace(found, kinds=()))
+    assert machine.constants(L40).speeds == (1.0, 1.0)
+    names[1] = names[0]
+    store.save(machine.device_set(L40), calibrate(Probed()))
+    assert machine.constants(L40).speeds == () and machine.measured(L40).kinds == ()
+
+
+class Nvml:
+    """The driver's library, of a machine with NVLink between some pairs of its GPUs."""
+
+    class NVMLError(Exception):
+        """As NVML's own."""
+
+    def __init__(self, linked: set[tuple[str, str]], *, known: bool = True) -> None:
+        self.linked, self.known = linked, known
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """Nothing to start."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        """The UUID stands for its device."""
+        if not self.known or not uuid.startswith("GPU-"):
+            raise self.NVMLError
+        return uuid.removeprefix("GPU-")
+
+    def nvmlDeviceGetP2PStatus(self, first: str, second: str, what: int) -> int:  # noqa: N802
+        """0 where they are linked, as nvmlGpuP2PStatus_t has it."""
+        if (first, second) == ("u0", "u9"):
+            raise self.NVMLError
+        return 0 if what == nvlink.P2P_NVLINK and (first, second) in self.linked else 5
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None) -> None:
+    """Lets `nvlink.py` find this library, None for a machine without it."""
+
+    def found(name: str) -> Nvml:
+        if name != "pynvml" or nvml is None:
+            raise ImportError(name)
+        return nvml
+
+    nvlink.all_linked.cache_clear()
+    monkeypatch.setattr(nvlink.importlib, "import_module", found)
+
+
+def test_nvlink_is_between_gpus_where_the_driver_says_so_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = {(f"u{a}", f"u{b}") for a in range(6) for b in range(a + 1, 6)}
+    for linked, expected in ((pairs, True), (pairs - {("u0", "u5")}, False), (set(), False)):
+        asked_of(monkeypatch, Nvml(linked))
+        assert nvlink.all_linked(tuple(f"u{index}" for index in range(6))) is expected
+    asked_of(monkeypatch, Nvml(pairs))
+    assert nvlink.all_linked(("u0", "u9")) is False, "NVML does not support the question"
+    for nvml in (None, Nvml(pairs, known=False)):
+        asked_of(monkeypatch, nvml)
+        assert nvlink.all_linked(("u0", "u1")) is None
+
+
+def test_a_bridge_between_two_cards_is_seen_where_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, asked = ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"], list[tuple[str, ...]]()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index % 2])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "measured", lambda _: None)
+    monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
+    monkeypatch.setattr(machine, "gpu_uuid", lambda index: f"u{index}")
+    for linked, link in ((True, "nvlink-bridge"), (False, "pcie3"), (None, "pcie3")):
+        monkeypatch.setattr(machine, "all_linked", lambda uuids, linked=linked: asked.append(uuids) or linked)
+        found = machine.constants(L40)
+        assert found.link == known_link(link) and f"(RTX 3090, {link}, eager)" in found.source
+    assert asked == [("u0", "u1")] * 3
+    monkeypatch.setattr(machine, "all_linked", lambda _: True)
+    assert machine.constants(L40, link="pcie4").link == known_link("pcie4"), "the user knows better"
+    assert machine.constants(L40[:1]).link == known_link("pcie3")
+    four = tuple(Device("cuda", index) for index in range(4))
+    assert machine.constants(four).link == known_link("pcie3"), "a bridge joins two"
+    assert 1.9 < known_link("nvlink-bridge").bandwidth / known_link("pcie3").bandwidth < 2.3
+    names[1] = "NVIDIA GeForce RTX 4090"
+    assert machine.constants(L40).link == known_link("pcie3")
+    names[:] = ["NVIDIA GeForce RTX 4090"] * 2
+    assert machine.constants(L40).link == known_link("pcie4"), "a 4090 has no bridge"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "linked", "shared"),
+    [
+        ("NVIDIA L4", 8, None, True),  # in the table
+        ("NVIDIA L4", 4, None, False),
+        ("NVIDIA H100 80GB HBM3", 8, None, False),
+        ("NVIDIA A10", 6, None, True),  # unknown, and nobody says how they are connected
+        ("NVIDIA A10", 4, None, False),
+        ("NVIDIA A10", 6, False, True),
+        ("NVIDIA Next", 8, True, False),
+        ("Tesla V100-SXM2-16GB", 8, None, False),
+        ("Tesla V100-SXM2-16GB", 8, False, True),  # pairs without NVLink
+        ("AMD Instinct MI300X", 8, None, False),
+        ("AMD Radeon PRO W7900", 8, None, True),
+    ],
+)
+def test_many_cards_without_nvlink_share_the_way_between_host_bridges(
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int, linked: bool | None, shared: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(machine, "gpu_uuid", lambda index: f"u{index}")
+    monkeypatch.setattr(machine, "all_linked", lambda uuids: linked if len(uuids) == count else None)
+    devices = tuple(Device("cuda", index) for index in range(count))
+    assert machine.share_a_bridge(devices) is shared
+    assert machine.share_a_bridge((*devices[:4], *(Device("cuda", 0, "shelf") for _ in range(4)))) is False
+    assert machine.share_a_bridge(parse_devices("cpu:8").devices) is False

@@ -93,7 +93,7 @@ def test_nothing_fits_is_an_answer_and_exit_code_1(plan) -> None:
         (("--devices", ""), "devices is empty; use all, a count"),
         (("--kind", "H100", "--devices", "two"), "no count; use 1 to 8"),
         (("--model", "none.safetensors", "--file-dtype", "fp8", "--kind", "H100"), "says its own; leave"),
-        (("--kind", "Voodoo", "--devices", "2"), "'Voodoo' is unknown; use one of H200"),
+        (("--kind", "Voodoo", "--devices", "2"), "'Voodoo' is unknown; use one of B200"),
         (("--kind", "H100", "--devices", "9"), "--devices=9 with --kind is no count; use 1 to 8"),
         (("--model", "sdxl", "--kind", "H100", "--devices", "2"), "model 'sdxl' is unknown"),
         (("--kind", "H100", "--devices", "2", "--free-gib", "nan"), "--free-gib=nan is not above 0"),

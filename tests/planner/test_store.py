@@ -67,6 +67,20 @@ def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp
     assert store.load("2 x A100") is None
 
 
+def test_the_rates_of_each_kind_are_kept_where_several_were_measured(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    slow = replace(MEASURED.rates, matmul_flops=1e12)
+    several = replace(MEASURED, kinds=(("A100", MEASURED.rates), ("L4", slow)))
+    store.save("2 x A100 + L4", several)
+    assert store.load("2 x A100 + L4") == several
+    store.save("2 x A100", MEASURED)
+    content = json.loads(store.path.read_text())
+    assert "kinds" not in content["devices"]["2 x A100"]
+    content["devices"]["2 x A100 + L4"]["kinds"][1][1]["matmul_flops"] = "fast"
+    store.path.write_text(json.dumps(content))
+    assert store.load("2 x A100 + L4") is None
+
+
 @pytest.mark.parametrize("entry", ["null", '{"rates": {}}', '{"rates": []}'])
 def test_a_damaged_entry_is_none_and_the_next_write_mends_it(tmp_path, entry) -> None:
     """Damaged files are tests/test_proof.py's: all stores keep their entries alike (user_files.py)."""

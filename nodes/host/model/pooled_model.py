@@ -45,7 +45,7 @@ UNCOUNTED = "; what a step computes is not in this figure"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """Bytes that each device gives, of those that the smallest of them has, and of host memory for each.
+    """Bytes that each device gives, of those that the smallest of them has, and of host memory for all together.
 
     `weights_alone`: what a step takes beside the weights is not known. `fullest`: the device that all of this is of,
     where shares give another one less; "" where all give the same.
@@ -98,8 +98,7 @@ def needed_memory(
     else:
         here, total, device = max(zip(needs, totals, used, strict=True), key=lambda row: row[0] / row[1])
         fullest = str(device)
-    largest = max(layout.part_of(rank) for rank in range(plan.ranks)) * layout.shards * layout.stages
-    host = memory.host_bytes * (largest if layout.offloaded else 1)
+    host = memory.host_bytes * (layout.shards * layout.stages if alone else plan.ranks)
     return DeviceMemory(
         device_bytes=round(here), total_bytes=total, host_bytes=round(host), weights_alone=alone, fullest=fullest
     )

@@ -99,20 +99,26 @@ def latent_shapes(model: Any, size: Size, *, usual_frames: int = FRAMES) -> list
     """
     name, form = type(model).__name__, model.latent_format
     dims, side = form.latent_dimensions, form.spacial_downscale_ratio
-    if dims not in (2, 3):
-        raise ValueError(f"{name} makes neither images nor videos; only those are called with random inputs")
-    if dims == 2 or name in IMAGES:
-        if size.frames is not None:
-            raise ValueError(f"--frames={size.frames}: {name} makes images; leave --frames out")
-        frames = 1
-    else:
-        frames = size.frames or usual_frames
+    frames = frames_of(model, size, usual_frames=usual_frames)
     plane = (size.height // side, size.width // side)
     if min(plane) < 1:
         raise ValueError(f"--width={size.width} --height={size.height}: {name} needs at least {side} pixels a side")
     time = (frames - 1) // form.temporal_downscale_ratio + 1
     first = (size.batch, form.latent_channels, *(() if dims == 2 else (time,)), *plane)
     return MORE_LATENTS.get(name, _nothing_more)(model, first, frames)
+
+
+def frames_of(model: Any, size: Size, *, usual_frames: int = FRAMES) -> int:  # noqa: ANN401
+    """Frames of what a model makes, 1 of an image. Raises `ValueError` for a model that makes neither images nor
+    videos, and for frames of an image."""
+    name, dims = type(model).__name__, model.latent_format.latent_dimensions
+    if dims not in (2, 3):
+        raise ValueError(f"{name} makes neither images nor videos; only those are called with random inputs")
+    if dims == 3 and name not in IMAGES:
+        return size.frames or usual_frames
+    if size.frames is not None:
+        raise ValueError(f"--frames={size.frames}: {name} makes images; leave --frames out")
+    return 1
 
 
 Shapes = list[tuple[int, ...]]

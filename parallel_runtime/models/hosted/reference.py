@@ -45,6 +45,7 @@ from .random_calls import (
     Size,
     find_widths,
     flat,
+    frames_of,
     latent_shapes,
     make_calls,
     uncomputed_call,
@@ -145,7 +146,8 @@ class Reference:
         }
 
     def count(self, path: str, dtype: str, size: Mapping[str, Any], found: str | None = None) -> dict[str, Any]:
-        """What `planner.counted.CountedModel` is made of; `numbers`: those of a row's latent of that size.
+        """What `planner.counted.CountedModel` is made of; `numbers`: those of a row's latent of that size, a video's of
+        so many `frames`.
 
         `found`: the plan that was found for its class, "" for none, None for what the user has kept.
 
@@ -158,6 +160,8 @@ class Reference:
         return counted | {
             "model": type(built.whole).__name__,
             "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],
+            "frames": frames_of(built.whole, Size(**size), usual_frames=USUAL_FRAMES),
+            "small_numbers": _of_small_numbers(recognised.weights),
             "element_bytes": self.dtype.itemsize,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
             "block_bytes": _block_bytes(built.module, recognised.weights),
@@ -287,6 +291,12 @@ class Reference:
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         wider = tensor.is_floating_point() and tensor.dtype == self.dtype
         return tensor.to(self.device, self._built_in if wider else tensor.dtype, copy=True)
+
+
+def _of_small_numbers(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether most of a file's bytes are numbers of a byte each, or smaller ones packed."""
+    small = sum(each.nbytes for each in weights.values() if each.dtype.itemsize == 1)
+    return 2 * small > sum(each.nbytes for each in weights.values())
 
 
 def _block_bytes(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> list[int]:

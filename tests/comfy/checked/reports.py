@@ -392,6 +392,11 @@ on_gpus = replace(asked(), selection=two_gpus)
 for changes in ({}, {"tries": False}, {"compiled": True}, {"step_cache": 0.5}):
     plan_of(replace(on_gpus, **changes))
     assert asks.pop()[1].graphs is (not changes), changes
+eight = replace(several.selection, devices=tuple(devices.Device("cuda", index) for index in range(8)))
+for shared, everything in ((True, plans.ParallelPlan(ulysses=2, ring=4)), (False, plans.ParallelPlan(ulysses=8))):
+    choice.share_a_bridge = lambda on, shared=shared: shared
+    plan_of(replace(asked(), selection=eight))
+    assert asks.pop()[3]["everything"] == everything, "an all-to-all among so many on one bridge is slow"
 assert asked(mode="manual", ulysses=2).advises and not usual.advises
 advised = asked(mode="manual", ulysses=2).advised(FLUX.model, work)
 assert advised is DECISION and asks[-1][3]["everything"] is None and not asks[-1][3]["usual"]

@@ -30,9 +30,6 @@ DECODE_BYTES = 6 * GIB  # of 1024 x 1024, by the same figure, with what ComfyUI 
 # Of a video of 81 frames of 1024 x 1024 pixels: 13.7 GiB by ComfyUI's figure for Wan 2.1's VAE, 12.0 at 1280 x 720;
 # HunyuanVideo 1.5's asks 24.7 there.
 VIDEO_DECODE_BYTES = 14 * GIB
-# Of the card that ComfyUI uses too, for text encoders of unknown size: T5 in fp16 asks 11.2 GiB, 1.1 times its bytes
-# and what ComfyUI leaves free.
-ENCODER_BYTES = 12 * GIB
 RELOADED = 2e9  # bytes a second of a file that the system has in memory, to each device; estimated
 GRAPHS_BYTES = 2 * GIB  # with more of them steps are so long that no device waits for its host
 
@@ -43,7 +40,6 @@ class Prediction:
 
     `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
     `reload_s`: what weights take to load before each run, where they leave a decode after it no room.
-    `crowds`: its weights leave a text encoder no room on the card that ComfyUI uses too.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -56,7 +52,6 @@ class Prediction:
     without_graphs: Cost | None = None
     staying: float = 0.0
     reload_s: float = 0.0
-    crowds: bool = False
 
     @property
     def prompt_s(self) -> float:
@@ -152,13 +147,11 @@ def choose_plan(
     if not any(row.host_bytes <= host_bytes for row in fitting):
         host_bytes = math.inf
     usable = [row for row in fitting if row.host_bytes <= host_bytes]
-    chosen, why = _leaving_room(_best(usable), usable)
+    chosen, why = _best(usable), tuple[str, ...]()
     if also is not None and len(devices) > 1:
         serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
         serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
-        before, better = chosen, lambda layout: serving(devices[: layout.ranks], held=layout)
-        chosen, elsewhere = _better_elsewhere(before, usable, better)
-        why = why if chosen is before else elsewhere
+        chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
     others = [row for row in table if not row.fits or row.host_bytes <= host_bytes]
     why = (*_beyond_host(chosen, fitting, host_bytes), *why)
     if chosen.host_bytes > given:
@@ -212,8 +205,6 @@ def _predict(
     after = memory.weights + memory.runtime + (VIDEO_DECODE_BYTES if work.frames > 1 else DECODE_BYTES)
     unloaded = plan.weights != "offloaded" and after > HEADROOM * decoding_free
     reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
-    beside = memory.weights + memory.runtime + ENCODER_BYTES
-    crowds = calibration.rates.asynchronous and beside > HEADROOM * decoding_free
     without, run_s = None, cost.image_s(work.steps)
     if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):
         by_graphs = step_cost(model, work, plan, calibration, by_graphs=True)
@@ -229,7 +220,6 @@ def _predict(
         without_graphs=without,
         staying=staying,
         reload_s=reload_s,
-        crowds=crowds,
     )
 
 
@@ -264,27 +254,6 @@ def _best(rows: list[Prediction]) -> Prediction:
         return single
     equals = [row for row in rows if row.prompt_s <= EQUAL * fastest.prompt_s]
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring, row.prompt_s))
-
-
-def _leaving_room(chosen: Prediction, rows: Sequence[Prediction]) -> tuple[Prediction, tuple[str, ...]]:
-    """`chosen`, or its equal with sharded weights where whole ones leave a text encoder no room and those do; and why.
-
-    ComfyUI would unload whole weights for each new text, which no prediction counts.
-    """
-    limit_s = EQUAL * rows[0].prompt_s
-    if chosen.plan.weights != WEIGHTS[0] or not chosen.crowds:
-        return chosen, ()
-    equals = [
-        row
-        for row in rows
-        if row.plan.ranks == chosen.plan.ranks and row.plan.weights == "sharded"
-        if row.prompt_s <= limit_s and not row.crowds
-    ]
-    if not equals:
-        return chosen, ()
-    name, room = chosen.plan.name, _gib(ENCODER_BYTES)
-    why = f"hardly differs here from {name}, whose weights leave a text encoder less than {room}"
-    return min(equals, key=lambda row: (row.plan.ring, row.prompt_s)), (why,)
 
 
 def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: float) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_are_shared_out_and_the_reason_names_both_sizes(
         why.startswith("does not fit with replicated weights") and "GiB a rank" in why for why in decision.reasons
     )
     fp8 = usual_counted().with_weights(FLUX.weight_bytes // 2).model
-    assert on_gpus(2, 32, rtx, model=fp8).plan.weights == "replicated"
+    assert on_gpus(2, 24, rtx, model=fp8).plan.weights == "replicated"
 
 
 def test_where_nothing_fits_the_plan_that_needs_least_is_tried_and_said() -> None:
@@ -300,7 +300,7 @@ def test_a_device_that_is_much_slower_than_the_first_stays_unused(
     monkeypatch.setattr(machine, "measured", lambda _: None)
     monkeypatch.setattr(machine, "_with_choices", lambda found, _: found)
     model, devices = usual_counted().with_weights(FLUX.weight_bytes // 2).model, gpus(len(names))
-    decision = automatic_plan(model, usual_work(), devices, [32 * GIB] * len(names), machine.constants(devices))
+    decision = automatic_plan(model, usual_work(), devices, [24 * GIB] * len(names), machine.constants(devices))
     assert decision.plan == (ParallelPlan.parse(plan) if plan else ParallelPlan()), decision.reasons
     assert told in " ".join(decision.reasons) and (bool(told) or "cuda:1 (" not in " ".join(decision.reasons))
 
@@ -362,7 +362,7 @@ def test_equal_machines_have_unequal_gpus(
 def test_room_for_a_decode_is_asked_of_the_card_that_comfyui_uses() -> None:
     model, known = usual_counted().with_weights(FLUX.weight_bytes // 2).model, known_calibration("RTX 4080")
     for devices, weights in ((gpus(2), "replicated"), (gpus(2)[::-1], "sharded")):
-        free = [32 * GIB, 16 * GIB]
+        free = [24 * GIB, 16 * GIB]
         decision = automatic_plan(model, usual_work(), devices, free, known, host_bytes=0)
         assert decision.plan == ParallelPlan(ulysses=2, weights=weights)
 

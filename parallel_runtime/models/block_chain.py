@@ -7,7 +7,8 @@ The order of the links does not depend on which was put first. A model may call 
 each has a chain. Owns the order. Does not own what a link does.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -76,6 +77,17 @@ def chain_at(module: nn.Module, method: str = "forward") -> Chain:
     if method not in chains:
         chains[method] = Chain(module, method)
     return chains[method]
+
+
+@contextmanager
+def around_another(module: nn.Module, function: Forward) -> Iterator[None]:
+    """Inside, the links of a module's `forward` are around this function."""
+    chain = chain_at(module)
+    before, chain.inner = chain.inner, function
+    try:
+        yield
+    finally:
+        chain.inner = before
 
 
 def entries_of(block: nn.Module) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import note_module
 from ..exchange_formats import EXACT
-from ..models.block_chain import BEAT, hook_entries
+from ..models.block_chain import BEAT, around_another, hook_entries
 from ..models.hosted.attention import installed
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
 from ..models.hosted.block_hooks import OPTION
@@ -340,8 +340,13 @@ class HostedForward:
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
-        function = getattr(module, method or ("_forward" if options.get(INSIDE) else "__call__"))
-        with self._around(sequence, options, residuals, over=over, counts=write), self._scales(sequence, over):
+        function: Any = module if method is None else getattr(module, method)
+        inner: Any = module._forward if options.get(INSIDE) else None
+        with (
+            self._around(sequence, options, residuals, over=over, counts=write),
+            self._scales(sequence, over),
+            nullcontext() if inner is None else around_another(module, inner),
+        ):
             try:
                 return function(*given["args"], **given["kwargs"])
             except Exception as error:

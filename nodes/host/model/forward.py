@@ -65,18 +65,25 @@ class _Remote:
 class _WithForward:
     """A transformer as its class's own `forward` sees it, with another `_forward`, around which that has wrappers."""
 
-    def __init__(self, transformer: torch.nn.Module, forward: Callable[..., Any]) -> None:
-        vars(self).update(_transformer=transformer, _forward=forward)
+    def __init__(self, remote: "RemoteForward") -> None:
+        """`remote`: a proxy, so that it goes with the last user of the transformer."""
+        vars(self)["_remote"] = remote
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return self._remote.inside(*args, **kwargs)
 
     @property
     def __class__(self) -> type:  # type: ignore[override]  # wrappers are given this, and may ask what it is
-        return type(self._transformer)
+        return type(self._remote.transformer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return self._remote.transformer(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(vars(self)["_transformer"], name)
+        return getattr(vars(self)["_remote"].transformer, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._transformer, name, value)
+        setattr(self._remote.transformer, name, value)
 
 
 class RemoteForward(_Remote):
@@ -91,15 +98,19 @@ class RemoteForward(_Remote):
         self.channels = channels  # of a latent; a call's input may have more beside it
         self.wrapped = runs_wrappers(type(transformer))
         self.signature = inspect.signature(type(transformer).forward)
+        self._stand = _WithForward(weakref.proxy(self))
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not self.wrapped or not get_all_wrappers(AROUND_FORWARD, kwargs.get("transformer_options") or {}):
-            self._bound(self.signature, x, *args, **kwargs)
+        options = kwargs.get("transformer_options") or {}
+        self._bound(self.signature, x, *args, **kwargs)
+        for name, node in WRITTEN.items():
+            if options.get(name) is not None:
+                raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
+        if not self.wrapped or not get_all_wrappers(AROUND_FORWARD, options):
             return self._send(x, args, kwargs)
-        transformer = self.transformer
-        return type(transformer).forward(_WithForward(transformer, self._inside), x, *args, **kwargs)
+        return type(self.transformer).forward(self._stand, x, *args, **kwargs)
 
-    def _inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """As `_forward`, in whatever way a wrapper hands on its arguments."""
         signature = inspect.signature(type(self.transformer)._forward)
         given = self._bound(signature, *args, **kwargs)
@@ -120,9 +131,6 @@ class RemoteForward(_Remote):
             told = {**options, **dict(sent(options))}
             told.pop(OVERRIDE, None)
             kwargs = {**kwargs, "transformer_options": told}
-        for name, node in WRITTEN.items():
-            if options.get(name) is not None:
-                raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if options.get("patches") and (patches := records(options, self.transformer, x)):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
             there = {delta.key.partition("/")[0] for delta in run.deltas.deltas if delta.kind == HOOK_WEIGHT}
@@ -136,7 +144,11 @@ class RemoteForward(_Remote):
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
         parts = call.outputs(run.call(call, place=place_of(options), check_cancelled=check_cancelled))
-        outs = [part.to(each.device, non_blocking=True) for part, each in zip(parts, xs, strict=True)]
+        # what a class computes around its `_forward`, it computes in its dtype
+        outs = [
+            part.to(each.device, each.dtype if inside else None, non_blocking=True)
+            for part, each in zip(parts, xs, strict=True)
+        ]
         return outs[0] if len(outs) == 1 else outs
 
     def _bound(self, signature: inspect.Signature, *args: Any, **kwargs: Any) -> inspect.BoundArguments:  # noqa: ANN401

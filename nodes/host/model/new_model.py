@@ -142,9 +142,14 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
         root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
         return root
 
-    patcher = POOLS.root(pooled.weights, make).clone()
-    # Nodes set a shift in place. As with stock's loader, what they set is another loader's MODEL's no more.
-    patcher.add_object_patch("model_sampling", source.model.model_sampling)
+    root = POOLS.root(pooled.weights, make)
+    patcher, sampling = root.clone(), source.model.model_sampling
+    # Nodes set a shift in place. As with stock's loader, what they set is another loader's MODEL's no more; where they
+    # set it on the model itself, it is the newest MODEL's.
+    patcher.add_object_patch("model_sampling", sampling)
+    if "model_sampling" in root.object_patches_backup:
+        root.object_patches_backup["model_sampling"] = sampling
+    root.model.model_sampling = sampling
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and (decision.plan.ranks > 1 or (decision.table and len(devices) > 1)):

@@ -50,7 +50,7 @@ class Decision:
 
     def gain_over(self, other: ParallelPlan) -> float | None:
         """How many times faster than `other` this plan is predicted to be; None where one of them was not weighed."""
-        seconds = {row.plan: row.run_s for row in self.table}
+        seconds = {row.plan: row.prompt_s for row in self.table}
         return seconds[other] / seconds[self.plan] if {other, self.plan} <= seconds.keys() else None
 
     @property

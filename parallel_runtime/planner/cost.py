@@ -114,7 +114,10 @@ def relayed_s(plan: ParallelPlan, calibration: Calibration) -> float:
 
 
 def rows_per_group(work: Work, plan: ParallelPlan) -> int:
-    """Rows of the batch one batch group runs a step, the longest batch group's."""
+    """Rows of the batch one batch group runs a step, the longest batch group's. Where cfg does not part prompt and
+    negative, a group has both of its images: so the loop in the workers shares them out (pool/calls.py)."""
+    if work.guided:
+        return -(-work.batch // plan.data) * (1 if plan.cfg > 1 else 2)
     return -(-work.rows // plan.batch_groups)
 
 

@@ -67,16 +67,17 @@ def identity(device: Device) -> str:
 
 
 def share_a_bridge(devices: Sequence[Device]) -> bool:
-    """Whether these are so many GPUs of one machine that pairs share the way between host bridges, and no NVLink is
-    between them. Where the driver does not say it, boards that have it are told by their names."""
+    """Whether these are so many GPUs, which the table lacks, of one machine that pairs share the way between host
+    bridges, and no NVLink is between them. Where the driver does not say it, boards that have it are told by their
+    names. Not of AMD's: it is not known that a ring's kernel works there."""
     here = [device for device in devices if device.kind == "cuda" and not device.machine]
-    if len(here) <= SHARED_ABOVE:
+    if len(here) <= SHARED_ABOVE or len(here) < len(devices) or torch.version.hip is not None:
         return False
     name = torch.cuda.get_device_name(here[0].index)
-    try:
-        return usual_link(name, len(here)).name.endswith("shared")
-    except ValueError:  # it is not in the table
-        linked = all_linked(tuple(gpu_uuid(device.index) for device in here)) if torch.version.hip is None else None
+    with suppress(ValueError):  # which it raises for a card that the table lacks
+        usual_link(name, len(here))
+        return False
+    linked = all_linked(tuple(gpu_uuid(device.index) for device in here))
     return not (LINKED_BOARD.search(name.lower()) if linked is None else linked)
 
 

@@ -121,7 +121,7 @@ def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: 
     if plan.pipefusion > 1:
         return 2 * counted
     if heads < ulysses:  # keys are sent by all to all: as given, side by side, packed, arrived, and put together
-        return queries + (8 + 4 * plan.parts) * keys - counted
+        return max(0.0, queries + (8 + 4 * plan.parts) * keys - (counted if heads > 1 else 0.0))
     most = ulysses * math.ceil(heads / ulysses) / heads  # times an equal part, where heads do not come out even
     if plan.ring > 1:
         return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) - counted)

@@ -105,7 +105,8 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
     for what, value in as_made.replaced():
-        if nodes := writers_of(value):
+        # of no other node of the graph: unlike a change of the model, this cannot be taken back
+        if (nodes := writers_of(value)) or executing_node() is None:
             raise refuse_by(nodes, what)
         if what not in as_made.told:
             log.warning("a node that is no longer in the graph had changed ComfyUI (%s); ranks do without", what)

@@ -73,16 +73,23 @@ assert again.model is model.model and again.parent is model.parent and again.ori
 assert (again.plan.ring, again.worker_loop, again.tries, again.side_branch) == (2, False, False, False)
 assert (model.plan.ring, model.worker_loop, model.tries, model.side_branch) == (1, True, True, True)
 assert (model.choose_again, model.advise, model.recorder, model.shares) == (None, None, None, ())
-# A shift that a node sets in place is this MODEL's and its copies' alone, also where it is set on ComfyUI's model.
+# A shift that a node sets in place is this MODEL's and its copies' alone; on ComfyUI's model, the newest MODEL's.
 shift = again.get_model_object("model_sampling").shift
 model.get_model_object("model_sampling").set_parameters(shift=shift + 1)
-model.model.model_sampling.set_parameters(shift=shift + 1)
-others = [again, new_model.remote_patcher(file, "default", asked())]
-for it, has in ((model, shift + 1), (model.clone(), shift + 1), *((other, shift) for other in others)):
+again.model.model_sampling.set_parameters(shift=shift + 2)
+newest = new_model.remote_patcher(file, "default", asked())
+newest.patch_model(load_weights=False)
+after = new_model.remote_patcher(file, "default", asked())  # while another is patched
+newest.unpatch_model(unpatch_weights=False)
+after.model.model_sampling.set_parameters(shift=shift + 3)
+shifts = ((model, 1), (model.clone(), 1), (again, 2), (newest, 0), (after, 3))
+for it, has in ((each, shift + more) for each, more in shifts):
     it.patch_model(load_weights=False)
     assert it.model is model.model and it.model.model_sampling.shift == has
     it.unpatch_model(unpatch_weights=False)
-model.get_model_object("model_sampling").set_parameters(shift=shift)
+for it, _ in shifts:
+    it.get_model_object("model_sampling").set_parameters(shift=shift)
+del newest, after, it, shifts
 assert model.memory_text == f"weights: about {SIZE / 1e9:.2g} of {model.memory_text.split()[4]} GB on each device" + (
     "; what a step computes is not in this figure"
 )

@@ -331,10 +331,12 @@ def test_a_step_that_never_ended_is_no_measure() -> None:
 def test_models_that_take_turns_keep_no_block_and_a_run_after_another_does() -> None:
     here = Alone(40_000)
     with kept_on(here.device, Axis("shards")) as whole:
-        found = [here.step(whole, "a form", 100) for _ in range(2)]
+        found, given = [here.step(whole, "a form", 100) for _ in range(2)], list[int]()
         for _ in range(3):  # a step of another model each time
             whole.drop(for_a_step=True)
             found.append(here.step(whole, "a form", 100))
+            given.append(here.device.given_back)
+        assert given[0] == given[-1], "what a step takes is known, and its memory stays cached"
         whole.drop()
         found.append(here.step(whole, "a form", 100))
     many = here.most(40_000 - 100)

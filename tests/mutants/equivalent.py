@@ -3,6 +3,16 @@
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "constant off by one",
+        "before = 0 if common is None else common[0].shape[1]",
+        "before = 0 if common is None else common[1].shape[1]",
+    ): "there are as many values as keys",
+    (
+        "constant off by one",
+        "TRIED = (2, 2, 3, 101)",
+        "TRIED = (2, 3, 3, 101)",
+    ): "a latent of any number of channels shows whether a sampler is linear",
+    (
+        "constant off by one",
         "PREVIEW_SLOTS = 2 # a step's preview is read before the step after the next may start",
         "PREVIEW_SLOTS = 3 # a step's preview is read before the step after the next may start",
     ): "a third place is written in its turn, and costs memory alone",

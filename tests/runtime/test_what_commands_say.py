@@ -240,6 +240,17 @@ def test_a_cache_agrees_where_the_same_share_of_each_step_is_skipped() -> None:
     )
 
 
+@pytest.mark.parametrize(("text", "unloaded"), [("ring=2", []), ("ring=2,weights=sharded", ["unload"])])
+def test_weights_that_one_rank_cannot_use_go_before_its_own_come(text: str, unloaded: list[str]) -> None:
+    done, plan = list[str](), ParallelPlan.parse(text)
+    runner: Any = SimpleNamespace(plan=plan, options={}, spec="a model")
+    runner.pool = SimpleNamespace(unload=lambda spec: done.append("unload"))
+    runner.beside = lambda plan, *_, **__: SimpleNamespace(run=lambda _: done.append(plan.describe()), replies=[])
+    trial: Any = SimpleNamespace(results=lambda run: run([]))
+    Cached(runner, trial, 0.1)
+    assert done == [plan.describe(), *unloaded, ParallelPlan().describe()]
+
+
 def line(rate: float, latency_s: float = 0.0) -> tuple[tuple[float, float], ...]:
     """Two points of a call that takes so long before it begins."""
     return tuple((amount, latency_s + amount / rate) for amount in (100.0, 1000.0))

@@ -37,6 +37,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "TRIES = 9",
     ): "a class that lacks this many inputs is refused after one more",
     (
+        "boolean",
+        "if type(weight.data) is torch.Tensor and weight.dtype != dtype: # as the file has it",
+        "if ((type(weight.data) is torch.Tensor) or (weight.dtype != dtype)): # as the file has it",
+    ): "a weight of that dtype is the same afterwards, and none was made for a quantised one, which has its own",
+    (
+        "constant off by one",
+        "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+        "outs = [(x * 0.5 + told * (0.1 + call**3 / 40)) * (side + 1) for side in sides]",
+    ): "any outputs that change from call to call show how ComfyUI's holder answers",
+    (
         "arithmetic",
         "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
         "outs = [(x * 0.5 + told * (0.1 + (call * 2) / 40)) * (side + 1) for side in sides]",

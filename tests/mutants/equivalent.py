@@ -37,6 +37,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "TRIES = 9",
     ): "a class that lacks this many inputs is refused after one more",
     (
+        "constant off by one",
+        "watch.register(pipe_fd, 0) # a hang-up is always reported",
+        "watch.register(pipe_fd, 1) # a hang-up is always reported",
+    ): "nothing is ever written to the pipe",
+    (
+        "constant off by one",
+        "setattr(config, limit, max(vars(config).get(limit, 0), FORMS_A_FUNCTION))",
+        "setattr(config, limit, max(vars(config).get(limit, 1), FORMS_A_FUNCTION))",
+    ): "the other number is larger",
+    (
         "boolean",
         "if type(weight.data) is torch.Tensor and weight.dtype != dtype: # as the file has it",
         "if ((type(weight.data) is torch.Tensor) or (weight.dtype != dtype)): # as the file has it",

@@ -32,6 +32,7 @@ from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.machines.server import Offer
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import NARROW, WIDE
@@ -210,6 +211,14 @@ def test_verify_says_what_was_found_first_and_last() -> None:
     ]
     idle = verify.describe(VERIFIED | {"per_rank": [None], "pieces_by_rank": [[]]}).splitlines()[2]
     assert idle.startswith("  rank 0: no work, 3 collectives")
+
+
+def test_a_call_of_its_first_row_has_it_in_place_of_all_others() -> None:
+    """Of two images: what has a row for each of them, for each of them twice, and what is for all."""
+    tensors = {f"t{number}": torch.arange(2.0 + number)[:, None] for number in range(3)}
+    call = ModelCall(tensors=tensors, out_shape=(2, 5), options={"batched": [0, 2]})
+    found = {name: tensor.flatten().tolist() for name, tensor in call.of_first_row().tensors.items()}
+    assert found == {"t0": [0, 0], "t1": [0, 1, 2], "t2": [0, 1, 0, 1]}
 
 
 CACHED = {"threshold": 0.1, "skipped": 2, "of": 6, "one_rank_skipped": 1, "one_rank_of": 3}

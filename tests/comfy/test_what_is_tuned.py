@@ -78,6 +78,12 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
 
 
+def test_plans_that_are_predicted_to_take_just_the_budget_are_tried(tuned, module_of_pack, monkeypatch) -> None:
+    monkeypatch.setattr(module_of_pack("nodes.host.proof.tuning"), "tried_in_s", lambda *_, **__: (3.0, 60.0, 61.0))
+    told, found = tuned(SECONDS, NEAR, seconds=60)
+    assert set(names(found)) == {"uly2", "ring2"} and told["line"].endswith("cfg 2 (all are predicted to take 61 s)")
+
+
 @pytest.mark.parametrize(("kind", "graphs_s"), [({}, 0.4), ({"reason": "the model keeps something"}, None)])
 def test_a_row_has_the_seconds_by_graphs_where_all_blocks_ran_as_such(
     kind, graphs_s, tuned, case, module_of_pack, monkeypatch

@@ -47,6 +47,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "setattr(config, limit, max(vars(config).get(limit, 1), FORMS_A_FUNCTION))",
     ): "the other number is larger",
     (
+        "constant off by one",
+        "looked_at[0]()",
+        "looked_at[1]()",
+    ): "a class that takes a size takes it with either text",
+    (
+        "constant off by one",
+        "out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:2]",
+        "out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:3]",
+    ): "the operation returns two tensors",
+    (
         "boolean",
         "if type(weight.data) is torch.Tensor and weight.dtype != dtype: # as the file has it",
         "if ((type(weight.data) is torch.Tensor) or (weight.dtype != dtype)): # as the file has it",

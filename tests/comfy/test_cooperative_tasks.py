@@ -74,6 +74,8 @@ def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(turns
     tasks = [lambda k=k: [requests.call(k), requests.call(10 + k)] for k in range(3)]
     assert turns.run_in_turns(tasks, at_once=3) == [[0, 20], [2, 22], [4, 24]]
     assert requests.seen == [[0, 1, 2], [10, 11, 12]]
+    inside = [turns.inside_a_task] * 2
+    assert [turns.run_in_turns(inside, at_once=count) for count in (2, 1)] == [[True] * 2, [False] * 2]
 
 
 def test_what_a_tasks_thread_keeps_is_gone_once_the_tasks_have_ended(turns, requests) -> None:

@@ -211,6 +211,21 @@ def test_rows_that_a_class_reads_of_each_other_keep_the_loop_in_comfyui_where_ra
         calls._refuse_differing(torch.nn.Linear, sides[1:])
 
 
+def test_rows_that_are_rounded_by_one_scale_keep_the_loop_in_comfyui_where_they_would_be_several_calls(
+    module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = module_of_pack("nodes.host.sampling.worker_loop_calls")
+    monkeypatch.setattr(calls, "coarse_inputs", lambda config, weights: config)
+    for rows, whole, coarse in ((2, False, True), (1, False, True), (2, True, True), (2, False, False)):
+        prover = SimpleNamespace(recognised=SimpleNamespace(config=coarse, weights=None))
+        guider = SimpleNamespace(inner_model=SimpleNamespace(prover=prover))
+        refused = pytest.raises(
+            calls.HostLoopError, match="layers of the file's format round all rows of a step by one"
+        )
+        with refused if (rows, whole, coarse) == (2, False, True) else nullcontext():
+            calls._refuse_parted(guider, rows=rows, whole=whole)
+
+
 class Guider:
     """As ComfyUI's, whose methods a run calls."""
 
@@ -337,6 +352,30 @@ def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
     assert found(4 * 13 + 16).num_calls == 68
     with pytest.raises(traced.NotLinearError, match="it calls the model more than 68 times"):
         found(69)
+
+
+@pytest.mark.parametrize("done", ["cdcd", "cdccd", "", "c", "dcd", "cdd"])
+def test_a_sampler_is_traced_whose_steps_each_end_with_a_call_of_the_model_or_that_makes_none(
+    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch, done: str
+) -> None:
+    """What it does: c, a call of the model; d, a step is done."""
+    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+
+    def sample(model: Any, x: Tensor, sigmas: Tensor, *, extra_args: Any, callback: Any, **_: Any) -> Any:
+        for each in done:
+            if each == "c":
+                x = model(x, sigmas[:1], **extra_args)
+            else:
+                callback({"denoised": x})
+        return x
+
+    monkeypatch.setattr(traced, "_Model", answering(traced))
+    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
+    run = traced.SamplerRun(sampler=sampler, guider=None, sigmas=torch.ones(3), extra_args={"model_options": {}})
+    ends = {"cdcd": (0, 1), "cdccd": (0, 2), "": ()}.get(done)
+    refused = pytest.raises(traced.NotLinearError, match="its steps do not each end with a call of the model")
+    with refused if ends is None else nullcontext():
+        assert traced.trace(run, lambda sigma: sigma)[0].step_ends == ends
 
 
 def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_each_call_may_be_cancelled(

@@ -572,6 +572,10 @@ def test_weights_are_cut_by_the_shares_that_a_user_wrote_else_by_what_devices_ha
         patched(sharded, (3, 1), 0.77, 0.5)._plan_of_load()
     assert patched(sharded, None, 0.8, 0.4)._plan_of_load().shares == (2, 1)
     assert patched(sharded, None, 0.6, 0.3)._plan_of_load().shares == (), "more than either has room for"
+    for room, shares in ((0.8, (3, 1)), (0.77, ())):
+        stages = patched("pipefusion=2", None, room, 0.5)
+        stages.model.corrected = SimpleNamespace(now=(3, 1))
+        assert stages._plan_of_load() == stages.plan.with_shares(shares)
 
 
 @pytest.mark.parametrize(

@@ -340,16 +340,22 @@ def test_a_quicker_plan_that_is_less_proven_is_kept_out(verdict: str, spread: bo
     assert found.told == ["tried cfg 2: 0.50x, ring 2: not proven to compute the same, kept ulysses 2"]
 
 
-@pytest.mark.parametrize(("steps", "known", "at_once"), [(4, False, False), (4, True, True), (40, False, True)])
+@pytest.mark.parametrize(
+    ("steps", "known", "keeps", "at_once"),
+    [
+        *((4, False, False, False), (4, True, False, True), (40, False, False, True)),
+        *((60, False, True, False), (90, False, True, True)),  # each call of a proof twice
+    ],
+)
 def test_a_quicker_plan_whose_proof_would_take_the_run_too_long_is_the_next_runs(
-    steps: int, known: bool, at_once: bool, case, trying, monkeypatch
+    steps: int, known: bool, keeps: bool, at_once: bool, case, trying, monkeypatch
 ) -> None:
     found = case(SECONDS | {"ring2": 0.9, "cfg2-ring1-uly1": 1.1})
     found.trier.limit, found.trier.asynchronous, found.run.steps = 3.0, False, steps
-    found.prover.knows = lambda plan, call: known
+    found.prover.knows, found.run.model.keeps_state = (lambda plan, call: known), keeps
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: len(found.asked)))
     found.step()
-    line = "tried ulysses 2: 0.90x, cfg 2: 0.82x, kept ring 2"
+    line = f"tried ulysses 2: 0.90x,{'' if keeps else ' cfg 2: 0.82x,'} kept ring 2"  # copies took longer, too
     assert found.told == [line if at_once else f"{line} from the next run on"]
     assert found.run.plan == (found.plans.ring2 if at_once else found.plans.uly2)
     assert names(found)[-1] == ("ring2" if at_once else "uly2")

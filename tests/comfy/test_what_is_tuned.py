@@ -33,9 +33,10 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
         *,
         proofs: dict[str, str] | None = None,
         holds: Callable[[object], bool] = lambda _: True,
+        graphs: tuple[Any, dict[str, Any]] = (1.0, {}),
         **asked: Any,
     ) -> tuple[dict, SimpleNamespace]:
-        found, rows = case(takes, proofs=proofs, spread=True), []
+        found, rows = case(takes, proofs=proofs, spread=True, graphs=graphs), []
         for name, step_s in predicted.items():
             parts = {"compute_s": step_s, "communication_s": 0.0, "launch_s": 0.0, "warmup_step_s": step_s}
             cost = planner["cost"].Cost(step_s=step_s, **parts)
@@ -75,6 +76,23 @@ def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kep
     assert (told["line"], told["kept"]) == (line, kept)
     assert len(set(names(found))) == tried and (found.store.load(found.key) is not None) == bool(kept)
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
+
+
+def test_plans_that_are_predicted_to_take_just_the_budget_are_tried(tuned, module_of_pack, monkeypatch) -> None:
+    monkeypatch.setattr(module_of_pack("nodes.host.proof.tuning"), "tried_in_s", lambda *_, **__: (3.0, 60.0, 61.0))
+    told, found = tuned(SECONDS, NEAR, seconds=60)
+    assert set(names(found)) == {"uly2", "ring2"} and told["line"].endswith("cfg 2 (all are predicted to take 61 s)")
+
+
+@pytest.mark.parametrize(("kind", "graphs_s"), [({}, 0.4), ({"reason": "the model keeps something"}, None)])
+def test_a_row_has_the_seconds_by_graphs_where_all_blocks_ran_as_such(
+    kind, graphs_s, tuned, case, module_of_pack, monkeypatch
+) -> None:
+    ring2 = case({}).plans.ring2
+    monkeypatch.setattr(module_of_pack("nodes.host.proof.tuning"), "under_graphs", lambda *_: {ring2})
+    told, _ = tuned(SECONDS, NEAR, graphs=(0.4, kind))
+    found = [(row["name"], row["step_s"], row["graphs_s"]) for row in told["plans"]]
+    assert found == [("ulysses 2", 1.0, None), ("ring 2", 0.5, graphs_s), ("cfg 2", 2.0, None)]
 
 
 def test_what_cannot_be_written_is_not_said_to_be_kept(tuned, case) -> None:

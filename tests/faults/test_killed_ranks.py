@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,8 +54,16 @@ def test_a_rank_that_dies_while_idle_takes_the_others_along_and_the_next_prompt_
     ]
 
 
+def closed_on_exec(pid):
+    """Whether the descriptors that a rank was given are closed in what it starts, by what they are for."""
+    given = re.findall("--(lifeline|socket|store)=([0-9]+)", Path(f"/proc/{pid}/cmdline").read_text())
+    said = {name: Path(f"/proc/{pid}/fdinfo/{number}").read_text() for name, number in given}
+    return {name: bool(int(re.search("flags:.*?([0-7]+)", text)[1], 8) & os.O_CLOEXEC) for name, text in said.items()}
+
+
 def test_a_crash_names_the_signal_shows_where_and_ends_what_the_rank_has_started(lone_rank, tmp_path):
-    noted = tmp_path / "child"
+    noted, (rank,) = tmp_path / "child", lone_rank.status()["pids"]
+    assert closed_on_exec(rank) == dict.fromkeys(("lifeline", "socket", "store"), True)
     before = [["start_child", str(noted)], ["say", "about to crash"]]
     error = failure(lone_rank, faults={0: [*before, ["send_signal", "SIGSEGV"]]})
     assert first_line(error) == f"rank 0: killed by SIGSEGV; {FRESH}"

@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,6 +209,25 @@ def test_a_machine_remembers_so_many_ends_and_files_and_takes_no_answer_that_nob
     there.kill(1)
     with pytest.raises(PoolError, match=r"machine shelf \(10\.0\.0\.2:1\) is lost: silent; look at what `join` prints"):
         there.find_file(FileIdentity("late", 1, "", ""), str)
+
+
+def test_whoever_waits_for_a_machine_that_is_lost_is_woken() -> None:
+    there, waiting, woken = machine("shelf", 1), threading.Event(), list[bool]()
+    wait = there._changed.wait
+
+    def waits(timeout_s: float) -> bool:
+        waiting.set()  # the lock is held until it waits
+        woken.append(wait(timeout_s))
+        return woken[-1]
+
+    there._changed.wait = waits  # type: ignore[method-assign,assignment]
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(there._search, FileIdentity("a", 1, "", ""), 20.0)
+        waiting.wait()
+        there.lose("silent")
+        with pytest.raises(PoolError, match="is lost: silent"):
+            asked.result()
+    assert woken == [True], "it waited until its deadline"
 
 
 def test_a_machine_is_sent_64_kib_at_a_time_and_must_read() -> None:

@@ -6,6 +6,7 @@ Does not own: gathering over a group and attention, which need ranks (test_hoste
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -92,9 +93,12 @@ def test_of_two_streams_each_rank_has_its_runs_one_after_another(parts: int) -> 
     value = rows(1, 5 + 7)
     ranks = calls(parts, txt=5, img=7)
     cut = shares(ranks, "txt+img", value)
-    text = torch.cat([each[:, : call.streams["txt"][call.index]] for each, call in zip(cut, ranks, strict=True)], 1)
-    image = torch.cat([each[:, call.streams["txt"][call.index] :] for each, call in zip(cut, ranks, strict=True)], 1)
-    assert torch.equal(torch.cat([text, image], 1), value)
+    texts = [each[:, : call.streams["txt"][call.index]] for each, call in zip(cut, ranks, strict=True)]
+    images = [each[:, call.streams["txt"][call.index] :] for each, call in zip(cut, ranks, strict=True)]
+    assert torch.equal(torch.cat([*texts, *images], 1), value)
+    for call, each in zip(ranks, cut, strict=True):
+        call.group = Mock(gather=Mock(side_effect=[torch.cat(texts, 1), torch.cat(images, 1)]))
+        assert torch.equal(gatherer(parse("txt+img"))(call, each), value)
     lengths = [each.shape[1] for each in cut]
     assert max(lengths) - min(lengths) <= 1, "longer runs of one stream lie with shorter ones of the other"
     assert calls(3, a=5, b=7, c=4)[0].streams == {"a": (1, 2, 2), "b": (3, 2, 2), "c": (1, 1, 2)}

@@ -54,6 +54,12 @@ def cross(self: Any, x: Tensor, context: Tensor, freqs: Any, **more: Tensor) -> 
     return x + attended(x, context, width=9)[..., 3:]
 
 
+def turned(self: Any, x: Tensor, rope: Any) -> Tensor:
+    """As by a rope of cosines and sines."""
+    q = x * rope[0] + x.flip(-1) * rope[1]
+    return x + attended(q, q)
+
+
 def cropped(self: Any, img: Tensor, txt: Tensor, crop: int) -> Any:
     """As Mochi's: of the text its first tokens attend."""
     out = attended(torch.cat((img, txt[:, :crop]), 1))
@@ -131,6 +137,14 @@ FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], lis
         [Attends("", OF_X, OF_X), Attends("", OF_X, [])],
         ["{0}", "local"],
         {"x": "{0}", "freqs": ("{0}", "")},
+    ),
+    "a rope in two tables": (
+        block(turned),
+        {"x": noise(2, 10, 6), "rope": (noise(1, 10, 6), noise(1, 10, 6))},
+        [X],
+        [Attends("", OF_X, OF_X)],
+        ["{0}"],
+        {"x": "{0}", "rope": "{0}"},
     ),
     "text that is cropped": (
         block(cropped),

@@ -5,6 +5,7 @@ That a class's plan is found, and what ranks compute by it, is test_found_plans.
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -113,6 +114,12 @@ def test_ranks_that_are_lost_end_the_process_and_any_other_error_is_the_models(
     ranks.said = {(0, "head"): KeyError("odd")}
     with pytest.raises(ValueError, match="looking at Linear ended with KeyError: 'odd'"):
         found.find("a file")
+    monkeypatch.setattr(finding, "kinds_of", lambda whole, size: ["refs"])
+    monkeypatch.setattr(finding, "calls_of", lambda whole, size: [call])
+    for lost in (RanksLostError("gone"), MemoryError("full")):  # in a call with references
+        monkeypatch.setattr(finding, "errors_of", Mock(side_effect=[GOOD, GOOD, lost]))
+        with pytest.raises(type(lost), match=str(lost)):
+            found.find("a file")
 
 
 def test_a_plan_is_kept_for_more_kinds_of_calls_or_another_is_found_that_holds_for_all(

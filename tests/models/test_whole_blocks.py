@@ -128,7 +128,8 @@ def test_blocks_that_stay_give_the_same_bits_and_are_gathered_once(group: GlooGr
                 there = part.untyped_storage() if part.numel() else shards._staying.get(path, part).untyped_storage()
                 assert (there.nbytes() > part.nbytes) == inside, "a part lies in the whole, or by itself"
                 assert not inside or there.data_ptr() == shards._staying[path].data_ptr()
-            more = sum(shards._more_bytes(path) for path in stays(shards))
+            mine = 0 if offloaded else sum(shards._shards[path].nbytes for path in stays(shards))
+            more = sum(whole.nbytes for whole in shards._staying.values()) - mine
             assert shards.staying_bytes == more and (more > 0) == (count > 0)
         assert all(weight is None for block in model for each in block for weight in each._parameters.values())
 
@@ -331,10 +332,12 @@ def test_a_step_that_never_ended_is_no_measure() -> None:
 def test_models_that_take_turns_keep_no_block_and_a_run_after_another_does() -> None:
     here = Alone(40_000)
     with kept_on(here.device, Axis("shards")) as whole:
-        found = [here.step(whole, "a form", 100) for _ in range(2)]
+        found, given = [here.step(whole, "a form", 100) for _ in range(2)], list[int]()
         for _ in range(3):  # a step of another model each time
             whole.drop(for_a_step=True)
             found.append(here.step(whole, "a form", 100))
+            given.append(here.device.given_back)
+        assert given[0] == given[-1], "what a step takes is known, and its memory stays cached"
         whole.drop()
         found.append(here.step(whole, "a form", 100))
     many = here.most(40_000 - 100)

@@ -3,6 +3,16 @@
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "constant off by one",
+        "before = 0 if common is None else common[0].shape[1]",
+        "before = 0 if common is None else common[1].shape[1]",
+    ): "there are as many values as keys",
+    (
+        "constant off by one",
+        "TRIED = (2, 2, 3, 101)",
+        "TRIED = (2, 3, 3, 101)",
+    ): "a latent of any number of channels shows whether a sampler is linear",
+    (
+        "constant off by one",
         "PREVIEW_SLOTS = 2 # a step's preview is read before the step after the next may start",
         "PREVIEW_SLOTS = 3 # a step's preview is read before the step after the next may start",
     ): "a third place is written in its turn, and costs memory alone",
@@ -26,6 +36,36 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "TRIES = 8",
         "TRIES = 9",
     ): "a class that lacks this many inputs is refused after one more",
+    (
+        "constant off by one",
+        "watch.register(pipe_fd, 0) # a hang-up is always reported",
+        "watch.register(pipe_fd, 1) # a hang-up is always reported",
+    ): "nothing is ever written to the pipe",
+    (
+        "constant off by one",
+        "setattr(config, limit, max(vars(config).get(limit, 0), FORMS_A_FUNCTION))",
+        "setattr(config, limit, max(vars(config).get(limit, 1), FORMS_A_FUNCTION))",
+    ): "the other number is larger",
+    (
+        "constant off by one",
+        "looked_at[0]()",
+        "looked_at[1]()",
+    ): "a class that takes a size takes it with either text",
+    (
+        "constant off by one",
+        "out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:2]",
+        "out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:3]",
+    ): "the operation returns two tensors",
+    (
+        "boolean",
+        "if type(weight.data) is torch.Tensor and weight.dtype != dtype: # as the file has it",
+        "if ((type(weight.data) is torch.Tensor) or (weight.dtype != dtype)): # as the file has it",
+    ): "a weight of that dtype is the same afterwards, and none was made for a quantised one, which has its own",
+    (
+        "constant off by one",
+        "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
+        "outs = [(x * 0.5 + told * (0.1 + call**3 / 40)) * (side + 1) for side in sides]",
+    ): "any outputs that change from call to call show how ComfyUI's holder answers",
     (
         "arithmetic",
         "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -494,6 +495,28 @@ def test_a_pool_that_is_closed_waits_for_its_watcher(monkeypatch):
     monkeypatch.setattr(pool, "_stop", lambda: None)
     pool.close()
     assert waited == [1]
+
+
+def test_idle_ranks_that_end_when_they_are_asked_to_are_not_waited_for_any_longer(monkeypatch):
+    ended, told, now_s = [os.eventfd(0) for _ in range(2)], [], iter((0.0, 0.0))  # it looks once
+
+    def ends(message, fd):
+        told.append((message.op, message.rank))
+        os.eventfd_write(fd, 1)
+
+    made = Generation.__new__(Generation)
+    made.number, made.ranks = (
+        3,
+        [
+            SimpleNamespace(rank=rank, pidfd=fd, channel=SimpleNamespace(send=partial(ends, fd=fd)))
+            for rank, fd in enumerate(ended)
+        ],
+    )
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    made._dismiss()
+    assert told == [(Op.STOP, 0), (Op.STOP, 1)]
+    for fd in ended:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(("ranks", "check", "sound"), [(2, True, False), (1, True, True), (2, False, True)])

@@ -32,7 +32,7 @@ from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_pipeline import Passes
-from parallel_runtime.worker.hosted_sampling import HostedCalls
+from parallel_runtime.worker.hosted_sampling import AppliedModel, HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.parted_latent import PartedLatent
 from parallel_runtime.worker.steady_pipeline import SteadyCalls
@@ -511,7 +511,7 @@ def test_ranks_of_cards_with_other_choices_time_the_same_steps_of_a_run_by_graph
         timer = engine._forward(model, mesh, asked, progress=None, alive=None, beat=None).timer
         return [step for step in range(30) if timer.enter_step(step, of=30)]
 
-    assert len(timed(0)) == 30 and len(timed(1)) == 6
+    assert len(timed(0)) == 30 and len(timed(1)) == 6 and not timed(1, timed=False)
     assert timed(0, graphs=True) == timed(1, graphs=True) == list(range(1, 30, usual))
 
 
@@ -572,6 +572,25 @@ def test_ranks_that_gather_weights_with_a_group_of_another_size_run_its_rows_and
     )
     ran._compute(4, torch.ones(1, 3, 2))
     assert given == [(0, 4, [[[0.0] * 2] * 3] * 2), (4, [])]
+
+
+def test_a_call_has_a_sigma_for_each_image_of_each_side_of_cfg() -> None:
+    """Two images, as rows of four numbers; the model answers a side with its number."""
+    heard = list[tuple[list[int], list[float], list[float]]]()
+
+    def apply(latent: torch.Tensor, sigma: torch.Tensor, given: Any, **_: object) -> torch.Tensor:
+        heard.append((list(latent.shape), sigma.tolist(), given["transformer_options"]["sigmas"].tolist()))
+        return torch.arange(len(latent) // 2.0).repeat_interleave(2)[:, None, None].expand_as(latent)
+
+    states = [RecurrenceStep(sigma=sigma) for sigma in (0.5, None)]
+    call: Any = {"d": {"kwargs": {"d": {"transformer_options": {"d": {}}}}}}
+    options = [{"call": call, "latent": (2, 2), "sides": sides} for sides in ((0,), (1, 0))]
+    made: Any = (SimpleNamespace(apply=apply), SimpleNamespace(states=states), None, {}, options)
+    model = AppliedModel(*made)
+    model._inputs = {0: [], 1: []}
+    answers = [[out[:, 0].tolist() for out in model.outputs(cond, cond, torch.ones(2, 1, 4))] for cond in (0, 1)]
+    assert heard == [([2, 2, 2], [0.5] * 2, [0.5] * 2), ([4, 2, 2], [0.0] * 4, [0.0] * 2)]
+    assert answers == [[[[0.0] * 4] * 2], [[[1.0] * 4] * 2, [[0.0] * 4] * 2]]
 
 
 def row(*numbers: float) -> torch.Tensor:

@@ -2,15 +2,19 @@
 
 import gzip
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from made_replies import step_reply
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.calls import TRACE_BYTES, whole_trace
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.worker_group import WorkerGroup
 
 
 @pytest.mark.slow
@@ -31,6 +35,26 @@ def test_every_rank_traces_its_operators_and_the_result_is_the_same(eight_ranks:
     plain = eight_ranks.run(tiny_hosted, plan, [call()])
     assert torch.equal(plain.outs[0], traced.outs[0])
     assert plain.traces == {}
+
+
+def test_each_ranks_trace_is_read_where_it_was_given_room() -> None:
+    """Behind the results of the calls."""
+    numbers = torch.arange(16, dtype=torch.uint8).reshape(4, 4)
+    rooms = dict(zip(("0.out", "1.out", "trace.0", "trace.1"), numbers, strict=True))
+    arena = SimpleNamespace(take=rooms.__getitem__)
+    arena.place = lambda inputs, results: SimpleNamespace(
+        specs=[*inputs, *(each.name for each in results)], repeated={}
+    )
+    generation: Any = SimpleNamespace(ranks=[None] * 2, told_ranks=2, reach=int, arena=arena)
+    generation.ask = lambda *_, **__: [step_reply(trace_bytes=3), step_reply(trace_bytes=2)]
+    group = WorkerGroup(
+        generation, load_deadline_s=1.0, budget_bytes=None, check_copies=False, overlap=lambda plan: None
+    )
+    calls, groups = [call(options={"trace": True}), call()], ((BatchSlice(call=0, start=0, stop=1),),)
+    told: dict[str, Any] = {"deadline_s": 1.0, "on_sent": lambda: None}
+    done = group.run(1, ParallelPlan(ulysses=2), calls, groups, lambda: None, **told)
+    assert done.traces == {0: bytes([8, 9, 10]), 1: bytes([12, 13])}
+    assert [out.tolist() for out in done.outs] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_trace_without_room_is_refused_and_not_cut() -> None:

@@ -20,7 +20,7 @@ from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker import hosted_weights, loading
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
-from parallel_runtime.worker.loading import LoadedModels
+from parallel_runtime.worker.loading import LoadedModels, open_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -131,6 +131,13 @@ def test_every_stage_has_the_blocks_that_hand_on_all_tokens(file: Path, stages: 
 )
 def test_a_load_needs_the_bytes_of_a_ranks_part_of_the_model(file: Path, told: dict[str, Any], num_bytes: int) -> None:
     assert held(file, **told).needed_bytes == num_bytes
+
+
+def test_a_rank_holds_its_share_of_the_ranks_that_it_gathers_with(file: Path) -> None:
+    layout = ParallelPlan.parse("data=2,ulysses=2,shares=3:1:1:3,weights=sharded").layout
+    spec, groups = ModelSpec.of(file, "bfloat16"), [Axis("shards", 2, rank % 2) for rank in range(4)]
+    opened = [open_model(spec, layout, rank=rank, device=CPU, group=group) for rank, group in enumerate(groups)]
+    assert [model.weights.needed_bytes for model in opened] == [34, 11, 11, 34]
 
 
 @pytest.mark.parametrize(("told", "said"), [({"size": 2}, "sharded"), ({"offloaded": True}, "offloaded")])

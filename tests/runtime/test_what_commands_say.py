@@ -32,6 +32,7 @@ from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.machines.server import Offer
+from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import NARROW, WIDE
@@ -212,6 +213,14 @@ def test_verify_says_what_was_found_first_and_last() -> None:
     assert idle.startswith("  rank 0: no work, 3 collectives")
 
 
+def test_a_call_of_its_first_row_has_it_in_place_of_all_others() -> None:
+    """Of two images: what has a row for each of them, for each of them twice, and what is for all."""
+    tensors = {f"t{number}": torch.arange(2.0 + number)[:, None] for number in range(3)}
+    call = ModelCall(tensors=tensors, out_shape=(2, 5), options={"batched": [0, 2]})
+    found = {name: tensor.flatten().tolist() for name, tensor in call.of_first_row().tensors.items()}
+    assert found == {"t0": [0, 0], "t1": [0, 1, 2], "t2": [0, 1, 0, 1]}
+
+
 CACHED = {"threshold": 0.1, "skipped": 2, "of": 6, "one_rank_skipped": 1, "one_rank_of": 3}
 CACHED |= {"one_rank_rel_err": 1e-7, "difference": 0.01}
 
@@ -238,6 +247,17 @@ def test_a_cache_agrees_where_the_same_share_of_each_step_is_skipped() -> None:
         "with a step cache at 0.1: 2 of 6 calls skipped (one rank: 1 of 3), 1.00e-07 from one rank with it, "
         "1.00e-02 from the exact result"
     )
+
+
+@pytest.mark.parametrize(("text", "unloaded"), [("ring=2", []), ("ring=2,weights=sharded", ["unload"])])
+def test_weights_that_one_rank_cannot_use_go_before_its_own_come(text: str, unloaded: list[str]) -> None:
+    done, plan = list[str](), ParallelPlan.parse(text)
+    runner: Any = SimpleNamespace(plan=plan, options={}, spec="a model")
+    runner.pool = SimpleNamespace(unload=lambda spec: done.append("unload"))
+    runner.beside = lambda plan, *_, **__: SimpleNamespace(run=lambda _: done.append(plan.describe()), replies=[])
+    trial: Any = SimpleNamespace(results=lambda run: run([]))
+    Cached(runner, trial, 0.1)
+    assert done == [plan.describe(), *unloaded, ParallelPlan().describe()]
 
 
 def line(rate: float, latency_s: float = 0.0) -> tuple[tuple[float, float], ...]:

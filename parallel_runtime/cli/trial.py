@@ -128,16 +128,6 @@ class Trial:
             self._outs[dtype] = self._joined(load_file(file))
         return self._outs[dtype]
 
-    def one_process(self, dtype: torch.dtype, threads: int | None) -> Callable[[], torch.Tensor]:
-        """ComfyUI's bare module, which keeps what it computes: the result is that of the calls as they were made."""
-        outs = torch.cat(self._outs[dtype])
-
-        def run() -> torch.Tensor:
-            self._process.ask("run", threads=threads or 0)
-            return outs
-
-        return run
-
     def close(self) -> None:
         """End ComfyUI's process; results that were not asked for are gone."""
         self._process.close()

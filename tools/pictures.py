@@ -46,7 +46,7 @@ MEASURED = re.compile("faster|slower|As fast as one device")
 FASTER = re.compile(r"([\d.]+)× faster")
 LEAST = 1.5  # times as fast as one rank, else no picture of the run is kept
 MEASURE = "Measure against one device"
-SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2")
+SHOTS = ("error-card-nodes2",)
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
     app.graph.clear()
@@ -95,11 +95,10 @@ def main(words: list[str]) -> None:
                 comfy.open()
                 comfy.tidy()
                 of_nodes(comfy)
-            for nodes2 in (False, True):
-                context = browser.new_context(viewport={"width": 1600, "height": 950})
-                context.set_default_timeout(WAIT_MS)
-                comfy = ComfyPage(context.new_page(), server, nodes2=nodes2)
-                of_run(comfy)
+            context = browser.new_context(viewport={"width": 1600, "height": 950})
+            context.set_default_timeout(WAIT_MS)
+            comfy = ComfyPage(context.new_page(), server, nodes2=True)
+            of_run(comfy)
             of_card(comfy)
             browser.close()
 
@@ -112,15 +111,11 @@ def of_run(comfy: ComfyPage) -> None:
     comfy.setting("Comfy.Minimap.Visible", False)  # it would hide the picture
     comfy.open_sidebar()
     comfy.open_timeline()
-    measured(comfy, seed=7 + comfy.nodes2)  # a run of one seed would be served from the cache
+    measured(comfy, seed=8)
     comfy.page.evaluate(VIEW)
-    save(seen(comfy.page), f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
-    if comfy.nodes2:
-        shot = comfy.timeline.screenshot(animations="disabled")
-        Image.open(io.BytesIO(shot)).convert("RGB").save(README / "timeline.jpg", quality=82)
-        comfy.palette("light")
-        save(seen(comfy.page), "light")
-        comfy.palette("dark")
+    save(seen(comfy.page), "run-nodes2")
+    shot = comfy.timeline.screenshot(animations="disabled")
+    Image.open(io.BytesIO(shot)).convert("RGB").save(README / "timeline.jpg", quality=82)
 
 
 def measured(comfy: ComfyPage, *, seed: int) -> None:

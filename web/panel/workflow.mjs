@@ -51,11 +51,11 @@ export function bypass(app, node) {
 
 /* Change the graph so that the editor's undo takes back this change, and no other. */
 function asOneEdit({ canvas }, change) {
-  canvas.emitBeforeChange?.()
+  canvas?.emitBeforeChange?.()
   try {
     change()
   } finally {
-    canvas.emitAfterChange?.()
+    canvas?.emitAfterChange?.()
   }
 }
 

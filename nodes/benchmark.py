@@ -177,10 +177,12 @@ class CaseRunner:
         model = under_plan(self.model, plan)
 
         def run_once() -> CaseRun:
+            before = pooled.pool.last_failure
             try:
                 latent, record = sampled(model, self.settings, worker_loop=self.worker_loop)
             except PoolError:
-                pooled.pool.retract_failure()  # it is told as this case's, and keeps no other from its workers
+                if pooled.pool.last_failure is not before:  # it is told as this case's, and keeps no other from workers
+                    pooled.pool.retract_failure()
                 raise
             self.last_requests = record.requests
             return CaseRun(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))

@@ -20,11 +20,8 @@ def all_linked(uuids: tuple[str, ...]) -> bool | None:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         handles = [handle_of(nvml, uuid) for uuid in uuids]
-        return (
-            None
-            if None in handles
-            else all(p2p_status(nvml, *pair, P2P_NVLINK) == 0 for pair in combinations(handles, 2))
-        )
+        said = [p2p_status(nvml, *pair, P2P_NVLINK) for pair in combinations(handles, 2)]
+        return None if None in said else not any(said)
     except Exception:  # noqa: BLE001  none there, or another version: what such a package raises is its own affair
         return None
 

@@ -288,14 +288,14 @@ def _better_elsewhere(
     now = fits.get(chosen.plan.layout)
     if not fits:
         return chosen, ()
-    least_s = min(row.run_s for row in fits.values())
-    if now is not None and now.run_s < ELSEWHERE_QUICKER * least_s:
+    least_s = min(row.prompt_s for row in fits.values())
+    if now is not None and now.prompt_s < ELSEWHERE_QUICKER * least_s:
         return chosen, ()
-    equal = {layout for layout, row in fits.items() if row.run_s <= EQUAL * least_s}
+    equal = {layout for layout, row in fits.items() if row.prompt_s <= EQUAL * least_s}
     taken = _best([row for row in near if row.plan.layout in equal])
     if now is None:
         return taken, (f"hardly differs here from {chosen.plan.name}, with whose weights cfg above 1 does not fit",)
-    longer = now.run_s / fits[taken.plan.layout].run_s
+    longer = now.prompt_s / fits[taken.plan.layout].prompt_s
     why = f"hardly differs here from {chosen.plan.name}, with whose weights cfg above 1 takes {longer:.2f}x as long"
     return taken, (why,)
 

@@ -160,6 +160,11 @@ class Pool:
         return self._peers.why_not
 
     @property
+    def last_failure(self) -> PoolError | None:
+        """That of the workers, since they were released; None without one. Never waits."""
+        return self._failures.last
+
+    @property
     def asked_here(self) -> bool:
         """Whether this thread is in a callback of a request, from which the pool takes no other."""
         return self._asked_by == threading.get_ident()
@@ -201,19 +206,15 @@ class Pool:
 
         Given `deltas`, its weights are pristine plus these then; else whatever they were. Starts the workers if need
         be; when the model is there already, this is the result that it had. `progress(loaded_bytes, total_bytes)`
-        counts over the ranks that load. What a load that is given up leaves in the ranks, they free soon. Raises
-        PoolError when a rank fails, a delta that does not fit its weight included.
+        counts over the ranks that load. Raises PoolError when a rank fails, a delta that does not fit its weight
+        included.
         """
         self._refuse_plan(plan)
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
-            try:
-                model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
-                if deltas is not None:
-                    workers.apply_deltas(model, deltas, check)
-            finally:
-                if self._workers is workers and workers.owes_something:
-                    self._settle_soon(workers)
+            model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+            if deltas is not None:
+                workers.apply_deltas(model, deltas, check)
             return model.result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
@@ -241,11 +242,10 @@ class Pool:
             workers = self._workers
             if workers is None or not workers.generation.ready:
                 return
-            if workers.generation.in_flight is None:
+            if workers.owes_something:
+                workers.owe_trim(ranks)
+            else:
                 workers.trim(ranks, check, graphs=graphs)
-                return
-            workers.owe_trim(ranks)
-            self._settle_soon(workers)
 
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
@@ -368,6 +368,8 @@ class Pool:
     def _asking(self, check_cancelled: Check | None, *, frees: bool = False) -> Iterator[Check]:
         """Wait until no other thread asks. Yields what to call now and then meanwhile. `frees`: as `is_waited_for`.
 
+        What a request that was given up leaves in the ranks is taken in soon, though nobody asks.
+
         Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread is asking already.
         """
         check: Check = check_cancelled or (lambda: None)
@@ -385,6 +387,8 @@ class Pool:
         try:
             yield check
         finally:
+            if (workers := self._workers) is not None and workers.owes_something:
+                self._settle_soon(workers)
             self._asked_by = 0
             self._lock.release()
 
@@ -407,9 +411,9 @@ class Pool:
 
     def _stop(self) -> WorkerGroup | None:
         """End the workers, which are returned, and begin anew: earlier failures do not count any more."""
-        workers, self._workers = self._workers, None
+        workers = self._workers
         if workers is not None:
-            self.released += 1
+            self.released, self._workers = self.released + 1, None
             workers.generation.stop()
         self._lean = False
         self._failures.forget()
@@ -424,6 +428,7 @@ class Pool:
         if self._ranks.backend == "nccl" and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
             raise PoolError(refused, remedy=nccl_files.REMEDY)
         check()
+        machines = () if self._machines is None else self._machines(check)
         self.generation += 1
         generation = Generation(
             self.generation,
@@ -434,7 +439,7 @@ class Pool:
             deadline_s=lambda: self.deadline_s,
             on_death=self._bury,
             on_failure=self._note_failure,
-            machines=() if self._machines is None else self._machines(check),
+            machines=machines,
         )
         workers = self._workers = WorkerGroup(
             generation,
@@ -542,7 +547,8 @@ class Pool:
                 except _NotYetError:
                     over = False
                 finally:
-                    if over:  # under the lock: what is left from now on is for another thread
+                    # under the lock: what is left from now on is for another thread
+                    if over and self._settling is workers:
                         self._settling = None
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:

@@ -175,7 +175,7 @@ class WorkerGroup:
     @property
     def owes_something(self) -> bool:
         """Whether a request that was given up has left something that `settle` takes in."""
-        return self.generation.in_flight is not None or bool(self.models.partly_held)
+        return self.generation.in_flight is not None or bool(self.models.partly_held) or bool(self.vae.partly_held)
 
     def owe_trim(self, ranks: Sequence[int]) -> None:
         """Have `settle` trim, once the ranks owe nothing."""

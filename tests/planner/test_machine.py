@@ -1,5 +1,6 @@
 """What the planner is told of a machine's devices, by what torch and the cache of calibrations say of them."""
 
+import ctypes
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -193,8 +194,10 @@ def test_nvlink_is_between_gpus_where_the_driver_says_so_of_each_pair(monkeypatc
         asked_of(monkeypatch, Nvml(linked))
         assert nvlink.all_linked(tuple(f"u{index}" for index in range(6))) is expected
     asked_of(monkeypatch, Nvml(pairs))
-    assert nvlink.all_linked(("u0", "u9")) is False, "NVML does not support the question"
-    for nvml in (None, Nvml(pairs, known=False)):
+    assert nvlink.all_linked(("u0", "u9")) is None, "NVML does not support the question"
+    older = Nvml(pairs)
+    older.nvmlDeviceGetHandleByUUID = lambda uuid: ctypes.c_char_p(uuid)  # as pynvml 11.0 has it: a TypeError
+    for nvml in (None, Nvml(pairs, known=False), older):
         asked_of(monkeypatch, nvml)
         assert nvlink.all_linked(("u0", "u1")) is None
 

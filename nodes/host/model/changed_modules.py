@@ -3,9 +3,8 @@
 The transformer here computes nothing, so such a change would do nothing, or compute with weights that are not here.
 What the transformer is made of is noted once, when it is made. It is looked at before a run, with all that is inside of
 it, and before each call, from the outside: many packs change a method for the time of a call, or a function in the
-files of its classes. On the transformer of a
-stock loader, which is to be ours, all code of packs is such a change. Owns that. Does not own which node a piece of
-code belongs to (writers.py).
+files of its classes. On the transformer of a stock loader, which is to be ours, all code of packs is such a change.
+Owns that. Does not own which node a piece of code belongs to (writers.py).
 """
 
 import logging

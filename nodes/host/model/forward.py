@@ -98,6 +98,7 @@ class RemoteForward(_Remote):
         self.channels = channels  # of a latent; a call's input may have more beside it
         self.wrapped = runs_wrappers(type(transformer))
         self.signature = inspect.signature(type(transformer).forward)
+        self.signature_inside = inspect.signature(type(transformer)._forward) if self.wrapped else self.signature
         self._stand = _WithForward(weakref.proxy(self))
 
     def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -112,12 +113,11 @@ class RemoteForward(_Remote):
 
     def inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """As `_forward`, in whatever way a wrapper hands on its arguments."""
-        signature = inspect.signature(type(self.transformer)._forward)
-        given = self._bound(signature, *args, **kwargs)
+        given = self._bound(self.signature_inside, *args, **kwargs)
         _, (_, x), *others = given.arguments.items()  # of which the first is the transformer
         named = {}
         for name, value in others:
-            of = signature.parameters[name]
+            of = self.signature_inside.parameters[name]
             if value is not of.default:  # as of a class's own kinds of values, which cannot travel
                 named |= value if of.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return self._send(x, (), {**named, "transformer_options": named.get("transformer_options") or {}}, inside=True)

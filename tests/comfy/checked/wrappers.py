@@ -62,8 +62,10 @@ def by_name(executor, *args, **kwargs):
 
 
 # Of positions only, of names, of several latents; of a class's own kinds of values; that compute around, or before.
-TRIED = ("Flux.1", "Krea 2", "Wan t2v", "Cosmos 1", "MiniMax H3", "Z-Image in pixel space")
-TRIED += ("Anima, text through its adapter", "LTX-2, gates, adaptive text")
+TRIED = (
+    *("Flux.1", "Krea 2", "Wan t2v", "Cosmos 1", "MiniMax H3", "Z-Image in pixel space"),
+    *("Anima, text through its adapter", "LTX-2, gates, adaptive text"),
+)
 computing = set()
 told: list[object] = []
 for name in TRIED:

@@ -4,7 +4,7 @@ VENV := .venv
 # Compiled files are kept, whatever the caller says: a run of the tests starts a hundred interpreters.
 RUN := env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=tests $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-# As ranks have it (parallel_runtime/rank_environment.py): a test's ComfyUI computes on a CPU, too.
+# As ranks have it (parallel_runtime/process/environment.py): a test's ComfyUI computes on a CPU, too.
 export THP_MEM_ALLOC_ENABLE ?= 1
 # Debian and Ubuntu keep the venv module in a package of its own. Nothing here may wait: not for an answer, not for
 # another apt, not for a mirror that does not answer.

@@ -39,7 +39,7 @@ from ..parallel_runtime.planner.counting import Counted, usual_counted, usual_wo
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.machine import constants, kinds_here, measured, share_a_bridge, whole_bytes
 from ..parallel_runtime.planner.work import Work
-from ..parallel_runtime.rank_environment import blocks_may_stay
+from ..parallel_runtime.process.environment import blocks_may_stay
 from ..parallel_runtime.redact_paths import redact_paths
 from ..parallel_runtime.shares import MEASURED, parse_shares
 from ..parallel_runtime.weights.host_memory import host_memory

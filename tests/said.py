@@ -32,7 +32,8 @@ FILES = tuple(
         "parallel_runtime/models/hosted": "build compiled contract_check owners stage stock_functions",
         "parallel_runtime/models/specs": "found without",
         "parallel_runtime/planner": "automatic choose known machine tries",
-        "parallel_runtime/pool": "calls failures generation known_errors nccl_files pool ranks",
+        "parallel_runtime/pool": "calls failures generation known_errors pool ranks",
+        "parallel_runtime/process": "nccl_files",
         "parallel_runtime/worker": "steady_pipeline",
     }.items()
     for name in names.split()

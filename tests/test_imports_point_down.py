@@ -25,8 +25,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/report",),
     ("runtime/models",),
     ("runtime/planner",),
+    ("runtime/process",),
     ("runtime/wire", "runtime/parallel"),
-    ("runtime/rank_environment", "runtime/mapped_file"),
+    ("runtime/mapped_file",),
     (
         "runtime/checkpoint",
         "runtime/choices",

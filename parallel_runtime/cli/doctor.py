@@ -29,11 +29,11 @@ from ..plan import ParallelPlan, auto_plan
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.known_errors import NO_PEERS, OVER_HOST, find_known
-from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..pool.ranks import deadline_from
+from ..process.nccl_files import present_files
+from ..process.nccl_segments import leftovers
 from ..proof import ProofStore, relative_error
-from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
 from .doctor_model import describe as describe_the_file

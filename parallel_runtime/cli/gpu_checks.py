@@ -6,9 +6,9 @@ Owns the verdicts. Reads no device: everything is in the `GpuFacts` it gets, so 
 import re
 from collections.abc import Sequence
 
-from ..pool import nccl_files
 from ..pool.known_errors import NEW_DRIVER, OVER_HOST, find_known
-from ..pool.nccl_files import NcclFile
+from ..process import nccl_files
+from ..process.nccl_files import NcclFile
 from .check import Check
 from .gpu_facts import Gpu, GpuFacts
 

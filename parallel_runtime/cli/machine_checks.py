@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ..devices import missing_system
 from ..pool.known_errors import MORE_ROOM
-from ..wire.nccl_segments import FOLDER, Leftover
+from ..process.nccl_segments import FOLDER, Leftover
 from .check import Check
 
 PACKAGES = ("torch", "safetensors", "psutil")

@@ -22,7 +22,7 @@ from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
-from ..rank_environment import blocks_may_stay
+from ..process.environment import blocks_may_stay
 from ..weights.host_memory import host_memory
 from .terminal import SILENT, Paint, PhaseLine, plain
 from .workload import MAX_FRAMES, is_guided

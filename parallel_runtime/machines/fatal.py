@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import torch
 
-from ..wire import lifeline
+from ..process import lifeline
 
 
 def run_process(serve: Callable[[], None], *, lifeline_fd: int, parent_pid: int) -> NoReturn:

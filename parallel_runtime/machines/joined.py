@@ -28,7 +28,7 @@ from typing import NoReturn
 import psutil
 
 from ..kernel_calls import pidfd_open
-from ..wire import nccl_segments
+from ..process import nccl_segments
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
 from .connection import CLOSED, GREETING, VERDICT, MachineChallenge, Session, in_words

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import ChildFailedError, DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
-from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..process.environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..process.signs import Output
 from ..wire.channel import Channel
-from ..wire.processes import Output
 from ..wire.protocol import Op
 from ..wire.records import from_body
 from ..wire.replies import RankError

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..kernel_calls import P_PIDFD, pidfd_open
+from ..process.signs import PASSED_ON_S, Output, ProcessWork, killed_by, memory_kills
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.processes import PASSED_ON_S, Output, ProcessWork, killed_by, memory_kills
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError

@@ -9,7 +9,7 @@ has the far end of a channel like any other, and it maps the shared segments. To
 Owns the store at which all ranks meet, and passing on: each message to its rank; before the first of a request, the
 data of its inputs, once a machine, without what lies there since the last one; the cancel and credit words; back, the
 messages, the parts of results that the machine's ranks wrote, and their signs of life. Decides nothing, and ends with
-the pool (wire/lifeline.py) or when every machine's launcher has ended.
+the pool (process/lifeline.py) or when every machine's launcher has ended.
 """
 
 import argparse

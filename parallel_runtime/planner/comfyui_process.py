@@ -121,7 +121,7 @@ class ComfyUIProcess:
     def _started(self, program: str) -> subprocess.Popen[str]:
         """The process. What it was to hold of this one is closed where it cannot be started."""
         self._errors = (self.folder / "stderr").open("w+b")
-        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (wire/lifeline.py)
+        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)  # it ends with this process (process/lifeline.py)
         try:
             return subprocess.Popen(  # noqa: S603  our own interpreter and program, no shell
                 [sys.executable, "-u", "-m", program, str(lifeline), str(os.getpid())],

@@ -16,10 +16,10 @@ from ..devices import Device
 from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from ..machines.machine import Machine
 from ..plan import ParallelPlan, refuse_unfit_machines
-from ..wire.processes import OUT_OF_MEMORY, killed_by
+from ..process.rank_process import RankProcess
+from ..process.signs import OUT_OF_MEMORY, killed_by
 from ..wire.replies import RankError
 from .known_errors import TRY_COPIES, KnownError, find_known
-from .process import RankProcess
 from .remote_ranks import RemoteRank
 
 FRESH = "the next prompt starts fresh workers"

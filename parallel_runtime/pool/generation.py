@@ -18,8 +18,9 @@ from ..errors import PoolError
 from ..kernel_calls import MFD_CLOEXEC, memfd_create
 from ..machines.machine import LOOK_THERE, Machine
 from ..plan import MAX_RANKS
-from ..rank_environment import RankSettings
-from ..wire import nccl_segments
+from ..process import nccl_segments
+from ..process.environment import RankSettings
+from ..process.rank_process import REAP_TIMEOUT_S, spawn
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
@@ -36,7 +37,6 @@ from .failures import (
     pool_error,
     system_error,
 )
-from .process import REAP_TIMEOUT_S, spawn
 from .ranks import PULSE_LATE_S, AnyRank, Watcher, find_silence, least_s, listen_anew
 from .remote_ranks import RemoteRanks
 

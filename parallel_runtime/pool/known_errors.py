@@ -8,7 +8,7 @@ search for. Each entry is tested with recorded texts (tests/pool/recorded_errors
 import re
 from dataclasses import dataclass
 
-from ..wire.processes import OUT_OF_MEMORY
+from ..process.signs import OUT_OF_MEMORY
 
 MEMORY_REMEDY = "set weights in SP Config to sharded, or offloaded; use a smaller image, or free that device's memory"
 REPORT = "if the same prompt fails again, report it with the whole text"

@@ -26,12 +26,13 @@ from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..model_call import ModelCall
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
-from ..rank_environment import RankSettings
+from ..process import nccl_files
+from ..process.environment import RankSettings
+from ..process.rank_process import available_cpus
 from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from ..wire.requests import MeasureDevice, Probe
-from . import nccl_files
 from .calls import (
     RunResult,
     StepDone,
@@ -47,7 +48,6 @@ from .generation import Answer, Generation
 from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
 from .peer_access import PeerAccess
-from .process import available_cpus
 from .ranks import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, checked
 from .status import State, describe, first_line, memory_of
 from .worker_group import WorkerGroup

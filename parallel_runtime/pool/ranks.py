@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
+from ..process.rank_process import RankProcess
+from ..process.signs import LEAST_S, PASSED_ON_S
 from ..wire.channel import SegmentTable
-from ..wire.processes import LEAST_S, PASSED_ON_S
 from ..wire.protocol import Op
 from .failures import VARIABLE, Failure, silence
-from .process import RankProcess
 from .remote_ranks import RemoteRank
 
 AnyRank: TypeAlias = RankProcess | RemoteRank

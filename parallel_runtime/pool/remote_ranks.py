@@ -26,12 +26,12 @@ from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
 from ..machines.messages import FoundFile, RelayedMachine, StartGeneration
 from ..plan import MAX_RANKS
-from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..process.environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..process.rank_process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
+from ..process.signs import Output
 from ..wire.channel import Channel
-from ..wire.processes import Output
 from ..wire.protocol import Op
 from ..wire.records import to_body
-from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
 
 BACKLOG = 64
 LOOK_S = 0.05  # how often the caller is asked whether to go on while machines look for a file

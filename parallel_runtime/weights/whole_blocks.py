@@ -18,7 +18,7 @@ import torch
 
 from ..parallel.collectives import Axis, Traffic
 from ..planner.memory import left_to_others
-from ..rank_environment import blocks_may_stay
+from ..process.environment import blocks_may_stay
 from .block_shards import BlockShards
 from .device_memory import DeviceMemory, device_memory, empty_cache
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError, module_of
-from ..wire import lifeline, nccl_segments
+from ..process import lifeline, nccl_segments
+from ..process.signs import start_pulse
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.processes import start_pulse
 from ..wire.protocol import Message, Op, ProtocolError
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready

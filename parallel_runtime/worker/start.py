@@ -18,7 +18,7 @@ BACKEND_TIMEOUT = timedelta(days=7)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line that pool/process.py writes, and machines/launch.py."""
+    """The command line that process/rank_process.py writes, and machines/launch.py."""
     parser = argparse.ArgumentParser(prog="parallel_runtime.worker.entry", description="One rank; started by the pool.")
     for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -32,7 +32,7 @@ PROGRAM = """
     from host.tiny_hosted import call, spec_of
     from parallel_runtime.devices import parse_devices
     from parallel_runtime.plan import ParallelPlan
-    from parallel_runtime.pool import process
+    from parallel_runtime.process import rank_process
     from parallel_runtime.pool.pool import Pool
 
     def network(name, address):
@@ -62,8 +62,8 @@ PROGRAM = """
             subprocess.run(["mount", "--bind", *mounted], check=True)
         folders += [MODELS, "/dev/shm"]
     if not OURS:
-        whole = process.rank_environment
-        process.rank_environment = lambda *given: {
+        whole = rank_process.rank_environment
+        rank_process.rank_environment = lambda *given: {
             name: value for name, value in whole(*given).items() if "SOCKET_IFNAME" not in name
         }
     functions = (pickle.loads, torch.load, dist.broadcast_object_list, dist.all_gather_object)

@@ -27,7 +27,7 @@ with make_pool(2) as pool:
     print(pool.status()["state"])
 
 from parallel_runtime.cli import doctor
-from parallel_runtime.pool.nccl_files import present_files
+from parallel_runtime.process.nccl_files import present_files
 none = {"machines": "", **dict.fromkeys(("model", "comfyui", "calibrate", "token_file"))}
 found = doctor.run(argparse.Namespace(devices="cpu:2", **none))
 print(found["can_run"], [check["name"] for check in found["checks"] if check["needed"] and not check["ok"]])

@@ -16,7 +16,7 @@ from parallel_runtime.pool.failures import VARIABLE
 from parallel_runtime.pool.generation import Generation
 from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.ranks import deadline_from
-from parallel_runtime.rank_environment import RankSettings
+from parallel_runtime.process.environment import RankSettings
 from parallel_runtime.wire.protocol import Op
 
 DEADLINE = r"the deadline is [1-9]\d*(\.\d+)? s"  # more than one where a loaded machine was slow to answer before

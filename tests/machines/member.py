@@ -17,7 +17,7 @@ from parallel_runtime import VERSION
 from parallel_runtime.machines import joined
 from parallel_runtime.machines.connection import read_token, split_address
 from parallel_runtime.machines.messages import Introduction, Launch, StartGeneration, Versions
-from parallel_runtime.wire import lifeline
+from parallel_runtime.process import lifeline
 from parallel_runtime.wire.records import from_body, to_body
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def _launcher(arguments: dict[str, int]) -> None:
     start = from_body(Launch, json.loads(sys.stdin.read()), "Launch").start
     mark = f"{MARK}-{start.generation}"
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    tie = "import sys; from parallel_runtime.wire import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
+    tie = "import sys; from parallel_runtime.process import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
     if start.engine == "nccl":  # ranks with a segment as NCCL keeps one
         segment = "f = open(f'/dev/shm/nccl-{os.getpid()}', 'w+b'); f.truncate(9); m = mmap.mmap(f.fileno(), 0)"
         program = f"import mmap, os; {segment}; {program}"

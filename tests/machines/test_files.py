@@ -61,7 +61,7 @@ import sys, threading
 from machines.test_files import machine_with
 from parallel_runtime.machines import files
 from parallel_runtime.pool.remote_ranks import RemoteRanks
-from parallel_runtime.rank_environment import RankSettings
+from parallel_runtime.process.environment import RankSettings
 reading, asked = threading.Event(), threading.Event()
 
 def read(fd, start):

@@ -52,7 +52,7 @@ from parallel_runtime.machines.messages import (
 )
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
-from parallel_runtime.wire.nccl_segments import segments_of
+from parallel_runtime.process.nccl_segments import segments_of
 from parallel_runtime.wire.protocol import ProtocolError
 
 SILENCE_S = 2.0

@@ -40,7 +40,7 @@ from parallel_runtime.machines.versions import difference
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.pool import remote_ranks
 from parallel_runtime.pool.remote_ranks import RemoteRank, RemoteRanks
-from parallel_runtime.rank_environment import RankSettings
+from parallel_runtime.process.environment import RankSettings
 from parallel_runtime.wire.protocol import Op, ProtocolError
 
 TOKEN = b"0123456789abcdef"

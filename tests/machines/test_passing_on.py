@@ -31,8 +31,8 @@ from parallel_runtime.machines.link import (
 from parallel_runtime.machines.messages import RelayedMachine
 from parallel_runtime.machines.ranks_here import RankHere, RanksHere, end_text, exit_code
 from parallel_runtime.machines.relay import Towards
+from parallel_runtime.process.signs import PASSED_ON_S
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment
-from parallel_runtime.wire.processes import PASSED_ON_S
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError, TensorSpec, decode, encode
 
 SIZE = 1 << 16

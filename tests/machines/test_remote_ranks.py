@@ -22,8 +22,8 @@ from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.worker_group import WorkerGroup
+from parallel_runtime.process.signs import PASSED_ON_S
 from parallel_runtime.proof import relative_error
-from parallel_runtime.wire.processes import PASSED_ON_S
 
 TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)

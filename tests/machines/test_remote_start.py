@@ -19,7 +19,7 @@ from parallel_runtime.machines.launch import Start, settings_of
 from parallel_runtime.machines.machine import Lost, Machine
 from parallel_runtime.machines.messages import Launch, StartGeneration
 from parallel_runtime.pool.remote_ranks import RemoteRanks
-from parallel_runtime.rank_environment import RankSettings, rank_environment
+from parallel_runtime.process.environment import RankSettings, rank_environment
 
 SETTINGS = RankSettings(devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.planner.memory import left_to_others
-from parallel_runtime.rank_environment import WHOLE_BLOCKS
+from parallel_runtime.process.environment import WHOLE_BLOCKS
 from parallel_runtime.weights.block_shards import BlockShards
 from parallel_runtime.weights.device_memory import DeviceMemory
 from parallel_runtime.weights.whole_blocks import WholeBlocks

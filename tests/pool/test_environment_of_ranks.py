@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.devices import Device
-from parallel_runtime.rank_environment import RankSettings, rank_environment
+from parallel_runtime.process.environment import RankSettings, rank_environment
 from pool.echo_pool import HERE, make_pool, run_step
 
 ROOT = Path(HERE).parents[1]
@@ -181,7 +181,7 @@ def test_a_rank_searches_the_folders_that_its_parent_found_by_a_relative_name(tm
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from parallel_runtime.devices import Device\n"
-        "from parallel_runtime.rank_environment import RankSettings, rank_environment\n"
+        "from parallel_runtime.process.environment import RankSettings, rank_environment\n"
         "ours = dict(os.environ, PYTHONPATH=os.environ['PYTHONPATH'] + ':unsearched')\n"
         "found = rank_environment(ours, RankSettings(devices=(Device('cpu', 0),), threads=1, engine='a:B'))\n"
         "print(found['PYTHONPATH'], found.get('PYTHONNOUSERSITE'))"

@@ -25,18 +25,18 @@ from parallel_runtime.errors import (
     SilentWorkersError,
 )
 from parallel_runtime.machines import ranks_here
-from parallel_runtime.pool import failures, generation, process
+from parallel_runtime.pool import failures, generation
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
 from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.process import spawn
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
-from parallel_runtime.rank_environment import RankSettings
-from parallel_runtime.wire import processes
+from parallel_runtime.process import rank_process, signs
+from parallel_runtime.process.environment import RankSettings
+from parallel_runtime.process.rank_process import spawn
+from parallel_runtime.process.signs import Output
 from parallel_runtime.wire.channel import Segment, SegmentTable
-from parallel_runtime.wire.processes import Output
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError
 from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import EmptyReply, Hello, Progress, RankError
@@ -55,10 +55,10 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
 @pytest.mark.parametrize("told", [True, False])
 def test_a_process_gets_on_as_it_computes_also_where_the_system_does_not_tell_what_it_reads(monkeypatch, told):
     if not told:
-        monkeypatch.setattr(processes, "Path", lambda _: SimpleNamespace(read_text=lambda **_: os.stat("/nowhere")))
+        monkeypatch.setattr(signs, "Path", lambda _: SimpleNamespace(read_text=lambda **_: os.stat("/nowhere")))
     ticks = ["S", *map(str, range(20))]
-    monkeypatch.setattr(processes, "_stat", lambda _: ticks)
-    work = processes.ProcessWork(os.getpid())
+    monkeypatch.setattr(signs, "_stat", lambda _: ticks)
+    work = signs.ProcessWork(os.getpid())
     assert work.gets_on()
     ticks[11] = "computed"
     assert work.gets_on()
@@ -387,8 +387,8 @@ def test_how_a_process_ended_is_said_before_it_is_reaped_and_after(monkeypatch, 
         code = os.CLD_EXITED if state is not None and state >= 0 else os.CLD_KILLED
         return None if state is None else SimpleNamespace(si_status=abs(state), si_code=code)
 
-    monkeypatch.setattr(process.os, "waitid", looked)
-    process_ = process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
+    monkeypatch.setattr(rank_process.os, "waitid", looked)
+    process_ = rank_process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
     assert process_.end_text() == text
     process_._process.returncode = state
     assert process_.end_text() == text
@@ -402,22 +402,24 @@ def test_processes_that_the_system_killed_for_memory_are_counted_where_it_says(m
     vmstat = tmp_path / "vmstat"
     if said is not None:
         vmstat.write_text(said)
-    monkeypatch.setattr(processes, "VMSTAT", vmstat)
-    monkeypatch.setattr(processes, "OF_CONTAINER", container := tmp_path / "events")
-    assert processes.memory_kills() == told
+    monkeypatch.setattr(signs, "VMSTAT", vmstat)
+    monkeypatch.setattr(signs, "OF_CONTAINER", container := tmp_path / "events")
+    assert signs.memory_kills() == told
     container.write_text("low 4\noom 9\noom_kill 5\noom_group_kill 1\n")
-    assert processes.memory_kills() == 5, "another container's are not told"
+    assert signs.memory_kills() == 5, "another container's are not told"
 
 
 def test_a_rank_that_ends_as_host_memory_ran_out_is_told_so_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "OF_CONTAINER", tmp_path / "events")
-    monkeypatch.setattr(processes, "VMSTAT", tmp_path / "vmstat")
-    processes.VMSTAT.write_text("oom_kill 3\n")
-    ended = [process.OwnedProcess(SimpleNamespace(pid=1, returncode=code), None, fds=(0, 0)) for code in (-9, -7, 1)]
+    monkeypatch.setattr(signs, "OF_CONTAINER", tmp_path / "events")
+    monkeypatch.setattr(signs, "VMSTAT", tmp_path / "vmstat")
+    signs.VMSTAT.write_text("oom_kill 3\n")
+    ended = [
+        rank_process.OwnedProcess(SimpleNamespace(pid=1, returncode=code), None, fds=(0, 0)) for code in (-9, -7, 1)
+    ]
     usual = ["killed by SIGKILL", "killed by SIGBUS", "exited with code 1"]
     assert [each.end_text() for each in ended] == usual
     here = ranks_here.RankHere(1, None, None)
-    processes.VMSTAT.write_text("oom_kill 4\n")
+    signs.VMSTAT.write_text("oom_kill 4\n")
     words = "killed by SIGKILL as host memory ran out"
     assert [each.end_text() for each in ended] == [words, *usual[1:]]
     assert ranks_here.end_text(-9, here.kills_before) == words
@@ -435,8 +437,8 @@ def test_an_exit_that_other_code_took_is_said(monkeypatch):
     def looked(*_):
         raise ChildProcessError
 
-    monkeypatch.setattr(process.os, "waitid", looked)
-    gone = process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
+    monkeypatch.setattr(rank_process.os, "waitid", looked)
+    gone = rank_process.OwnedProcess(SimpleNamespace(pid=1, returncode=None), None, fds=(0, 0))
     assert gone.end_text() == "ended, and its exit was taken by other code of this process"
 
 

@@ -10,10 +10,10 @@ import pytest
 from parallel_runtime.cli.gpu_checks import check_nccl_files
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.pool import nccl_files
-from parallel_runtime.pool.nccl_files import NcclFile, refusal
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank_environment import LISTEN_HERE, NEVER_PASSED_ON, RankSettings, rank_environment
+from parallel_runtime.process import nccl_files
+from parallel_runtime.process.environment import LISTEN_HERE, NEVER_PASSED_ON, RankSettings, rank_environment
+from parallel_runtime.process.nccl_files import NcclFile, refusal
 
 # As the user guide writes them, with what people add: comments, empty lines, lines that NCCL takes for something else.
 PLAIN = (

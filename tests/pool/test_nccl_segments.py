@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from parallel_runtime.wire.nccl_segments import FOLDER, leftovers, segments_of
+from parallel_runtime.process.nccl_segments import FOLDER, leftovers, segments_of
 from pool.echo_pool import failure
 
 SIZE = 4096

@@ -19,7 +19,7 @@ from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_r
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.pool.known_errors import NEW_DRIVER
-from parallel_runtime.wire.nccl_segments import Leftover
+from parallel_runtime.process.nccl_segments import Leftover
 from runtime.gpu_machines import MACHINES, OVER_NVLINK, T4, card, machine
 
 MIB, GIB = 2**20, 2**30

@@ -2,7 +2,7 @@
 
 `python -m parallel_runtime.models.hosted.reference` is that process, and this its whole life: it reads a question a
 line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Its arguments are
-what wire/lifeline.py takes. Owns the questions. The asking side is planner/comfyui_process.py.
+what process/lifeline.py takes. Owns the questions. The asking side is planner/comfyui_process.py.
 """
 
 import io
@@ -23,8 +23,8 @@ import torch
 from ...checkpoint import ComfyUI, ModelSpec, read_header
 from ...errors import in_one_line
 from ...mapped_file import MappedFile
+from ...process.lifeline import arm
 from ...torch_flags import exact_fp32
-from ...wire.lifeline import arm
 from ...wire.protocol import dtype_name
 from ..specs import find_spec, may_be_found, spec_of
 from ..specs.found import found_of, found_spec_of, give_found, of_text, to_text

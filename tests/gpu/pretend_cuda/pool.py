@@ -15,8 +15,8 @@ from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
-from parallel_runtime.pool import process
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.process import rank_process
 
 GPU = Path(__file__).resolve().parents[1]
 ENGINE = "pretend_cuda.engine:PretendEngine"
@@ -30,16 +30,16 @@ def pretending() -> Iterator[None]:
     library()
     forked_ranks.OURS.add(RANK)
     forked_ranks.fork_ranks()
-    spawn = process.spawn_owned
+    spawn = rank_process.spawn_owned
 
-    def spawn_owned(module: str, arguments: Mapping[str, object], *more: Any) -> process.OwnedProcess:
+    def spawn_owned(module: str, arguments: Mapping[str, object], *more: Any) -> rank_process.OwnedProcess:
         return spawn(RANK if str(arguments.get("device")).startswith("cuda") else module, arguments, *more)
 
-    process.spawn_owned = spawn_owned
+    rank_process.spawn_owned = spawn_owned
     try:
         yield
     finally:
-        process.spawn_owned = spawn
+        rank_process.spawn_owned = spawn
 
 
 @dataclass(frozen=True, kw_only=True)

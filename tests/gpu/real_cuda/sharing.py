@@ -22,7 +22,7 @@ PATH = str(Path(__file__).resolve().parent / "path")
 def share(exchange: str, *, pack: str = "") -> None:
     """Allow a device to be named several times; `pack` is the module that holds `parallel_runtime`, with a dot."""
     devices = importlib.import_module(f"{pack}parallel_runtime.devices")
-    process = importlib.import_module(f"{pack}parallel_runtime.pool.process")
+    process = importlib.import_module(f"{pack}parallel_runtime.process.rank_process")
     environment = process.rank_environment
 
     def with_path(ours: Mapping[str, str], settings: Any) -> dict[str, str]:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .channel import SegmentTable
+from ..wire.channel import SegmentTable
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..rank_environment import LISTEN_HERE, NEVER_PASSED_ON
+from .environment import LISTEN_HERE, NEVER_PASSED_ON
 
 # Of these an empty value means something too, so nothing that we could set keeps a file's away.
 REFUSED = tuple(name for name in NEVER_PASSED_ON if name not in LISTEN_HERE)

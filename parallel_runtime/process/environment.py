@@ -1,6 +1,6 @@
 """What every rank of a pool is started with, and the environment that its process gets.
 
-Owns both. Does not own how a rank is started (pool/process.py beside ComfyUI, machines/launch.py elsewhere).
+Owns both. Does not own how a rank is started (process/rank_process.py beside ComfyUI, machines/launch.py elsewhere).
 
 The environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
 ComfyUI chose for itself (a user's settings of torch's own one are taken over) or another program's rendezvous address.
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .compiling import compile_environment
-from .devices import Device
+from ..compiling import compile_environment
+from ..devices import Device
 
-PACK_ROOT = Path(__file__).resolve().parents[1]
+PACK_ROOT = Path(__file__).resolve().parents[2]
 
 WHOLE_BLOCKS = "PARALLEL_DIT_WHOLE_BLOCKS"  # "0": of sharded or offloaded weights no block stays whole on a device
 # Taken over where the caller has them; nothing else is.
@@ -44,7 +44,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTO
 # Of the families, what makes NCCL listen, or meet others, where another user says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
 # Both backends listen where these say: no process outside this machine can connect. No file of NCCL's changes what is
-# set here (pool/nccl_files.py). The address of its RAS subsystem is the default one.
+# set here (nccl_files.py). The address of its RAS subsystem is the default one.
 LISTEN_HERE = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "=lo",

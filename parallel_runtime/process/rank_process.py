@@ -1,6 +1,6 @@
 """One rank as the parent sees it: a process, its channel, its lifeline and the last of what it printed.
 
-Owns spawning and reaping. Does not own the environment a rank gets (rank_environment.py), what is said to a rank, nor
+Owns spawning and reaping. Does not own the environment a rank gets (environment.py), what is said to a rank, nor
 when it has failed (generation.py).
 
 A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again.
@@ -16,9 +16,9 @@ from contextlib import ExitStack, suppress
 
 from ..devices import numbered_uuid
 from ..kernel_calls import P_PIDFD, pidfd_open
-from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
-from ..wire.processes import Output, ProcessWork, is_stopped, killed_by, memory_kills
+from .environment import PACK_ROOT, RankSettings, rank_environment
+from .signs import Output, ProcessWork, is_stopped, killed_by, memory_kills
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long

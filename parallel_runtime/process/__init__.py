@@ -1,0 +1,1 @@
+"""What a rank is to the system: its start, environment and pulse, its end with ours, what NCCL reads and leaves."""

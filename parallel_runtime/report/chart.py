@@ -1,6 +1,7 @@
 """Draws reports as one PNG: speed-up by plan, each rank's time line, memory by rank. matplotlib only when it is asked.
 
-A row of panels for each report. Owns what a panel shows; what the numbers mean is the schema's.
+Show Timing Report (`nodes/show_report.py`) puts it beside the JSON. A row of panels for each report. Owns what a panel
+shows; what the numbers mean is the schema's.
 """
 
 import statistics

@@ -40,7 +40,7 @@ from ..timing import RegionTimer
 from ..torch_flags import exact_fp32
 from ..weights.whole_blocks import WholeBlocks
 from ..wire.replies import CachedCalls, KeptCalls
-from ..wire.requests import Sample, Step
+from ..wire.requests import GroupWork, Sample, Step
 from .held_state import HeldState
 from .hosted_weights import DeltaReceiver, HostedWeights
 from .inputs import call_tensors, to_host
@@ -269,6 +269,11 @@ class HostedForward:
         if mesh.batch_group in busy:
             return [mesh.batch_group]
         return busy[:1] if self.gathers_beyond(mesh.plan.parts) else []
+
+    def work_to_run(self, mesh: Mesh, batch_groups: Sequence[GroupWork]) -> GroupWork:
+        """What this rank runs of a sampling run: the work of its own batch group, or what `groups_to_run` says."""
+        busy = [batch_group for batch_group in mesh.replica_groups if batch_groups[batch_group].conds]
+        return batch_groups[next(iter(self.groups_to_run(mesh, busy)), mesh.batch_group)]
 
     def run_batch_groups(
         self,

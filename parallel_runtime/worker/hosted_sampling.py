@@ -141,8 +141,7 @@ class HostedCalls(Calls):
         if request.cache is not None:
             total = total_over([mesh.attention, SequenceParallelAttention(ulysses=mesh.axes["cfg"])])
             self.skipping = SkipDecision(request.cache, lambda sums: total(sums.to(forward.timer.device)))
-        busy = [each for each in mesh.replica_groups if batch_groups[each].conds]
-        self._shown = next((batch_groups[each] for each in forward.groups_to_run(mesh, busy)), self._share)
+        self._shown = forward.work_to_run(mesh, batch_groups)
         self._model = AppliedModel(forward, request.recurrence, self._shown, tensors, options)
         cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
         self._residuals = {cond: Residuals() for cond in cached}

@@ -49,7 +49,10 @@ OTHER_PATCHES = "the prompts' patches are of other parts of the latent"
 
 
 class SteadyCalls(Calls):
-    """The calls of a run on one stage. `tensors` are the request's, whole."""
+    """The calls of a run on one stage. `tensors` are the request's, whole.
+
+    A batch group that runs another's work, so that its part of the weights is gathered, writes nothing.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class SteadyCalls(Calls):
         mesh: Mesh,
         copies: HostCopies,
     ) -> None:
-        self._share, self._options = request.batch_groups[mesh.batch_group], request.calls
+        self._share, self._options = forward.work_to_run(mesh, request.batch_groups), request.calls
         self._model = AppliedModel(forward, request.recurrence, self._share, tensors, request.calls)
         self._forward, self._recurrence = forward, request.recurrence
         self._mesh = mesh
@@ -71,7 +74,7 @@ class SteadyCalls(Calls):
             timer=forward.timer,
             copies=copies,
             cfg_axis=mesh.axes["cfg"],
-            first=forward.sequence.index == 0,
+            first=forward.sequence.index == 0 and self._share is request.batch_groups[mesh.batch_group],
         )
         self._timeline = Timeline(forward.timer.device, on=request.timeline)
         self._passes = Passes(forward.model, mesh, now=self._timeline.now)

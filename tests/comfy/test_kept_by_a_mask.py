@@ -172,22 +172,6 @@ def test_blocks_of_an_unknown_order_that_ranks_share_keep_the_loop_in_comfyui(
     refuse("cfg=2,weights=sharded")
 
 
-def test_stages_that_wait_for_the_weights_of_idle_ones_keep_the_loop_in_comfyui(
-    module_of_pack: Callable[[str], ModuleType],
-) -> None:
-    plan = module_of_pack("parallel_runtime.plan").ParallelPlan
-    calls = module_of_pack("nodes.host.sampling.worker_loop_calls")
-    staged = "cfg=2,pipefusion=2,weights=sharded"
-    for text, busy in (
-        (staged, [True, True]),
-        ("cfg=2,weights=sharded", [True, False]),
-        ("cfg=2,pipefusion=2", [True, False]),
-    ):
-        calls._refuse_idle_stages(plan.parse(text), busy)
-    with pytest.raises(calls.HostLoopError, match="without a prompt of their own hold a part of the other stages'"):
-        calls._refuse_idle_stages(plan.parse(staged), [True, False])
-
-
 def test_rows_that_a_class_reads_of_each_other_keep_the_loop_in_comfyui_where_ranks_would_part_them(
     module_of_pack: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

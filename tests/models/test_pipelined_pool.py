@@ -101,12 +101,14 @@ def test_fewer_tokens_than_patches_are_refused_with_both_numbers(pool: Pool, wan
 
 
 TWO = "pipefusion=2,patches=4"
+IDLE = f"{TWO},cfg=2,weights=sharded"  # with one conditioning of one image
 # By what is special about it: a model, a plan, what the run is made of.
 RUNS: dict[str, tuple[Model, str, dict[str, Any]]] = {
     "Wan, three stages": (WAN, "pipefusion=3,patches=4", {}),
     "Flux.1": (FLUX, TWO, {"texts": (7,)}),
     "SD3.5, ranks share a patch": (SD35, "pipefusion=2,patches=3,ulysses=2", {}),
     "a side for each group": (WAN, f"{TWO},cfg=2", {}),
+    "a group without images, whose weights the other one gathers": (FLUX, IDLE, {"texts": (7,)}),
     "two calls a step, both sides in one, a mask, two videos": (
         WAN,
         TWO,
@@ -175,9 +177,12 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
     """What the caller raises to cancel."""
 
 
-def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec) -> None:
-    plan = ParallelPlan.parse("pipefusion=3,patches=4")
-    run = sampled(WAN, recurrence=euler(20, timesteps=1.0))
+@pytest.mark.parametrize(("name", "texts"), [("pipefusion=3,patches=4", TEXTS), (IDLE, TEXTS[:1])])
+def test_a_cancelled_run_leaves_nothing_in_the_links(
+    pool: Pool, wan: ModelSpec, name: str, texts: tuple[int, ...]
+) -> None:
+    plan = ParallelPlan.parse(name)
+    run = sampled(WAN, recurrence=euler(20, timesteps=1.0), texts=texts)
     pool.start()
     generation, steps = pool.generation, list[int]()
 
@@ -187,7 +192,7 @@ def test_a_cancelled_run_leaves_nothing_in_the_links(pool: Pool, wan: ModelSpec)
 
     with pytest.raises(Cancelled):
         pool.sample(wan, plan, run, on_step=lambda step, _: steps.append(step), check_cancelled=cancel)
-    short = sampled(WAN)
+    short = sampled(WAN, texts=texts)
     again, want = pool.sample(wan, plan, short), step_by_step(pool, wan, plan, short, name="after")[0]
     assert relative_error(again.out, want) <= TOLERANCE and len(steps) < 20
     assert pool.generation == generation

@@ -311,6 +311,26 @@ def test_the_parts_of_the_latent_are_found_by_the_first_call_which_every_run_has
     assert (staged, latent.tolist(), numbers) == ("blocks", [[[1.0] * 4]], {"patches": 3, "parts": 1})
 
 
+@pytest.mark.parametrize(
+    ("group", "sharded", "runs", "writes"), [(2, True, 2, True), (3, True, 2, False), (3, False, 3, True)]
+)
+def test_a_stage_without_work_runs_that_of_a_group_that_gathers_with_it_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, group: int, sharded: bool, runs: int, writes: bool
+) -> None:
+    """Of two replicas of two batch groups, in the second one. A group without work has nothing to write."""
+    work = [GroupWork(start=each, stop=each + 1, conds=(0,) if each < 3 else ()) for each in range(4)]
+    told = list[tuple[GroupWork, bool]]()
+    latent = lambda request, share, tensors, *, first, **_: told.append((share, first))  # noqa: E731
+    monkeypatch.setattr(steady_pipeline, "PartedLatent", latent)
+    monkeypatch.setattr(steady_pipeline, "Passes", lambda *_, **__: None)
+    request: Any = SimpleNamespace(batch_groups=work, calls=(), recurrence=heun(), timeline=False)
+    mesh: Any = SimpleNamespace(replica_groups=range(2, 4), batch_group=group, axes={"cfg": None})
+    mesh.plan = ParallelPlan.parse("pipefusion=2,cfg=2,data=2")
+    rank = forward(shards="shards" if sharded else None, size=2)
+    calls: Any = SteadyCalls(rank, request, {}, mesh=mesh, copies=HostCopies(CPU))
+    assert told == [(work[runs], writes)] and calls._share is calls._model._share is work[runs]
+
+
 class Slept(Calls):
     """Calls of a tenth of a second on the device, the second of two tenths and so on."""
 

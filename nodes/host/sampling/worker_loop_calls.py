@@ -24,7 +24,6 @@ from ....parallel_runtime.models.hosted.formats import coarse_inputs
 from ....parallel_runtime.models.hosted.other_calls import apply_call
 from ....parallel_runtime.models.specs import find_spec
 from ....parallel_runtime.models.specs.whole import find_whole
-from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.pool.calls import shape_of, work_of_groups
 from ..contract.comfyui import WrappersMP, comfy
 from ..contract.order import of_step_cache
@@ -93,7 +92,6 @@ def conds_of_run(
     around = {WrappersMP.APPLY_MODEL: apply_model}
     inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
     groups = work_of_groups(run.plan, images=len(x), num_conds=len(names))
-    _refuse_idle_stages(run.plan, [bool(share.conds) for share in groups])
     images = [share.stop - share.start for share in groups if share.conds]
     _refuse_parted(guider, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
     found = [
@@ -103,12 +101,6 @@ def conds_of_run(
         _refuse_differing(type(guider.inner_model.diffusion_model), seen)
         found = [(replace(call, options={**call.options, "one_call": True}), inside) for call, inside in found]
     return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
-
-
-def _refuse_idle_stages(plan: ParallelPlan, busy: Sequence[bool]) -> None:
-    """`busy`: of each batch group, whether it has a prompt."""
-    if plan.pipefusion > 1 and plan.layout.shards > plan.parts and not all(busy):
-        raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")
 
 
 def _refuse_parted(guider: comfy.samplers.CFGGuider, *, rows: int, whole: bool) -> None:

@@ -32,7 +32,7 @@ from .host.sampling.stock import check_latent, sizes_of
 from .host.sampling.workload_from_guider import as_sampled
 from .host.vae.decoding import decode
 from .report import benchmark_report, loop_of, steps_of
-from .sampler import LOOPS, in_workers, loop_input, sampler_inputs
+from .sampler import LOOPS, loop_input, sampler_inputs, uses_worker_loop
 from .sockets import CATEGORY, TimingSocket
 
 # What a run raises where its case alone may be to blame: too large for one device, refused under one plan.
@@ -104,7 +104,7 @@ class ParallelBenchmark(io.ComfyNode):
         ours = require_ours(model)
         check_latent(latent_image, "latent_image")
         latent_image = as_sampled(ours, latent_image)
-        field = CaseRunner(ours, {"latent": latent_image, **settings}, worker_loop=in_workers(loop))
+        field = CaseRunner(ours, {"latent": latent_image, **settings}, worker_loop=uses_worker_loop(loop))
         compared = read_plans(plans, plan_of_settings(ours, field.settings))
         cases, warnings = field.cases(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(cases)), NodeText()

@@ -92,7 +92,7 @@ class ParallelChoice:
     finds: bool = True  # a plan is looked for where nobody wrote one for the model's class
     exchange: str = EXACT  # as what heads travel between ranks
 
-    def plan_for(
+    def decision_for_model(
         self,
         unshared: str,
         *,

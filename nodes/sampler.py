@@ -80,7 +80,7 @@ def sampled_and_told(
 ) -> io.NodeOutput:
     """One sampling run with KSampler's `settings`: the latent, and the report, which is the node's `ui` too."""
     asked = {"latent": latent_image, **settings}
-    latent, record = sample(model, asked, worker_loop=in_workers(loop))
+    latent, record = sample(model, asked, worker_loop=uses_worker_loop(loop))
     report = denoise_report(record, settings, applied_to(model, settings))
     return io.NodeOutput(latent, report, ui=published(report, advice_of(model, asked)))
 
@@ -101,8 +101,8 @@ def loop_input() -> io.Input:
     )
 
 
-def in_workers(loop: str) -> bool:
-    """Whether the loop runs there where it can. Raises `ValueError` for a word of another node that it has not."""
+def uses_worker_loop(loop: str) -> bool:
+    """Whether the workers run the loop where they can. Raises `ValueError` for a value that `loop` has not."""
     if loop not in LOOPS:
         raise ValueError(f"loop={loop!r} is unknown; use one of {', '.join(LOOPS)}")
     return loop == LOOPS[0]

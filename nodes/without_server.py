@@ -29,7 +29,7 @@ class WithoutServer:
         """Try plans of a file on such work, under SP Config's inputs: what `tuning.tune` answers. Raises `ValueError`
         for inputs, a file or a work that cannot be used, and where the workers fail under the plan that would run."""
         tuning = _module("host.proof.tuning")
-        asked_for = tuning.Asked(**asked)
+        asked_for = tuning.TuningRequest(**asked)
         choice = _module("choice").choice_of(**config)
         self.tell("reading the model's file")
         patcher = _module("host.model.new_model").remote_patcher(path, dtype, choice)

@@ -19,7 +19,7 @@ from typing import Any
 
 from host.fetch import comfyui_path
 from parallel_runtime.models.specs import SPECS
-from parallel_runtime.models.specs.found import SHIPPED, class_source, source_beside
+from parallel_runtime.models.specs.found import SHIPPED, class_source, source_of_folder
 from parallel_runtime.user_files import read_json, replace_json
 from tools.found_page import Known
 
@@ -38,7 +38,7 @@ def of_kept(file: Path, comfyui: Path) -> Iterator[tuple[str, str, dict[str, Any
     """Of each class that was found with `comfyui` and whose plan is in a user's file."""
     for entry in read_json(file)["plans"].values():
         path, here = entry["key"]["model_class"], file_in(comfyui, entry["key"]["model_class"])
-        if "plan" in entry and here.is_file() and source_beside(here, comfyui) == entry["key"]["source"]:
+        if "plan" in entry and here.is_file() and source_of_folder(here, comfyui) == entry["key"]["source"]:
             told = {name: entry[name] for name in ("cuts", "errors", "plan")}
             yield path, class_source(here), {"from": f"ComfyUI {entry['key']['comfyui']}", **told}
 

@@ -27,7 +27,7 @@ from .collectives import Traffic
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PendingReceive:
     """A message whose receive is posted. `tensor` is where it lands, for `device`."""
 
     tensor: torch.Tensor
@@ -70,17 +70,17 @@ class P2PChannel:
         self._in_flight.append((work, source))
         self._traffic.add(source.nbytes)
 
-    def post(self, landing: torch.Tensor) -> "Arrival":
+    def post(self, landing: torch.Tensor) -> "PendingReceive":
         """Post the receive of the next message, which lands there; one without elements is not sent."""
         tensor, work = torch.empty_like(landing, device="cpu") if self._staged else landing, None
         if tensor.numel():
             work = dist.irecv(tensor, self.peer, group=self.group)
             if work is None:
                 raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link from rank {self.peer}")
-        return Arrival(tensor, work, landing.device, self._traffic)
+        return PendingReceive(tensor, work, landing.device, self._traffic)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
-        """The next message, as `Arrival.wait` returns it."""
+        """The next message, as `PendingReceive.wait` returns it."""
         return self.post(torch.empty(shape, dtype=dtype, device=device)).wait()
 
     def drain(self) -> None:

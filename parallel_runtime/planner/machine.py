@@ -139,7 +139,9 @@ def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibra
     names = _names(devices)
     if len(set(names)) < 2:
         return calibration
-    return _beside(calibration, devices, {name: _table_s(name) for name in names}, calibration.rates.usual_s)
+    return _with_device_speeds(
+        calibration, devices, {name: _table_s(name) for name in names}, calibration.rates.usual_s
+    )
 
 
 def _with_measured_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
@@ -150,10 +152,10 @@ def _with_measured_speeds(calibration: Calibration, devices: Sequence[Device]) -
         return calibration
     if set(names) <= kinds.keys():
         first = replace(calibration, rates=kinds[names[0]])
-        return _beside(first, devices, {name: kinds[name].usual_s for name in names}, first.rates.usual_s)
+        return _with_device_speeds(first, devices, {name: kinds[name].usual_s for name in names}, first.rates.usual_s)
     times = {name: _table_s(name) for name in names}
     slowest_s = max((seconds for seconds in times.values() if seconds is not None), default=1.0)
-    return _beside(calibration, devices, times, slowest_s)
+    return _with_device_speeds(calibration, devices, times, slowest_s)
 
 
 def _table_s(name: str) -> float | None:
@@ -164,7 +166,7 @@ def _table_s(name: str) -> float | None:
         return None
 
 
-def _beside(
+def _with_device_speeds(
     calibration: Calibration, devices: Sequence[Device], times: Mapping[str, float | None], constants_s: float
 ) -> Calibration:
     """The constants, whose device takes `constants_s` for a usual step, with the speeds of devices that take `times`,

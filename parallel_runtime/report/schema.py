@@ -17,9 +17,9 @@ from ..redact_paths import NOT_SHM
 
 SCHEMA = "parallel-dit/report/1"
 KINDS = ("denoise", "vae", "benchmark")
-LOOPS = ("host", "resident")
+LOOPS = ("host", "resident")  # "resident": the worker loop
 PROOFS = ("not proven", "proven", "not needed")  # the least that is known first; a refused plan has no run
-CONTENDERS = ("plan", "one_rank", "one_process")
+CASE_KINDS = ("plan", "one_rank", "one_process")
 REGIONS = (
     "hand_over_s",
     "embed_s",
@@ -173,7 +173,7 @@ CONTROL = {
 CASE = {
     "work": Field(_digest),
     "name": _needed(_text),
-    "kind": _needed(_one_of(*CONTENDERS)),
+    "kind": _needed(_one_of(*CASE_KINDS)),
     "engine": _needed(_name),
     "plan": _object(PLAN),
     "loop": _object(LOOP),

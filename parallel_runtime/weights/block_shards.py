@@ -191,7 +191,7 @@ class BlockShards:
         stay = set(self._spread[:count])
         self._rooms = {path: room for path, room in self._rooms.items() if path in stay}
         for path in self._staying.keys() - stay:
-            self._leave(path)
+            self._stop_staying(path)
 
     def load(self) -> Iterator[int]:
         """Cut this rank's part out of every block; yields the bytes of blocks done so far."""
@@ -234,7 +234,7 @@ class BlockShards:
         """
         (path,) = {self._unit_of[name] for name in weights}
         unit = self._units[path]
-        self._leave(path)
+        self._stop_staying(path)
         changed = {name: weight for name, weight in weights.items() if weight is not None}
         if kept := unit.changed - weights.keys():
             self._feed.begin([path], self._shards)
@@ -310,7 +310,7 @@ class BlockShards:
             self._freed = True
         return whole
 
-    def _leave(self, path: str) -> None:
+    def _stop_staying(self, path: str) -> None:
         """A block that may stay whole is so no longer."""
         self._rooms.pop(path, None)
         if self._staying.pop(path, None) is None:

@@ -86,7 +86,7 @@ class UnitFeed:
     def _start(self, position: int) -> None:
         """Begin to send this rank's part of a unit, and to receive the other ranks' parts."""
         shard, whole = self._shards[self._order[position]], self._whole(position)
-        with self._beside_computing():
+        with self._on_side_stream():
             if self.offloaded:
                 arrived = whole if self._staging is None else self._staging[: shard.numel()]
                 arrived.copy_(shard, non_blocking=True)
@@ -109,7 +109,7 @@ class UnitFeed:
         return self._buffers[position % 2][: sum(self._lengths(self._order[position]))]
 
     @contextmanager
-    def _beside_computing(self) -> Iterator[None]:
+    def _on_side_stream(self) -> Iterator[None]:
         if self._stream is None:
             yield
             return

@@ -128,7 +128,7 @@ class LoadReply(MemoryReply):
 
 @dataclass(frozen=True, kw_only=True)
 class StrengthsReply(MemoryReply):
-    """Whether other strengths were enough; they are not where some patches are merged into the weights."""
+    """Whether other strengths were enough; they are not where some deltas are merged into the weights."""
 
     changed: bool
 

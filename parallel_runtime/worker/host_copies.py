@@ -29,23 +29,23 @@ class HostCopies:
     """The copies of one run, in the order in which they were started."""
 
     def __init__(self, device: torch.device) -> None:
-        self._beside = SideStream(device) if device.type == "cuda" else None
+        self._side_stream = SideStream(device) if device.type == "cuda" else None
         self._free: dict[torch.Size, list[torch.Tensor]] = {}
         self._pending: deque[_Pending | Callable[[], None]] = deque()
 
     def reserve(self, shape: torch.Size) -> None:
         """Have pinned memory for previews of that shape. Before the first call: pinning waits for the device."""
-        if self._beside is not None:
-            self._free.setdefault(shape, []).extend(self._beside.pinned(shape) for _ in range(PREVIEW_SLOTS))
+        if self._side_stream is not None:
+            self._free.setdefault(shape, []).extend(self._side_stream.pinned(shape) for _ in range(PREVIEW_SLOTS))
 
     def start(self, target: torch.Tensor, rows: torch.Tensor) -> None:
         """Copy `rows`, fp32 and left alone from now on, to `target` on the host."""
-        if self._beside is None:
+        if self._side_stream is None:
             target.copy_(rows)
             return
         free = self._free.setdefault(rows.shape, [])
-        pinned = free.pop() if free else self._beside.pinned(rows.shape)
-        self._pending.append(_Pending(self._beside.start(pinned, rows), pinned, rows, target))
+        pinned = free.pop() if free else self._side_stream.pinned(rows.shape)
+        self._pending.append(_Pending(self._side_stream.start(pinned, rows), pinned, rows, target))
 
     def then(self, tell: Callable[[], None]) -> None:
         """Call `tell` once all copies that were started before are in place: at once where they are."""

@@ -33,7 +33,7 @@ from ..models.hosted.owners import MixedPatchesError, find_owners
 from ..models.hosted.pass_call import PassEndsError
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.kept_keys import HeldRows
-from ..parallel.links import Arrival
+from ..parallel.links import PendingReceive
 from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
 from .host_copies import HostCopies
@@ -85,7 +85,7 @@ class SteadyCalls(Calls):
         self._gets = False  # whether parts come to this stage
         self._landings: list[torch.Tensor] = []  # of each, where it comes before it is in `_x`
         self._expected: deque[range] = deque()  # parts to be posted, by the pass that they come of
-        self._posted: deque[Arrival] = deque()  # and not taken
+        self._posted: deque[PendingReceive] = deque()  # and not taken
         self._ran = 0
 
     def prepare(self) -> None:

@@ -349,8 +349,8 @@ def test_pages_of_this_server_may_ask_by_an_address_or_as_localhost(
     assert [routes._loopback_only(each) for each in listens] == [True, True, False, False]
     numbers = {"width": 512, "height": 256, "frames": 9, "text_tokens": 64, "batch": 2, "seconds": 1.5}
     query = {name: str(value) for name, value in numbers.items()} | {"guided": "true", "other": "x"}
-    assert routes.read_asked(query) == routes.Asked(**numbers, guided=True)
-    assert routes.read_asked({"guided": "yes"}) == routes.Asked()
+    assert routes.read_asked(query) == routes.TuningRequest(**numbers, guided=True)
+    assert routes.read_asked({"guided": "yes"}) == routes.TuningRequest()
     with pytest.raises(ValueError, match="width='1.5' is no number; use a whole one"):
         routes.read_asked({"width": "1.5"})
 

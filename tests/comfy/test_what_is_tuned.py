@@ -54,7 +54,7 @@ def tuned(case, module_of_pack, monkeypatch) -> Callable[..., Any]:
             table=lambda _: rows, deltas=found.run.deltas, compiled=False, attention="", step_cache=0.0,
             exchange="exact",
         )  # fmt: skip
-        return tuning.tune(of, tuning.Asked(**asked), say=lambda _: None, check=check), found
+        return tuning.tune(of, tuning.TuningRequest(**asked), say=lambda _: None, check=check), found
 
     return run
 
@@ -117,7 +117,7 @@ def test_what_is_tuned_may_have_graphs_as_runs_of_the_model_may(module_of_pack, 
     ):
         decision = SimpleNamespace(work=replace(usual, graphs=graphs), model=SimpleNamespace(image_tokens=int))
         of = SimpleNamespace(decision=decision, pooled=MagicMock(), why_not="", deltas=deltas)
-        assert tuning.made_up(of, tuning.Asked(batch=3, guided=True))[1].graphs is found
+        assert tuning.made_up(of, tuning.TuningRequest(batch=3, guided=True))[1].graphs is found
         assert process.__enter__.return_value.ask.call_args.kwargs["size"]["batch"] == 6, "rows of both sides"
 
 
@@ -163,7 +163,7 @@ def test_a_plan_that_fails_while_it_is_tuned_is_named_and_a_stop_keeps_nothing(
     [("width", 16, 16384), ("frames", 1, 4096), ("text_tokens", 1, 8192), ("batch", 1, 64), ("seconds", 1, 3600)],
 )
 def test_what_is_tuned_has_sizes_in_their_ranges(name: str, low: int, high: int, module_of_pack) -> None:
-    asked = module_of_pack("nodes.host.proof.tuning").Asked
+    asked = module_of_pack("nodes.host.proof.tuning").TuningRequest
     for size in (low, high):
         assert getattr(asked(**{name: size}), name) == size
     for size in (low - 1, high + 1, 1234567, 10**400):
@@ -204,7 +204,7 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         (lost, "rank 1 was lost"),
     ):
         happens[0], pool.is_waited_for = each, False
-        button.work(panel.Asked())()
+        button.work(panel.TuningRequest())()
         done = {"line": said, "kept": "ring=2", "plans": [], "work": "", "took_s": 1.0, "copies": 4}
         assert button.told == (
             {"state": "done", "model": "a", **done} if said == "kept ring 2" else {"state": "failed", "message": said}
@@ -212,19 +212,19 @@ def test_stop_a_prompt_and_what_fails_end_the_buttons_tuning_with_a_sentence(mod
         queue.currently_running.clear()
     happens[0] = lambda: {}["no such"]
     with pytest.raises(KeyError):
-        button.work(panel.Asked())()
+        button.work(panel.TuningRequest())()
     assert button.told == {"state": "failed", "message": "it failed; ComfyUI's log says why"}
     assert of.pooled.give_back.call_count == 6
     context = module_of_pack("nodes.host.sampling.run_context")
     run = SimpleNamespace(model=of.pooled, late=None)
     with context.begun({}, SimpleNamespace(model=MagicMock(), late=None)), context.begun({}, run):
         happens[0] = button.stop
-        button.work(panel.Asked())()
+        button.work(panel.TuningRequest())()
     assert of.pooled.give_back.call_count == 6, "a run that has begun gives back itself"
-    button.work(panel.Asked())()
+    button.work(panel.TuningRequest())()
     assert of.pooled.give_back.call_count == 7
     monkeypatch.setattr(panel, "last_run", lambda: None)
-    button.work(panel.Asked())()
+    button.work(panel.TuningRequest())()
     assert button.state() == {"state": "failed", "message": panel.NOTHING_LOADED, "of": None}
 
 

@@ -32,7 +32,7 @@ CHOICES = {
     "weights": ("replicated", "sharded", "offloaded"),
     "dtype": ("float32", "bfloat16", "float16"),
     "run": tuple(RUNS),
-    "in_workers": (True, False),
+    "worker_loop": (True, False),
 }
 ROUNDS = 3
 
@@ -43,7 +43,7 @@ class Case:
 
     plan: str
     weights: str = "replicated"
-    in_workers: bool = True
+    worker_loop: bool = True
     run: str = "one side"
 
     @property
@@ -107,7 +107,7 @@ class Reference:
         plan, run = case.parallel_plan, with_options(make_run(**RUNS[case.run]), **options)
         spec = replace(self.spec, dtype=dtype or self.spec.dtype)
         seen: list[torch.Tensor] = []
-        if case.in_workers:
+        if case.worker_loop:
             out = pool.sample(spec, plan, run, on_step=lambda _, x: seen.append(x.clone())).out
         else:
             out, seen = host_loop(asking(pool, spec, plan, run=f"{case} {uuid.uuid4().hex}", **options), run)

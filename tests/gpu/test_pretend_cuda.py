@@ -25,7 +25,7 @@ from parallel_runtime.weight_delta import PRISTINE, WeightDelta, WeightDeltas
 TRIALS = (
     Trial(plan="ulysses=2", run="a mask, an odd length"),
     Trial(plan="ulysses=1", weights="offloaded"),
-    Trial(plan="ulysses=2", weights="sharded", in_workers=False),
+    Trial(plan="ulysses=2", weights="sharded", worker_loop=False),
     Trial(plan="ring=2", run="two sides of unequal texts, two images"),
     Trial(plan="pipefusion=2,patches=3", launches_wait=True),
     Trial(plan="pipefusion=2", launches_wait=True, run="two sides of unequal texts, two images"),

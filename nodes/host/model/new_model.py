@@ -83,7 +83,7 @@ class Chooser(Protocol):
     @property
     def exchange(self) -> str: ...
 
-    def plan_for(
+    def decision_for_model(
         self, unshared: str, *, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
     ) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that does not fit the devices.
@@ -187,7 +187,7 @@ def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None)
 
     Raises `ValueError` for one that fits neither the devices nor it, and what `tick` raises.
     """
-    return chooser.plan_for(
+    return chooser.decision_for_model(
         source.unshared,
         whole_batches=source.whole_batches,
         weight_bytes=source.sizes.total,

@@ -289,9 +289,13 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def delta_set(self) -> WeightDeltas:
         """The patches as the workers take them."""
-        model, beside = self.model, hook_weights(self.model_options["transformer_options"])
-        told = {"shape_of": model.shape_of, "side_branch": self.side_branch, "beside": beside}
-        return delta_set(self.patches, self.patches_uuid, **told)
+        return delta_set(
+            self.patches,
+            self.patches_uuid,
+            shape_of=self.model.shape_of,
+            side_branch=self.side_branch,
+            hook_weights=hook_weights(self.model_options["transformer_options"]),
+        )
 
     def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
         """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,

@@ -29,21 +29,21 @@ def delta_set(
     *,
     shape_of: ShapeOf,
     side_branch: bool = False,
-    beside: tuple[WeightDelta, ...] = (),
+    hook_weights: tuple[WeightDelta, ...] = (),
 ) -> WeightDeltas:
     """The patches of a ModelPatcher, by ComfyUI's keys, without those that ComfyUI leaves out; `uuid` is its name for
     them.
 
-    `shape_of` gives the shape of a weight that nothing has changed. `beside`: weights that go with them
+    `shape_of` gives the shape of a weight that nothing has changed. `hook_weights`: weights that go with them
     (block_hooks.py). Raises `ValueError` for what cannot travel, naming the weight.
     """
-    if not patches and not beside:
+    if not patches and not hook_weights:
         return WeightDeltas()
     if patches:
         refuse_off("loras")
     changes = tuple(delta for delta, fits in _with_fit(patches, shape_of) if fits and not delta.changes_nothing)
-    modules = sorted({each.key.partition("/")[0] for each in beside})
-    return WeightDeltas(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
+    modules = sorted({each.key.partition("/")[0] for each in hook_weights})
+    return WeightDeltas(" ".join([str(uuid), *modules]), (*changes, *hook_weights), side_branch)
 
 
 def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int], shape_of: ShapeOf) -> str:

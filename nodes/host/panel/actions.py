@@ -18,7 +18,7 @@ from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
 from ..model.pools import ALIVE, POOLS
 from ..model.source import this_comfyui
-from ..proof.tuning import Asked
+from ..proof.tuning import TuningRequest
 from .machines import MACHINES
 from .state import PanelState
 
@@ -47,7 +47,7 @@ class Actions:
         threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
         self._begin(name, self._doctor if name == "doctor" else lambda: _in_a_daemon(threads[name]))
 
-    def tune(self, asked: Asked) -> None:
+    def tune(self, asked: TuningRequest) -> None:
         """Try plans of the loaded model. Raises `BusyError` while an action is under way, or a prompt."""
         if PromptServer.instance.prompt_queue.currently_running:
             raise BusyError("a prompt is under way; wait until it has ended")

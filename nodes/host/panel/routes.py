@@ -20,7 +20,7 @@ from functools import wraps
 from aiohttp import web
 
 from ..contract.comfyui import PromptServer, args
-from ..proof.tuning import Asked
+from ..proof.tuning import TuningRequest
 from .actions import Actions, BusyError
 from .report_history import HISTORY
 from .state import PanelState
@@ -99,7 +99,7 @@ def _add_tuning(panel_state: PanelState, actions: Actions) -> None:
         return web.json_response(panel_state.state(), status=202)
 
 
-def read_asked(query: Mapping[str, str]) -> Asked:
+def read_asked(query: Mapping[str, str]) -> TuningRequest:
     """The work of a query; what it leaves out is as usual. Raises `ValueError` for what is no number in range."""
     found: dict[str, float] = {}
     for name in NUMBERS:
@@ -109,7 +109,7 @@ def read_asked(query: Mapping[str, str]) -> Asked:
             found[name] = float(text) if name == "seconds" else int(text)
         except ValueError:
             raise ValueError(f"{name}={text!r} is no number; use a whole one") from None
-    return Asked(**found, guided=query.get("guided") == "true")
+    return TuningRequest(**found, guided=query.get("guided") == "true")
 
 
 def own_pages_only(handler: Handler) -> Handler:

@@ -12,7 +12,7 @@ from ....parallel_runtime.pool.pool import Pool
 from ..contract.comfyui import PromptServer, comfy
 from ..model.pools import POOLS
 from ..proof.begin_tries import LastRun
-from ..proof.tuning import Asked, TuningEndedError, tune
+from ..proof.tuning import TuningEndedError, TuningRequest, tune
 from ..sampling.run_context import is_sampled_on
 
 NOTHING_LOADED = "no model is in the workers; queue a prompt with a parallel MODEL first"
@@ -42,13 +42,13 @@ class TuneButton:
         """End it, at the next look; nothing is kept."""
         self._stop.set()
 
-    def work(self, asked: Asked) -> Callable[[], None]:
+    def work(self, asked: TuningRequest) -> Callable[[], None]:
         """What tunes, in a thread of its own."""
         self._stop.clear()
         self.told = {"state": "running", "doing": ""}
         return lambda: self._run(asked)
 
-    def _run(self, asked: Asked) -> None:
+    def _run(self, asked: TuningRequest) -> None:
         run = last_run()
         try:
             if run is None:

@@ -163,7 +163,7 @@ class Trier:
             tries.fail(kept.plan, "not proven to compute the same")
         return kept
 
-    def _leave(self, kept: KeptPlan, run: RunContext) -> None:
+    def _replace_failed(self, kept: KeptPlan, run: RunContext) -> None:
         """The run began under the kept plan and gave it up, as its proof failed: later runs have the next best."""
         seconds = {plan: step_s for plan, step_s in kept.seconds.items() if plan != kept.plan}
         if seconds:
@@ -175,7 +175,7 @@ class Trier:
     def after(self, run: RunContext) -> None:
         """A run has ended: what its steps took under the kept plan counts from the next one on."""
         if self.kept is not None and not run.shares_by(self.kept.plan) and self.tries is None:
-            self._leave(self.kept, run)
+            self._replace_failed(self.kept, run)
         if self.kept is None or not run.shares_by(self.kept.plan) or run.step_cache or run.stock_cache:
             return
         if self.kept.by_graphs and run.graphs_under != run.plan:  # what is expected is of blocks as graphs

@@ -42,7 +42,7 @@ class TuningEndedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TuningRequest:
     """A kind of work, in pixels, frames of a video (None: as many as usual) and tokens of the prompt, and for how many
     seconds plans may be tried. `guided`: a cfg scale above 1. Raises `ValueError` for a number that is out of range.
     """
@@ -74,7 +74,7 @@ class Said(StepListener):
 
 
 def tune(
-    of: Tunable, asked: Asked, *, say: Callable[[str], None], check: Callable[[], None] = lambda: None
+    of: Tunable, asked: TuningRequest, *, say: Callable[[str], None], check: Callable[[], None] = lambda: None
 ) -> dict[str, object]:
     """Try the plans that are predicted to be near for `asked`, and keep the quickest for such runs.
 
@@ -123,7 +123,7 @@ def tune(
     }
 
 
-def made_up(of: Tunable, asked: Asked) -> tuple[ModelCall, Work]:
+def made_up(of: Tunable, asked: TuningRequest) -> tuple[ModelCall, Work]:
     """A call of all rows of such a step, with random numbers, and its work. Takes seconds, in a process of its own.
 
     Raises `ValueError` for a model that no random call can be made of.
@@ -156,7 +156,7 @@ def _tried(
     trier: Trier,
     decision: Decision,
     call: ModelCall,
-    asked: Asked,
+    asked: TuningRequest,
     say: Callable[[str], None],
     check: Callable[[], None],
 ) -> str:

@@ -78,9 +78,9 @@ class RunContext:
     find a quicker plan (`keep`), and an automatic plan whose proof fails gives way to one for the run's `images`, and
     for both sides at once where it is `guided` (`fall_back`); `whole`: each rank computes all tokens then. Under
     `graphs_under` alone blocks run as CUDA graphs. `remarks` are what the user is told of that. `step_seconds` are what
-    requests of one step took. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the
-    workers ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way,
-    where that is recorded.
+    requests of one step took. `loop` says where the sampler's loop ran once it has: in ComfyUI ("host"), or as the
+    worker loop ("resident"); `loop_reason`, why it stayed in ComfyUI where the workers were to have it. `step` of
+    `steps` is under way, where that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and

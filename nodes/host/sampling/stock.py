@@ -39,8 +39,8 @@ class SamplingRecord:
     step_s: list[float] = field(default_factory=list)
     recorder: Recorder = field(default_factory=Recorder)
     sizes: dict[str, int] = field(default_factory=dict)  # of what was sampled, as the report has them
-    loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
-    loop_reason: str | None = None  # why a run that could have been resident was not
+    loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or as the worker loop ("resident")
+    loop_reason: str | None = None  # why a run stayed in ComfyUI that could have had the worker loop
     proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
     remarks: Sequence[str] = ()  # what the user is told of a plan that was given up
     skipped: StepCache | None = None  # what EasyCache or LazyCache skipped

@@ -23,7 +23,7 @@ from ..sampling.run_context import RunContext, run_of
 from .cooperative_tasks import inside_a_task, run_in_turns
 
 log = logging.getLogger(__name__)
-TOGETHER_KEY = "parallel_dit_lanes"
+TOGETHER_KEY = "parallel_dit_together"
 TINY = 1e-37  # what ComfyUI starts its sums of weights with, so that none is divided by zero
 TOLD_IDLE = OncePerPrompt()
 TOLD_ORDER = OncePerPrompt()

@@ -84,15 +84,15 @@ class CallWatch:
         """Watch a model's calls."""
         handles = []
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(partial(self._leave, path)))
+            handles.append(module.register_forward_pre_hook(partial(self._begin_call, path), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(self._end_call, path)))
         try:
             yield self
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_call(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         made = ModuleCall(path, module, self._counts[path], tuple(each.path for each in self._stack))
         self._counts[path] += 1
         if self._keep(path):
@@ -103,7 +103,7 @@ class CallWatch:
         self.calls.append(made)
         self._stack.append(made)
 
-    def _leave(self, path: str, module: nn.Module, args: object, out: Any) -> None:  # noqa: ANN401
+    def _end_call(self, path: str, module: nn.Module, args: object, out: Any) -> None:  # noqa: ANN401
         made = self._stack.pop()
         if self._keep(path):
             made.out = copied(out)

@@ -26,7 +26,7 @@ from ..block_chain import LORA, Forward, chain_at
 
 WEIGHT = ".weight"
 ACTS = "linear_input_act"  # of comfy.ops: a layer of an activation
-BESIDE = "has_loras_beside"  # an attribute of a layer that has some
+SIDE_BRANCHES = "has_side_branches"  # an attribute of a layer that has LoRAs as side branches
 CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv1d: F.conv1d,
     nn.Conv2d: F.conv2d,
@@ -90,7 +90,7 @@ class LayerBranches:
     def __init__(self, layer: nn.Module) -> None:
         self.runs: list[OutputRows] = []
         self.layer: Any = layer
-        vars(layer)[BESIDE] = True
+        vars(layer)[SIDE_BRANCHES] = True
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
         self.activated = _activated(layer) if self._convolve is None else None
         self._around = partial(_adding, self)
@@ -99,7 +99,7 @@ class LayerBranches:
     def take_off(self) -> None:
         """Have the layer as it was before, and no LoRA: only the collector frees an object that its link refers to."""
         self.runs = []
-        vars(self.layer).pop(BESIDE, None)
+        vars(self.layer).pop(SIDE_BRANCHES, None)
         chain_at(self.layer).take_off(self._around)
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def call_layers(ops: ModuleType) -> None:
 
 
 def _called(stock: Callable[..., Tensor], layer: nn.Module, *given: Any, **named: Any) -> Tensor:  # noqa: ANN401
-    return stock(CalledLayer(layer) if getattr(layer, BESIDE, False) else layer, *given, **named)
+    return stock(CalledLayer(layer) if getattr(layer, SIDE_BRANCHES, False) else layer, *given, **named)
 
 
 class SideBranches:

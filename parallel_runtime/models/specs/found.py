@@ -186,11 +186,11 @@ def key_of(model_class: type, kind: str = "") -> FoundKey | None:
         return None
     version = root / "comfyui_version.py"
     said = re.search(r'__version__ = "([^"]*)"', version.read_text(encoding="utf-8")) if version.is_file() else None
-    source = source_beside(Path(file), root)
+    source = source_of_folder(Path(file), root)
     return FoundKey(model_class=path_of(model_class), source=source, comfyui=said[1] if said else "", kind=kind)
 
 
-def source_beside(file: Path, root: Path) -> str:
+def source_of_folder(file: Path, root: Path) -> str:
     """A hash of the files beside a class's, and of the attention of the ComfyUI in the folder `root`."""
     found = hashlib.sha256()
     beside = sorted(filter(Path.is_file, file.parent.glob("*.py")))  # editors leave links that lead nowhere

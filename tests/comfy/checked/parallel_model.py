@@ -337,7 +337,7 @@ for change in (("set", 1, 2), ("other", (plain,)), [1, 2], 3):
 beside = tuple(
     deltas.WeightDelta(key=f"{number}/w", kind="hook_weight", strength=1.0, values=(plain,)) for number in (7, 3, 7)
 )
-found = deltas.delta_set({}, "uuid", shape_of=print, beside=beside)
+found = deltas.delta_set({}, "uuid", shape_of=print, hook_weights=beside)
 assert (found.name, found.deltas, deltas.delta_set({}, "uuid", shape_of=print)) == (
     "uuid 3 7",
     beside,

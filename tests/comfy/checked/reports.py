@@ -212,7 +212,7 @@ def asked(devices="cpu:2", mode="auto", **settings):
 
 
 def plan_of(it, unshared="", whole=False, weight_bytes=0, count=lambda: FLUX):
-    return it.plan_for(unshared, whole_batches=whole, weight_bytes=weight_bytes, count=count)
+    return it.decision_for_model(unshared, whole_batches=whole, weight_bytes=weight_bytes, count=count)
 
 
 def refused(do, *words):

@@ -47,7 +47,7 @@ for node, given in (
 # A MODEL whose runs try nothing is refused before a rank is started, with the reason.
 tries = importlib.import_module(f"{NAME}.nodes.without_server")
 tunable = SimpleNamespace(of=lambda patcher, shares: SimpleNamespace(why_not=f"{patcher}: {shares} are all"))
-parts = {"host.proof.tuning": SimpleNamespace(Asked=dict), "choice": SimpleNamespace(choice_of=dict)}
+parts = {"host.proof.tuning": SimpleNamespace(TuningRequest=dict), "choice": SimpleNamespace(choice_of=dict)}
 parts["host.model.new_model"] = SimpleNamespace(remote_patcher=lambda *_: Named("a patcher"))
 parts["host.proof.begin_tries"] = SimpleNamespace(Tunable=tunable)
 tries._module = parts.__getitem__

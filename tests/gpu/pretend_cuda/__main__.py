@@ -30,7 +30,7 @@ SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2"
 ALLOCATING = (
     *(Trial(plan="ulysses=2"), Trial(plan="ring=2", run="two sides of unequal texts, two images")),
     *(Trial(plan="cfg=2", weights="sharded", run="a mask, an odd length"), Trial(plan="pipefusion=2")),
-    *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", in_workers=False)),
+    *(Trial(plan="ulysses=2", weights="offloaded"), Trial(plan="pipefusion=2", worker_loop=False)),
 )
 # ComfyUI's split attention tries again in smaller parts; where there is no room for it, a block does not stay whole.
 GOES_ON = ("stock_attention", "block_shards.make_rooms")

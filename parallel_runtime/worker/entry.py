@@ -37,7 +37,10 @@ TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst ch
 
 
 class AnyEngine(Protocol):
-    """What `--engine` names: made once as `Engine(rank=, device=, segments=)`, then asked one thing at a time."""
+    """What `--engine` names: made once as `Engine(rank=, device=, segments=)`, then asked one thing at a time.
+
+    A protocol of `Engine` and of the tests' engines, which compute nothing; none is imported before it is named.
+    """
 
     def handle(
         self,

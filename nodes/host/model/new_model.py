@@ -57,6 +57,7 @@ COUNTS = Counts(KeptCounts.of_user())
 class Chooser(Protocol):
     """What SP Config asks for: the devices, the options, which plan a MODEL has, and which each of its sampling runs.
 
+    A protocol, as `ParallelChoice` is in nodes/, the layer above.
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of the
     first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the workers
     where they can. `attention`: the kernel of a package, "" for none. `tries`: plans that auto predicts to be near are

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ....parallel_runtime.checkpoint import ModelSpec
 from ....parallel_runtime.devices import Device
@@ -26,6 +26,9 @@ from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.pool.ranks import deadline_from
 from ....parallel_runtime.pool.status import first_line
 from ....parallel_runtime.wire.replies import MeasureReply
+
+if TYPE_CHECKING:
+    from .patcher import RemotePatcher
 
 log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Device, ...]
@@ -40,21 +43,15 @@ def _machines_of(devices: Devices) -> Sequence[Machine]:
     return MACHINES.named(devices)
 
 
-class Root(Protocol):
-    """What all MODELs on the same weights are clones of. `clones`: those that are alive."""
-
-    clones: Collection[object]
-
-
 class PoolRegistry:
     """Pools by their devices; by weights, the root of their MODELs and the plan they were last loaded for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[Devices, Pool] = {}
-        self._roots: weakref.WeakValueDictionary[Weights, Root] = weakref.WeakValueDictionary()
+        self._roots: weakref.WeakValueDictionary[Weights, RemotePatcher] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
-        self._kept: dict[Weights, Root | None] = {}  # those of `_loaded`, and until the next load of what left
+        self._kept: dict[Weights, RemotePatcher | None] = {}  # those of `_loaded`, and until the next load of what left
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
         self._used_by: dict[Weights, str] = {}  # ComfyUI's id of the prompt that used them last
         self._changed: set[ModelSpec] = set()  # files as they were read, and are not now
@@ -91,7 +88,7 @@ class PoolRegistry:
         pools = self.all()
         return sum(pool.generation - pool.released - (pool.state in ALIVE) for pool in pools)
 
-    def root(self, weights: Weights, make: Callable[[], Root]) -> Any:  # noqa: ANN401  a RemotePatcher
+    def root(self, weights: Weights, make: "Callable[[], RemotePatcher]") -> "RemotePatcher":
         """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
         _, spec, _ = weights
         self._changed.discard(spec)  # read anew
@@ -106,7 +103,7 @@ class PoolRegistry:
         return root is not None and bool(root.clones)
 
     @property
-    def last_loaded(self) -> Any:  # noqa: ANN401  a RemotePatcher
+    def last_loaded(self) -> "RemotePatcher | None":
         """The root of the MODELs on the weights that were loaded last; None where nothing was, or it was released."""
         return None if self._last_loaded is None else self._roots.get(self._last_loaded)
 
@@ -120,7 +117,7 @@ class PoolRegistry:
         plan: ParallelPlan,
         load: Callable[[Pool], None],
         *,
-        crowds: Callable[[Any, ParallelPlan, bool], bool] = lambda root, plan, now: False,
+        crowds: "Callable[[RemotePatcher, ParallelPlan, bool], bool]" = lambda root, plan, now: False,
     ) -> None:
         """Run `load` on the pool. First, to make room, weights that no MODEL wants any more leave the workers, and
         those in another set of workers that crowd a device beside these: `crowds` says so of their root, the plan that

@@ -35,6 +35,7 @@ from .weight_deltas import PREFIX
 class RemoteModel(Protocol):
     """One of ComfyUI's `BaseModel`s with every weight on the meta device.
 
+    A protocol, as it is an object of whichever class ComfyUI has for the file; `remote_hosted` adds these attributes.
     `diffusion_model.outside_runs` is the context of calls that come without a run. `prover` says whether plans compute
     what one device does. `last_run` is what is known of the last sampling run that began, a `LastRun`; None before one.
     `corrected`: the shares of its devices as runs corrected them.

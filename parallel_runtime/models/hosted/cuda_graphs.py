@@ -19,7 +19,10 @@ _SAID: set[tuple[str, type[Warning], str, int]] = set()  # warnings of blocks; P
 
 
 class GraphRecorder(Protocol):
-    """What makes a graph of what a function queues on `device`."""
+    """What makes a graph of what a function queues on `device`.
+
+    A protocol of `CudaRecorder` and of the tests' recorder for CPUs, which have no CUDA graphs.
+    """
 
     device: torch.device
 

@@ -23,6 +23,7 @@ PREFIX = "diffusion_model."
 class HeldElsewhere(Protocol):
     """Weights that lie elsewhere than in the module, or that can be read again.
 
+    A protocol of `FileViews` here and of `BlockShards`, which is in weights/: no layer may import its neighbour.
     With `collective`, all ranks of a group must make the same changes.
     """
 

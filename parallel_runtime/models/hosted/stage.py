@@ -43,7 +43,10 @@ def staged_blocks(model: nn.Module, spec: ShardingSpec) -> int:
 
 
 class Neighbours(Protocol):
-    """The stages before and after this one."""
+    """The stages before and after this one.
+
+    A protocol, as `Passes`, which has the links, is in worker/, a layer above.
+    """
 
     def receive(self, like: Sequence[Tensor]) -> list[Tensor]:
         """What the stage before sent, in the shapes of these."""

@@ -34,8 +34,9 @@ class SilentWorkersError(PoolError):
 
 
 class BrokenCopiesError(PoolError):
-    """The workers failed as they do where copies between GPUs are broken: what ranks sent each other arrived damaged or
-    not at all, or CUDA or NCCL failed in a rank and did not name another reason.
+    """The workers failed as they do where copies between GPUs are broken.
+
+    What ranks sent each other arrived damaged or not at all, or CUDA or NCCL failed in a rank without another reason.
     """
 
 

@@ -33,8 +33,11 @@ Tick: TypeAlias = Callable[[float], None]  # called with the seconds since it be
 
 @dataclass(frozen=True)
 class Counted:
-    """A model as it was counted, the numbers of a row's latent of the size asked for, bytes of an activation, and the
-    frames of a video of that size, 1 of an image."""
+    """A model as it was counted at one size.
+
+    `numbers`: of a row's latent of that size; `element_bytes`: of an activation; `frames`: of a video of that size, 1
+    for an image.
+    """
 
     model: CountedModel
     numbers: int
@@ -82,8 +85,10 @@ class Counted:
 
 
 class Counts:
-    """Counts of files, by what they are on the disk; each counted once, whoever asks meanwhile. `kept`: those of
-    earlier processes, of files whose plan the caller says."""
+    """Counts of files, by what they are on the disk; each is counted once, however many callers ask meanwhile.
+
+    `kept`: those of earlier processes, of files whose plan the caller says.
+    """
 
     def __init__(self, kept: KeptCounts | None = None) -> None:
         self._kept = kept

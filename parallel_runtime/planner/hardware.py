@@ -85,8 +85,10 @@ class Interconnect:
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """How ranks run operations. `operation_s` is the host's time to start one; `merge_passes` how often one fp32 output
-    crosses memory at each hop of the ring.
+    """How ranks run operations.
+
+    `operation_s` is the host's time to start one; `merge_passes` how often one fp32 output crosses memory at each hop
+    of the ring.
     """
 
     name: str

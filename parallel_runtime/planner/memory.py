@@ -36,9 +36,11 @@ GRAPH_BUFFERS = 4  # as large as the stream: of arguments (tokens, rotations, te
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMemory:
-    """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead; `shared` of the weights
-    are this rank's part of what ranks hold together. `graphs` come on top where blocks run as CUDA graphs; 0 where they
-    cannot."""
+    """Bytes on one rank's device, the fullest rank's.
+
+    `host_bytes` lie in host memory instead; `shared` of the weights are this rank's part of what ranks hold together.
+    `graphs` come on top where blocks run as CUDA graphs; 0 where they cannot.
+    """
 
     weights: int
     activations: int

@@ -33,8 +33,10 @@ SETTLED = 4  # steps: the first shows what one takes, the next ones keep what th
 
 
 class CallSampling(torch.nn.Module):
-    """Stands for ComfyUI's model sampling in the call that `state` goes into. The latent comes scaled already, and the
-    model's output leaves as it is: `LatentRows` does both."""
+    """Stands for ComfyUI's model sampling in the call that `state` goes into.
+
+    The latent comes scaled already, and the model's output leaves as it is: `LatentRows` does both.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,8 +60,10 @@ class CallSampling(torch.nn.Module):
 
 
 class AppliedModel:
-    """ComfyUI's `apply_model` in the calls of a run, for the images of `share`. `tensors` are the request's, whole;
-    `options` those of the conditionings."""
+    """ComfyUI's `apply_model` in the calls of a run, for the images of `share`.
+
+    `tensors` are the request's, whole; `options` those of the conditionings.
+    """
 
     def __init__(
         self,

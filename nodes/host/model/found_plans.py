@@ -42,9 +42,11 @@ UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file 
 
 @dataclass(frozen=True)
 class SpecSearch:
-    """`unkept`: what is known of kinds of files that this process looked at and no file says: of those that it did not
-    look at to the end, which it does not begin again, and of all where no file can be written. `replaced`: the kinds
-    whose plan took the place of another in a run, and the hash of the other."""
+    """What this process knows of plans that were looked for, beyond what the user's file says.
+
+    `unkept`: of kinds of files that no file says: those whose search did not end, which does not begin again, and all
+    where no file can be written. `replaced`: the kinds whose plan replaced another in a run, and the other's hash.
+    """
 
     unkept: dict[FoundKey, Found] = field(default_factory=dict)
     replaced: set[tuple[FoundKey, str]] = field(default_factory=set)

@@ -26,8 +26,10 @@ def last_run() -> LastRun | None:
 
 
 class TuneButton:
-    """What the button did last, for the state, and what it does. `told`: `state` (never, running, done or failed) with
-    `doing`, or `line` and `plans`, or `message`."""
+    """The panel's button that tunes: what it does, and what it did last, for the panel's state.
+
+    `told`: `state` (never, running, done or failed) with `doing`, or `line` and `plans`, or `message`.
+    """
 
     def __init__(self) -> None:
         self.told: dict[str, object] = {"state": "never"}

@@ -108,8 +108,10 @@ class Tunable:
 
 @dataclass(frozen=True, kw_only=True)
 class LastRun:
-    """Of the sampling run that began last with some weights: its MODEL, its work where that is known, and the sizes of
-    its latent as the report has them."""
+    """The sampling run that began last with some weights.
+
+    `of`: its MODEL; `work` where that is known; `sizes` of its latent, as the report has them.
+    """
 
     of: Tunable
     work: Work | None

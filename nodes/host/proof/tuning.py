@@ -43,8 +43,10 @@ class TuningEndedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRequest:
-    """A kind of work, in pixels, frames of a video (None: as many as usual) and tokens of the prompt, and for how many
-    seconds plans may be tried. `guided`: a cfg scale above 1. Raises `ValueError` for a number that is out of range.
+    """A kind of work to find the quickest plan for, and for how many seconds plans may be tried.
+
+    `width` and `height` in pixels; `frames` of a video, None for as many as usual; `text_tokens` of the prompt;
+    `guided`: a cfg scale above 1. Raises `ValueError` for a number that is out of range.
     """
 
     width: int = 1024

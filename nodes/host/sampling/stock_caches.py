@@ -39,8 +39,11 @@ OTHERWISE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErr
 
 @dataclass(frozen=True, kw_only=True)
 class RunCache:
-    """A run's cache: as the ranks take it, a latent (1, C, ..) of ones where it looks, and ComfyUI's own, which counts
-    what was skipped."""
+    """A run's cache.
+
+    `cache`: as the ranks take it; `looked_at`: a latent (1, C, ..) of ones where it looks; `holder`: ComfyUI's own,
+    which counts what was skipped.
+    """
 
     cache: StockCache
     looked_at: torch.Tensor
@@ -49,8 +52,11 @@ class RunCache:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenCalls:
-    """What stock calls of the model show: the sides of each in its order, the dtype of what goes in, and whether that
-    is the latent from which ComfyUI then makes the denoised one."""
+    """What stock calls of the model show.
+
+    `sides` of each call in its order; `dtype` of what goes in; `is_latent`: whether ComfyUI makes the denoised latent
+    of just that.
+    """
 
     sides: list[list[int]]
     dtype: torch.dtype

@@ -53,8 +53,7 @@ class ThreadState:
 
 
 class RandomNumbers:
-    """torch's global generators as `cooperative_tasks.Kept`: the CPU's and, where CUDA is in use, that of its current
-    device."""
+    """torch's global generators as `Kept`: the CPU's and, where CUDA is in use, its current device's."""
 
     def get(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Their states."""

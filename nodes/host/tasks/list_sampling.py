@@ -47,8 +47,10 @@ class ListRecord:
 
 
 class OfTheRun:
-    """What ComfyUI notes of a run on the model that all clones share, as `cooperative_tasks.Kept`: which patcher
-    samples, and where a latent has several parts (MiniMax H3), their shapes."""
+    """What ComfyUI notes of a run on the model that all clones share, as `cooperative_tasks.Kept`.
+
+    That is which patcher samples and, where a latent has several parts (MiniMax H3), their shapes.
+    """
 
     NAMES = ("current_patcher", "latent_shapes")
 

@@ -91,10 +91,12 @@ class Seen:
 
 @dataclass
 class RecordedBlock:
-    """A graph of a block: `given` are buffers of one dtype, and which arguments each takes; `written` those that
-    it writes to, and `buffers` all by id; `out` the results, in buffers, those of arguments where it returns these. The
-    others are what the block counts: exchanges, their bytes, keys, kernels of attention, and whether heads
-    travelled rounded."""
+    """A graph of one block, its buffers, and what the block counts.
+
+    `given` are buffers of one dtype, and which arguments each takes; `written` those that it writes to, and `buffers`
+    all by id; `out` the results, in buffers, those of arguments where it returns these. The others are counted:
+    exchanges and their bytes, keys, kernels of attention, and whether heads travelled rounded.
+    """
 
     replay: Replay
     written: list[tuple[Tensor, int]]
@@ -109,9 +111,12 @@ class RecordedBlock:
 
 @dataclass
 class BlockGraphs:
-    """The graphs of a model's blocks on one rank. `of`: the version of its weights and the attention that they are for;
-    `known`: by block and form, a text where it stays without; `refused`: why no more of a kind are recorded, by its id,
-    as one was tried in vain on some rank; `forgot`: some went, as a block had too many."""
+    """The graphs of a model's blocks on one rank.
+
+    `of`: the version of its weights and the attention that they are for; `known`: by block and form, a text where it
+    stays without; `refused`: why no more of a kind are recorded, by its id, as one was tried in vain on some rank;
+    `forgot`: some went, as a block had too many.
+    """
 
     blocks: CompiledBlocks
     new_recorder: Callable[[], GraphRecorder]

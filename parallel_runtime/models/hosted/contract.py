@@ -57,8 +57,11 @@ FEATURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have or
-    the option that it knows."""
+    """One thing of ComfyUI's that is relied on.
+
+    `name` in full; the `arguments` that it has to take; the `attribute` that its instances have, or the option that it
+    knows.
+    """
 
     feature: str
     name: str

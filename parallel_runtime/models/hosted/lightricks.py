@@ -37,6 +37,8 @@ def _of_some_tokens(base: Any) -> Any:  # noqa: ANN401
     """A class of ComfyUI's `CompressedTimestep` that picks the frame of each of its tokens."""
 
     class SomeTokens(base):
+        """ComfyUI's class with the frame of each of this rank's tokens, `rows`."""
+
         __slots__ = ("rows",)
 
         def expand(self) -> Tensor:

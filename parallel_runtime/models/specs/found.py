@@ -42,8 +42,11 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True, kw_only=True)
 class FoundKey(Key):
-    """What a found plan holds for. `source`: a hash of the files beside the class's, and of ComfyUI's attention;
-    `kind`: of what ComfyUI takes a file for (`Recognised.kind`)."""
+    """What a found plan holds for.
+
+    `source`: a hash of the files in the folder of the class's, and of ComfyUI's attention; `kind`: of what ComfyUI
+    takes a file for (`Recognised.kind`).
+    """
 
     model_class: str
     source: str
@@ -53,8 +56,10 @@ class FoundKey(Key):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What looking at a class gave: a plan, or None and why there is none. `told`: what the plan was proven by;
-    `instead_of`: the hashes of plans that a proof refused for files of its kind."""
+    """What looking at a class gave: a plan, or None and why there is none.
+
+    `told`: what the plan was proven by; `instead_of`: the hashes of plans that a proof refused for files of its kind.
+    """
 
     spec: ShardingSpec | None = None
     why: str = ""

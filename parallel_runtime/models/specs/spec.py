@@ -45,9 +45,11 @@ class Keeps:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingSpec:
-    """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
-    first, "blocks.-1" the last; "" is the class itself. A path names its module's `forward`, or with a colon another
-    method: "blocks.*:forward_gen". Blocks with such methods in `cut` are called by these, and by no `forward`.
+    """How one class is shared.
+
+    Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the first, "blocks.-1" the last;
+    "" is the class itself. A path names its module's `forward`, or with a colon another method: "blocks.*:forward_gen".
+    Blocks with such methods in `cut` are called by these, and by no `forward`.
 
     `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
     their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its

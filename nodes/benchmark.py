@@ -1,4 +1,4 @@
-"""Parallel Benchmark: whole sampling runs under several plans, interleaved, beside one rank and stock ComfyUI."""
+"""Parallel Benchmark: whole sampling runs under several plans, interleaved with one rank and stock ComfyUI."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping

@@ -80,7 +80,7 @@ class ParallelChoice:
     devices_text: str
     selection: DeviceSelection
     plan: ParallelPlan | None = None
-    side_branch: bool = False  # LoRAs beside the weights instead of merged into them
+    side_branch: bool = False  # LoRAs run as side branches instead of merged into the weights
     weights: str = WEIGHTS[0]
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class ParallelChoice:
     attention: str = ""  # a kernel of a package, where ranks share tokens
     tries: bool = True  # plans that auto predicts to be near are tried before a run
     shares: tuple[int, ...] | None = None  # of each device; () for equal ones, None as they are measured
-    finds: bool = True  # a plan is looked for where nobody wrote one for the model's class
+    finds: bool = True  # a plan is looked for where the pack has none for the model's class
     exchange: str = EXACT  # as what heads travel between ranks
 
     def decision_for_model(
@@ -187,7 +187,7 @@ class ParallelChoice:
 
     @property
     def looks(self) -> bool:
-        """Whether a plan is looked for where nobody wrote one: it takes devices that are to share an image."""
+        """Whether a plan is looked for where the pack has none: it takes devices that are to share an image."""
         count = len(self.selection.devices)
         return self.finds and count > 1 and (self.plan is None or self.plan.parts > 1 or self.plan.ranks > count)
 

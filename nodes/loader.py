@@ -88,7 +88,7 @@ def loader_inputs() -> list[io.Input]:
 
 
 def state_of(unet_name: str | None) -> str:
-    """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations.
+    """What a loaded MODEL depends on besides its inputs: the file as it lies there, the workers, the calibrations.
 
     Which file another node names is not known: then any that was loaded and was written to since counts.
     """

@@ -18,7 +18,7 @@ VERSION = "0.2.0"
 def pack_folder(environ: Mapping[str, str]) -> Path:
     """The pack's folder; where the shell came to it by a link, as in the custom_nodes of a ComfyUI, by that path.
 
-    One that Python imported by a link is there already: whoever imported it may stand anywhere.
+    One that Python imported by a link is there already: what imported it may stand anywhere.
     """
     folder, there = Path(__file__).absolute().parents[1], Path(environ.get("PWD", ""))
     if folder != folder.resolve():

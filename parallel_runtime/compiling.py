@@ -53,7 +53,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def compile_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment has beside the caller's. Costs nothing until something is compiled."""
+    """What a rank's environment adds to the caller's. Costs nothing until something is compiled."""
     return {
         FOLDER: str(cache_folder(environ)),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else every rank starts as many processes as there are CPUs

@@ -27,7 +27,7 @@ def pidfd_open(pid: int) -> int:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The C library, loaded late, since modules of ours must import on systems without it."""
+    """The C library, loaded late, since the pack's modules must import on systems without it."""
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-OUT = "out"  # the name of a call's result beside its tensors
+OUT = "out"  # the name of a call's result among its tensors
 
 
 class CallPlace(NamedTuple):

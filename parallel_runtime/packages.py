@@ -74,6 +74,6 @@ def _found(name: str) -> Package | None:
 
 
 def _version(name: str, folder: str) -> str:
-    """As the installer wrote it beside the package."""
+    """As the installer wrote it next to the package."""
     context = DistributionFinder.Context(name=name, path=[folder])
     return next((found.version for found in MetadataPathFinder.find_distributions(context)), "")

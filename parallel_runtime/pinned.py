@@ -1,4 +1,4 @@
-"""Copies from a CUDA device to pinned memory of the host, on a stream beside the one that computes.
+"""Copies from a CUDA device to pinned memory of the host, on a stream other than the one that computes.
 
 A plain copy from a GPU to pageable memory is staged by the driver and stops the host until it is done, and with it all
 that was queued before. Owns the stream and its events. Does not own what is copied, nor when it is waited for.
@@ -8,7 +8,7 @@ import torch
 
 
 class SideStream:
-    """A stream of a CUDA device beside the one that computes."""
+    """A stream of a CUDA device for copies while another one computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)

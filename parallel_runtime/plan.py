@@ -53,8 +53,8 @@ class Layout:
     `shards` 1: each holds all of it. More: that many ranks of a replica hold the whole together. `stages` above 1: `it`
     is the blocks of a rank's stage, and what that needs of the weights outside the blocks; `stage_ranks` consecutive
     ranks have the same stage, the next ones the next. `offloaded`: what a rank holds lies in host memory and visits the
-    device block by block. `shares`: of each rank, how much it holds beside the others, () for equal ones; weights stay
-    as they were loaded where only that differs.
+    device block by block. `shares`: of each rank, how much it holds, compared with the others, () for equal ones;
+    weights stay as they were loaded where only that differs.
     """
 
     ranks: int
@@ -135,9 +135,9 @@ class ParallelPlan:
     `pipefusion` is the number of stages, each with some of the blocks. `patches`: into how many runs of rows an image
     is cut to keep all stages busy (0: as many as stages); `warmup_steps`: how many steps of a run go through whole.
 
-    `shares`: of each rank, how much of the tokens, heads and images it computes beside the others, and of sharded
-    weights how much it holds, as small as they can be; () for equal ones. Of stages each has blocks by the sum of its
-    ranks' shares, and these share its tokens equally. Prompt and negative are equal, too.
+    `shares`: of each rank, how much of the tokens, heads and images it computes, compared with the others, and of
+    sharded weights how much it holds, as small as they can be; () for equal ones. Of stages each has blocks by the sum
+    of its ranks' shares, and these share its tokens equally. Prompt and negative are equal, too.
 
     Raises `ValueError` naming the value, the limit and the remedy.
     """
@@ -298,7 +298,7 @@ class ParallelPlan:
     def name(self) -> str:
         """One word for reports and charts: `single`, `uly2`, `ring2-uly2`, `cfg2-ring1-uly2`, `uly4-sharded`."""
         outer = [axis for axis in AXES if axis not in TOKEN_AXES and getattr(self, axis) > 1]
-        beside = ("ring", "ulysses") if outer else ()  # named beside outer axes whatever their degree is
+        beside = ("ring", "ulysses") if outer else ()  # named with outer axes whatever their degree is
         inner = [axis for axis in TOKEN_AXES if axis in beside or getattr(self, axis) > 1]
         parts = [f"{PLAN_AXES[axis].short}{getattr(self, axis)}" for axis in outer + inner] or ["single"]
         parts += [":".join(map(str, self.shares))] if self.shares else []

@@ -1,4 +1,4 @@
-"""How much each device computes beside the others, as a user writes it and as it is measured. Plain Python.
+"""How much each device computes, compared with the others, as a user writes it and as it is measured. Plain Python.
 
 Owns the words, and that small differences are none. What a plan does with shares is plan.py's.
 """

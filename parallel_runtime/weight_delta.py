@@ -85,7 +85,7 @@ def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueE
 class WeightDeltas:
     """All changes of a model's weights. Equal names must always stand for equal deltas; `""` stands for none.
 
-    `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and another strength sends no
+    `side_branch` runs plain LoRAs as side branches: they cost a little each step, and another strength sends no
     tensor.
     """
 

@@ -1,4 +1,4 @@
-"""What `verify` finds of a first-block cache: a plan with it beside one rank with it.
+"""What `verify` finds of a first-block cache: a plan with it compared with one rank with it.
 
 Owns what both skipped and how far they are apart. Does not own the calls (trial.py), nor how a plan runs them
 (verify.py).

@@ -104,7 +104,7 @@ def calibrate(pool: Pool) -> Calibration:
 
 
 def _spans(ranks: int) -> dict[int, ParallelPlan]:
-    """The plans to probe, by the ranks of their ulysses axis: all at once, and pairs beside each other."""
+    """The plans to probe, by the ranks of their ulysses axis: all at once, and pairs at the same time."""
     spans = {ranks: ParallelPlan(ulysses=ranks)}
     if ranks > 2 and ranks % 2 == 0:
         spans[2] = ParallelPlan(ulysses=2, ring=ranks // 2)

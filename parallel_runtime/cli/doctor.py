@@ -291,7 +291,7 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
 
 
 def _check_parity(pool: Pool, plan: ParallelPlan, comfyui: str | None) -> Check:
-    """A small model under a plan beside ComfyUI's own module, on the CPU, in one process. Raises PoolError."""
+    """A small model under a plan compared with ComfyUI's own module, on the CPU, in one process. Raises PoolError."""
     with tempfile.TemporaryDirectory() as folder:
         write_sample(path := os.path.join(folder, "sample.safetensors"))
         size = Workload(width=200, height=136, text_tokens=19, frames=1)

@@ -19,7 +19,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes that a plan takes of each rank's device, and of host memory beside it."""
+    """Bytes that a plan takes of each rank's device, and of host memory."""
 
     device: int
     host: int = 0

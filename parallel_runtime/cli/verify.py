@@ -13,10 +13,10 @@ Layers of int8, and of other formats that a device multiplies in, round what the
 between two steps: then the plan may be as far away as that moves an output (models/hosted/formats.py).
 
 With `--step-cache` the calls run once more with a first-block cache, by the plan and by one rank: both must skip the
-same calls and agree, and how far that is from the exact result is shown beside it (cached.py).
+same calls and agree, and how far that is from the exact result is shown with it (cached.py).
 
 A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
-that difference is shown beside it, and is no tolerance.
+that difference is shown with it, and is no tolerance.
 """
 
 import argparse
@@ -222,7 +222,7 @@ def _errors(trial: Trial, results: Results, references: Results, ranks: Sequence
 
 
 def chosen_plan(text: str, weights: str | None, **pipeline: int | None) -> ParallelPlan:
-    """The plan of `--plan` with the weights of `--weights`, and with what `pipeline` has beside None.
+    """The plan of `--plan` with the weights of `--weights`, and with what `pipeline` has but None.
 
     Raises `ValueError`, also when they disagree.
     """

@@ -2,9 +2,9 @@
 
 `python -m parallel_runtime.machines.launch --lifeline=FD --parent=PID` with a `Launch` as JSON on standard
 input; `join` starts it (joined.py). Processes start and are watched as torchrun does it: its agent, with static
-rendezvous and no restarts. Ranks get what they need beside torchrun's variables, descriptors above all, as a message on
-their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor
-the end of a generation: `join` kills this process and what it started.
+rendezvous and no restarts. Ranks get what they need besides torchrun's variables, descriptors above all, as a message
+on their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor the
+end of a generation: `join` kills this process and what it started.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Frames between the process beside ComfyUI that passes messages on and the launcher of one further machine.
+"""Frames between the process on ComfyUI's machine that passes messages on and the launcher of one further machine.
 
 Owns what a frame is and how it travels in a gloo group of these processes alone: tensors of bytes, never pickled. Does
 not own what is passed on (relay.py, ranks_here.py). The group has no ranks of the pool in it, so nothing here waits for
@@ -96,7 +96,7 @@ class RelayLink:
 
 
 def join_relays(store: dist.Store, *, place: int, machines: int) -> dist.ProcessGroupGloo:
-    """The group of all processes that pass on: the one beside ComfyUI has place 0, the machines' launchers follow."""
+    """The group of all processes that pass on: the one on ComfyUI's machine has place 0, the launchers follow."""
     return dist.ProcessGroupGloo(dist.PrefixStore("relays", store), place, machines, PATIENCE)
 
 

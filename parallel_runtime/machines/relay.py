@@ -1,4 +1,4 @@
-"""The process beside ComfyUI that stands for the ranks of further machines: what the pool says to them passes through.
+"""The process on ComfyUI's machine that stands for the ranks of further machines: the pool's messages pass through.
 
 `python -m parallel_runtime.machines.relay ...`, started by the pool (pool/remote_ranks.py). For each of those ranks it
 has the far end of a channel like any other, and it maps the shared segments. Towards each machine it has a link

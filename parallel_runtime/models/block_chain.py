@@ -21,8 +21,8 @@ BEAT, GATHER, SHARE, CACHE, STAGE = "beat", "gather", "share", "cache", "stage"
 SKIP, LORA, GRAPH = "skip", "lora", "graph"
 # From the outermost to the innermost. A sign of life comes when all else is done. Weights are there before anything
 # reads them. Tokens are cut before a step cache, a stage or a LoRA looks at what the block is given, and gathered
-# after. A stage, a cache or a node's wish hands on, or skips, what a graph would run. A LoRA beside a block that is one
-# layer is not in the block's graph.
+# after. A stage, a cache or a node's wish hands on, or skips, what a graph would run. A side branch of a block that is
+# one layer is not in the block's graph.
 ORDER = (BEAT, GATHER, SHARE, CACHE, STAGE, SKIP, LORA, GRAPH)
 CHAINS = "chains_of_blocks"  # an attribute of a module: method -> its chain
 

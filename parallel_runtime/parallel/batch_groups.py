@@ -17,7 +17,7 @@ def cut_rows(rows: Sequence[int], batch_groups: int, shares: Sequence[int] = ())
 
     Rows stay in order: laid end to end, call after call, they are cut into one run a batch group. Among all such cuts
     it takes one whose largest batch group has the fewest rows, since a step ends with its slowest batch group. Of
-    `shares`: how fast each batch group is beside the others, by which its rows count less; () for equal ones. Of
+    `shares`: how fast each batch group is compared with the others, by which its rows count less; () for equal ones. Of
     those, the one in which batch groups go through the blocks the fewest extra times (each call of a batch group is one
     more pass), then the most even one (least sum of squares), then the one with the longer runs first: five rows over
     two batch groups are 3 and 2.

@@ -22,7 +22,7 @@ def _off() -> RegionTimer:
     return RegionTimer(torch.device("cpu"), on=False)
 
 
-def _tell_nobody(_: bool) -> None:
+def _show_nothing(_: bool) -> None:
     """Stands for the control page where no parent watches: told that the rank waits, it does nothing."""
 
 
@@ -54,7 +54,7 @@ class Traffic:
     num_bytes: int = 0
     region: str = "communication"
     timer: RegionTimer = field(default_factory=_off)
-    show_waiting: Callable[[bool], None] = _tell_nobody
+    show_waiting: Callable[[bool], None] = _show_nothing
 
     def reset(self, timer: RegionTimer | None = None) -> None:
         """Start counting anew, and time with `timer`, where there is one."""

@@ -219,7 +219,7 @@ def merge(
     out, part_out (B, S, H, D); lse, part_lse (B, S, H, 1). Source: Ring Attention (arXiv 2310.01889), the update
     written as one interpolation with weight sigmoid(part_lse - lse), as in zhuzilin/ring-flash-attention PR 34.
     """
-    # In fp32 torch's CPU functions round an element by its place in memory: with other heads beside it, other bits.
+    # In fp32 torch's CPU functions round an element by its place in memory: with other heads next to it, other bits.
     dtype = torch.float64 if lse.device.type == "cpu" else torch.float32
     ours, part = lse.to(dtype), part_lse.to(dtype)
     out.lerp_(part_out.to(torch.float32), torch.sigmoid(part - ours).to(torch.float32))

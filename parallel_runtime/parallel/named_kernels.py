@@ -28,7 +28,7 @@ class PackageKernel:
     package: str
     install: str
     exact: bool
-    takes: tuple[tuple[str, object], ...]  # what its call wants beside q, k, v and the scale
+    takes: tuple[tuple[str, object], ...]  # what its call wants besides q, k, v and the scale
     scale: str = "softmax_scale"
 
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 def balanced_stages(costs: Sequence[float], stages: int, shares: Sequence[int] = ()) -> tuple[range, ...]:
     """Cut blocks of these costs into runs, none empty, of which the one that takes the longest takes the least.
 
-    `shares`: how fast each stage is beside the others, () for equal ones. By dynamic programming over (stages, blocks).
-    Raises `ValueError` for more stages than blocks.
+    `shares`: how fast each stage is compared with the others, () for equal ones. By dynamic programming over
+    (stages, blocks). Raises `ValueError` for more stages than blocks.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"{stages} stages for {len(costs)} blocks; use 1 to {len(costs)}")

@@ -14,9 +14,9 @@ is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / 
     (arXiv 2310.01889), and what is gathered
 
 of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
-the host takes its time to start each operation: beside the device where that runs ahead, after it on a CPU. Weights are
-read once a call. What lies in host memory comes to the device in every step, behind what is computed. Blocks that stay
-whole come in the first step of a run alone.
+the host takes its time to start each operation: in parallel with the device where that runs ahead, after it on a CPU.
+Weights are read once a call. What lies in host memory comes to the device in every step, behind what is computed.
+Blocks that stay whole come in the first step of a run alone.
 
 In a pipeline (PipeFusion, arXiv 2405.14430) that stays full between steps, M patches pass a stage in M turns, each with
 blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
@@ -160,7 +160,7 @@ def _pass_s(
 def _exchanges_s(
     model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, amounts: Amounts, *, calls: int
 ) -> float:
-    """Seconds of a step for which ranks wait for each other, beside the attention that they share.
+    """Seconds of a step for which ranks wait for each other, beyond what attention hides.
 
     Raises `KeyError` for an axis whose exchange has no price: its plans would seem to send nothing.
     """

@@ -164,7 +164,7 @@ class Counts:
 
     @contextmanager
     def _turn(self, key: Key, tick: Tick | None) -> Iterator[None]:
-        """While nobody else counts this; raises what `tick` raises."""
+        """While no other thread counts this; raises what `tick` raises."""
         turn, began_s = self._turns.setdefault(key, Lock()), time.monotonic()
         while not turn.acquire(timeout=TICK_S):
             if tick is not None:
@@ -199,7 +199,7 @@ def _key(path: str, dtype: str, comfyui: ComfyUI, found: str | None, size: Mappi
 
 
 def _kept_key(key: Key) -> CountKey | None:
-    """By what counts are kept on the disk; None where nobody says which plan the file's class has, and where it cannot
+    """By what counts are kept on the disk; None where the plan of the file's class is not given, and where it cannot
     be told what they hold for."""
     path, num_bytes, changed_ns, dtype, comfyui, found, size = key
     try:

@@ -26,7 +26,7 @@ class Rates:
 
     Rates are in operations and bytes a second; `memory_bytes` is what a rank may use, `host_bandwidth` its way to host
     memory. `elementwise_bandwidth` is what is reached between
-    matrices, 0 where it is the memory's; `score_s` what an exponential of the softmax takes, beside the FLOPs that
+    matrices, 0 where it is the memory's; `score_s` what an exponential of the softmax takes, besides the FLOPs that
     `attention_flops` reaches with heads of `WIDE`. `most_chunks`: into how many chunks ranks send heads of attention at
     most, 0 where no figure of the device limits them.
     """
@@ -44,7 +44,7 @@ class Rates:
 
     @property
     def usual_s(self) -> float:
-        """Seconds of a usual step on one device, without its host: what tells how fast it is beside others."""
+        """Seconds of a usual step on one device, without its host: what tells how fast it is compared with others."""
         attending = ATTENTION_FLOPS / self.attention_flops
         return MATMUL_FLOPS / self.matmul_flops + attending + MOVED_BYTES / self.memory_bandwidth
 
@@ -101,7 +101,7 @@ class Calibration:
     """All constants of one set of devices. `source` says where they come from.
 
     `machines`: how many consecutive ranks each of several machines has; `between`: how their ranks reach each other.
-    `speeds`: each device's beside that which the constants are of, by a usual step (`Rates.usual_s`), () where all are
+    `speeds`: each device's compared with that of the constants, by a usual step (`Rates.usual_s`), () where all are
     alike; `kinds`: the own rates of each kind of device, by its name, where several were measured; `shares`: what each
     computes of what is shared out, None as its speed has it.
     """

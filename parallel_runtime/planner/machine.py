@@ -135,7 +135,7 @@ def _names(devices: Sequence[Device]) -> list[str]:
 
 
 def _with_speeds(calibration: Calibration, devices: Sequence[Device]) -> Calibration:
-    """The first device's constants with the speed of the others beside it, where GPUs are of several kinds."""
+    """The first device's constants with the others' speeds, where GPUs are of several kinds."""
     names = _names(devices)
     if len(set(names)) < 2:
         return calibration

@@ -108,7 +108,7 @@ def memory_of(
 
 
 def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates) -> float:
-    """Bytes a row that the exchange of an attention holds at most, beside what was counted of it, on the fullest rank.
+    """Bytes a row that the exchange of an attention holds at most, besides what was counted of it, on the fullest rank.
 
     `held_bytes` was counted through an all-to-all of two ranks, all heads at once (models/hosted/count.py): what is
     sent and what arrives, of queries, keys and values. The others are those of `parallel/attention.py`, as
@@ -128,7 +128,7 @@ def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: 
     if plan.ring > 1:
         return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) - counted)
     more = (most - 1) * (queries + 2 * keys)
-    if rates.asynchronous and heads >= 2 * ulysses:  # in two chunks: the output of one beside the heads of the other
+    if rates.asynchronous and heads >= 2 * ulysses:  # in two chunks: the output of one with the heads of the other
         more += queries * ulysses * math.ceil(heads / 2 / ulysses) / heads
     return more
 
@@ -159,8 +159,8 @@ def staying_part(model: CountedModel, plan: ParallelPlan, memory: PlannedMemory,
 
 
 def graph_bytes(model: CountedModel, work: Work, plan: ParallelPlan) -> int:
-    """What a CUDA graph of each block takes on one rank beside the run without: buffers of arguments and results, which
-    blocks have in common, the pool of memory that graphs compute in, and the nodes. Texts of two lengths, which run one
+    """What a CUDA graph of each block takes on one rank on top: buffers of arguments and results, which blocks
+    have in common, the pool of memory that graphs compute in, and the nodes. Texts of two lengths, which run one
     after the other, have two sets of graphs."""
     rows, sets = rows_per_group(work, plan), 2 if work.guided and plan.cfg == 1 else 1
     stream = model.count("query_bytes", work) / 2 / max(1.0, model.count("exchanges", work)) / plan.parts
@@ -208,7 +208,7 @@ def extra_bytes(groups: Iterable[ExchangeGroup], num_ranks: int) -> int:
 
 @functools.cache
 def kept_bytes(num_ranks: int) -> int:
-    """What groups of plans used before may take beside those of the plan that runs: as much as any one plan's.
+    """What groups of plans used before may take besides those of the plan that runs: as much as any one plan's.
 
     So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/worker_group.py`).
     """

@@ -17,7 +17,7 @@ few copies may be the machine's: the plan stays. What there was no time for (`le
 other plans, too, for `IDLE_S`, and those that are near each other in up to `IDLE_COUNTED` copies in turns, where that
 takes `IDLE_S` at most. Then their medians decide. The runs' own steps are measured, too (`KeptPlan.after_run`).
 
-Where the device is predicted to wait for its host, a plan is tried by a CUDA graph of each block, too, while nobody
+Where the device is predicted to wait for its host, a plan is tried by a CUDA graph of each block, too, while no user
 waits: what it takes by them counts where that is quicker by `GRAPHS_GAIN`. Where prompts follow each other, so that
 nothing is tried between them, a run waits for that of its own plan if it is predicted to end sooner all the same.
 """
@@ -36,7 +36,7 @@ from .choose import GRAPHS_GAIN, Prediction, graphs_gain_s
 MIN_STEPS, MIN_STEP_S = 16, 0.1
 MOST_PLANS = 3
 COUNTED = 2
-IDLE_COUNTED = 15  # copies of a plan while nobody waits, where the steps are so short that one slow copy counts
+IDLE_COUNTED = 15  # copies of a plan while no user waits, where the steps are so short that one slow copy counts
 IDLE_S = 10.0  # for which more plans are tried then, and for which those that are near are counted more often
 LIMIT = 3.0  # steps that a run may take longer for its tries
 NEAR = 1.05  # times faster, by so few copies: below it the plan predicted best stays
@@ -44,7 +44,7 @@ NOT_COUNTED = 1
 # How far a predicted ratio of two plans is taken to be off: the median error of one prediction is 8.5 %, and its 90th
 # percentile 25 % (benchmarks/planner.md).
 UNCERTAIN = 1.25
-IDLE_UNCERTAIN = 2.0  # the same where nobody waits, of steps so short that links and hosts decide
+IDLE_UNCERTAIN = 2.0  # the same where no user waits, of steps so short that links and hosts decide
 RUNS = 4  # for which what a try finds is taken to be of use: the present one and the next ones
 CHANGE = 1.1  # times faster: below it a kept plan stays
 FAR_BEHIND = 1.1  # times slower than the quickest so far, in its first counted step
@@ -153,7 +153,7 @@ class Tries:
 
     `plans`: the one that runs without tries first. `warm`: those whose first copy was computed already, as a proof.
     `limit`: of how many of its steps a run waits for them, None for as many as they take; `asynchronous`: devices run
-    ahead of the host. `idle`: nobody waits. `spent_s`: what all of it took by the clock, plans that failed included.
+    ahead of the host. `idle`: no user waits. `spent_s`: what all of it took by the clock, plans that failed included.
     `graphs_s`: what a step took with a CUDA graph of each block, at most, endless where these were of no use; from
     earlier tries where copies have not said yet. `lost`: workers ended in a copy.
     """
@@ -191,7 +191,7 @@ class Tries:
 
     @property
     def left(self) -> bool:
-        """Whether more copies would be due if nobody waited."""
+        """Whether more copies would be due if no user waited."""
         return replace(self, limit=None, idle=True).due is not None
 
     def _due_within(self, first: ParallelPlan, others: list[ParallelPlan]) -> ParallelPlan | None:
@@ -219,7 +219,7 @@ class Tries:
         best_s = min(took_s.values(), default=0.0)
 
         def is_near(plan: ParallelPlan) -> bool:
-            # One slow copy is no reason against the plan that is predicted best, nor, where nobody waits, against any.
+            # One slow copy is no reason against the plan that is predicted best, nor, where no user waits, against any.
             once = plan == self.plans[0] or (self.idle and len(self._counted[plan]) == 1)
             return took_s[plan] <= (FAR_BEHIND_ONCE if once else FAR_BEHIND) * best_s
 
@@ -341,7 +341,7 @@ class KeptPlan:
 
     @property
     def text(self) -> str:
-        """A line, such as `tried ring 2: 0.92x, kept ulysses 2`: how fast each other plan is beside the kept one."""
+        """A line, such as `tried ring 2: 0.92x, kept ulysses 2`: the other plans' speeds relative to the kept one's."""
         kept_s = self.taken_s(self.plan)
         others = sorted((plan for plan in self.seconds if plan != self.plan), key=self.taken_s)
         told = [f"{in_words(plan)}: {kept_s / self.taken_s(plan):.2f}x" for plan in others]

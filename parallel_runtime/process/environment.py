@@ -1,6 +1,7 @@
 """What every rank of a pool is started with, and the environment that its process gets.
 
-Owns both. Does not own how a rank is started (process/rank_process.py beside ComfyUI, machines/launch.py elsewhere).
+Owns both. Does not own how a rank is started (process/rank_process.py on ComfyUI's machine, machines/launch.py
+elsewhere).
 
 The environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
 ComfyUI chose for itself (a user's settings of torch's own one are taken over) or another program's rendezvous address.

@@ -193,7 +193,7 @@ def clocks_read_early(report: Mapping) -> list[str]:
     """A warning for each rank that says it waited for what others computed longer than a step took.
 
     Then the step's end was looked at before the device got there, and no time of that rank can be believed. To wait for
-    weights is no sign: their stream is beside that of the steps.
+    weights is no sign: their stream is another than that of the steps.
     """
     rows = [("", report.get("ranks", ()))]
     rows += [(f"{row['name']}, ", row["ranks"]) for row in report.get("contenders", ()) if "ranks" in row]

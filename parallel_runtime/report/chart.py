@@ -134,7 +134,7 @@ def _headline(report: Mapping) -> str:
 def _draw_cases(axes: "Axes", report: Mapping) -> None:
     """How many times as fast as one rank, without one as the first, with the middle half of the runs.
 
-    In a report of an earlier version the blocks alone stand beside it.
+    In a report of an earlier version the blocks alone stand next to it.
     """
     cases = list(reversed(report["contenders"]))
     base = next((each for each in cases if each["kind"] == "one_rank"), cases[-1])

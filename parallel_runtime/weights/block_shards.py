@@ -105,7 +105,7 @@ class BlockShards:
         shares: tuple[int, ...] = (),
     ) -> None:
         """`rounded`: weights that are held in another dtype than the file's, by path. `shares`: how much each rank of
-        the group holds beside the others, () for equal ones.
+        the group holds compared with the others, () for equal ones.
 
         `methods`: by which methods the model calls the block at a path; by `forward` where it is left out.
         """
@@ -145,7 +145,7 @@ class BlockShards:
 
     @property
     def staying_bytes(self) -> int:
-        """Bytes that blocks which stay whole, or will, take of the device beside this rank's part of them."""
+        """Bytes that blocks which stay whole, or will, take of the device besides this rank's part of them."""
         return sum(room.nbytes for room in self._rooms.values()) + sum(map(self._more_bytes, self._staying))
 
     @property
@@ -326,7 +326,7 @@ def blocks_of(
     """The blocks of a model by path: the modules in those of the lists named that it has, else in its outermost lists.
 
     Of lists in lists, and of modules that only call their parts in turn, the parts: a model may call those itself.
-    `inner`: lists inside a block, whose modules are blocks in its place; what it has beside them is none's.
+    `inner`: lists inside a block, whose modules are blocks in its place; what it has besides them is none's.
     """
     modules = dict(module.named_modules())
     found = [(name, modules[name]) for name in lists if name in modules] or list(_outermost_lists(module))

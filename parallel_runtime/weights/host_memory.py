@@ -62,7 +62,7 @@ def _pin(held: torch.Tensor, device: torch.device) -> None:
         )
     if error:
         _tell_unpinned(error)
-        with suppress(RuntimeError):  # CUDA says it again to whoever asks next
+        with suppress(RuntimeError):  # CUDA says it again to the next caller
             torch.zeros(1, device=device).add_(1)
             torch.cuda.synchronize(device)
         return

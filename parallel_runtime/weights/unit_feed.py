@@ -36,7 +36,7 @@ class UnitFeed:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes on the device beside the shards."""
+        """Bytes on the device besides the shards."""
         staging = 0 if self._staging is None else self._staging.nbytes
         return staging + sum(buffer.nbytes for buffer in self._buffers)
 

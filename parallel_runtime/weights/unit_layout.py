@@ -43,7 +43,7 @@ class UnitLayout:
         shards: int,
         shares: tuple[int, ...] = (),
     ) -> None:
-        """`shares`: how much each rank holds beside the others, () for equal ranges."""
+        """`shares`: how much each rank holds compared with the others, () for equal ranges."""
         self.spans: dict[str, WeightSpan] = {}
         end = 0
         for name, (dtype, shape) in weights.items():

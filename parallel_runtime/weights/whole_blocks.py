@@ -1,6 +1,6 @@
 """How many blocks stay whole on the devices, of weights that ranks hold in parts or that lie in host memory.
 
-A step without such blocks shows what steps of its form take of a device beside what it holds. Beyond that, what is free
+A step without such blocks shows what steps of its form take of a device besides what it holds. Further free memory
 is for blocks, but for what `left_to_others` says: a block that stays is neither gathered nor copied again. So the first
 step of a form is as without, the next ones keep what they gather, and later runs do so from their first one on. All
 ranks that gather together keep as many as the one with the least room. What others want the memory for has them all

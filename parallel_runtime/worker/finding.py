@@ -52,7 +52,7 @@ class Finding(Reference):
     sizes: tuple[Size, Size] = (LOOKED_AT[0], PROVEN[0])  # of the calls that the class takes
 
     def find(self, path: str, checkpoint: bool = False, limit_s: float | None = None) -> dict[str, Any]:
-        """The plan of a file's class, and its proof: over 2 and 3 ranks beside this process, of another size than was
+        """The plan of a file's class, and its proof: over 2 and 3 ranks against this process, of another size than was
         looked at, and with two other texts.
 
         `with`: of `random_calls.MORE`, the kinds of calls that it was proven for besides; none are tried where an
@@ -239,7 +239,7 @@ def _changed(size: Size, batch: int | None = None, scale: int = 1) -> Size:
 
 
 def kinds_of(whole: Any, size: Size) -> list[str]:  # noqa: ANN401  a comfy.model_base.BaseModel
-    """What graphs give beside a text that this model makes something of."""
+    """What graphs give besides a text that this model makes something of."""
     device = torch.device("cpu")
     return asks_for(whole, size, latent_shapes(whole, size), find_widths(whole, size, device))
 

@@ -1,7 +1,7 @@
 """Copies of a device's tensors to shared memory for which no work on the device waits: previews.
 
 A plain copy from a GPU stops the host until the device is there, and so until all that was queued before is done: what
-other ranks wait for would be queued late. Here a copy goes to pinned memory on a stream beside the one that computes,
+other ranks wait for would be queued late. Here a copy goes to pinned memory on another stream than the computing one,
 and from there to its place when it has arrived. On the CPU it is a plain copy, done at once.
 """
 

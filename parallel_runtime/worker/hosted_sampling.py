@@ -2,7 +2,7 @@
 
 Letters: `B` images of this rank's batch group, `N` numbers of an image's latent.
 
-ComfyUI's `apply_model` is what a call runs: it puts beside the latent what goes there, makes the model's timesteps,
+ComfyUI's `apply_model` is what a call runs: it adds channels to the latent, makes the model's timesteps,
 takes joint latents apart and casts. Its model sampling alone has another in its place: what it would say at each sigma
 came with the run, asked in ComfyUI's process of the MODEL that is sampled. A rank gets the whole output of the model
 (models/hosted/hooks.py), so each has the whole latent, and one of those that share its tokens writes results.

@@ -303,7 +303,7 @@ class DeltaReceiver:
         self._changes: MergedDeltas | None = None
         self._merged: set[str] = set()
         self._hook_weights: set[str] = set()  # weights of modules between the blocks
-        self._loras: dict[str, list[LowRank]] = {}  # by the layer beside which they run
+        self._loras: dict[str, list[LowRank]] = {}  # by the layer that they are side branches of
         # Of all deltas as they came: that layer; or the strength that one was merged with; None: another stage's.
         self._order: list[str | float | None] = []
         self.version = 0  # another one after each change
@@ -362,7 +362,7 @@ class DeltaReceiver:
             self._weights.hook_modules.take(key, weight.to(self._weights.device, copy=True))
 
     def _loras_of(self, name: str, deltas: Sequence[WeightDelta]) -> list[LowRank] | None:
-        """The LoRAs that can run beside the layer of this weight; None where one of its deltas has to be merged."""
+        """The LoRAs that can be side branches of the layer of this weight; None where a delta has to be merged."""
         weights, changes = self._weights, self._changes
         if changes is None or not name.endswith(WEIGHT):
             return None

@@ -131,7 +131,7 @@ class LoadedModels(dict[int, HostedModel]):
         return sum(each.staying_bytes for each in shards if each is not None) or None
 
     def drop_whole_blocks(self, *, but: int | None = None) -> None:
-        """Have no model keep whole blocks beside its part of them, but the one of that handle, which makes a step."""
+        """Have no model keep whole blocks besides its part of them, but the one of that handle, which makes a step."""
         before = self.staying_bytes
         for handle, model in self.items():
             if handle != but:
@@ -141,7 +141,7 @@ class LoadedModels(dict[int, HostedModel]):
 
     @contextmanager
     def telling_of_whole_blocks(self) -> Iterator[None]:
-        """Inside, an error beside blocks that stay whole says so: without them there may be memory."""
+        """Inside, an error while blocks stay whole says so: without them there may be memory."""
         try:
             yield
         except RuntimeError as error:

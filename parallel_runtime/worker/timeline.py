@@ -10,7 +10,7 @@ import torch
 from ..timing import wait_for
 from ..wire.replies import ChunkSpan, StageTimeline
 
-MOST_SPANS = 500  # beside the times of all steps, a message has room for no more
+MOST_SPANS = 500  # with the times of all steps, a message has room for no more
 
 
 class Timeline:

@@ -1,6 +1,6 @@
 """The VAE of one rank: its weights as they come, ComfyUI's module made of them, and tiles that it decodes.
 
-A rank holds one VAE, beside the models. It has the tiles it was given and nothing else of a picture. On a GPU the
+A rank holds one VAE, besides the models. It has the tiles it was given and nothing else of a picture. On a GPU the
 weights are there while a decode lasts and lie in host memory between.
 """
 

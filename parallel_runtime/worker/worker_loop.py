@@ -172,7 +172,7 @@ class WorkerLoop:
                 self._copies.then(partial(told, ends[call]))
 
     def report(self, **work: Any) -> RankRun:  # noqa: ANN401  the fields of RankWork
-        """The run's times beside what it ran and sent. Waits for the device."""
+        """The run's times, with what it ran and sent. Waits for the device."""
         run_s, prepared_s, *ends_s, finished_s = self._timer.moments()
         began_s = step_begins(prepared_s, ends_s, self._permits[: len(ends_s)])
         step_s = [end - began for began, end in zip(began_s, ends_s, strict=True)]

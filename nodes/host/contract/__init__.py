@@ -1,1 +1,1 @@
-"""What of ComfyUI is relied on beside its names, and how a lack, a refusal or a foreign function is said."""
+"""What of ComfyUI is relied on besides its names, and how a lack, a refusal or a foreign function is said."""

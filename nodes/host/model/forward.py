@@ -95,7 +95,7 @@ class RemoteForward(_Remote):
 
     def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, channels: int) -> None:
         super().__init__(transformer, pooled)
-        self.channels = channels  # of a latent; a call's input may have more beside it
+        self.channels = channels  # of a latent; a call's input may have more channels
         self.wrapped = runs_wrappers(type(transformer))
         self.signature = inspect.signature(type(transformer).forward)
         self.signature_inside = inspect.signature(type(transformer)._forward) if self.wrapped else self.signature

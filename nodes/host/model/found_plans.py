@@ -1,5 +1,5 @@
-"""Plans that nobody wrote: one that is known, else one that is looked for when a file is first loaded and its tokens
-are to be shared; and another where a proof refuses one that was not found with a file of this kind.
+"""Plans that are not written by hand: one that is known, else one that is looked for when a file is first loaded and
+its tokens are to be shared; and another where a proof refuses one that was not found with a file of this kind.
 
 Owns when a process looks (parallel_runtime/planner/finding.py), for how long, and what the user is told of it. What is
 found counts for calls that the prover has proven (proof/proving.py). Does not own the order of plans
@@ -66,7 +66,7 @@ class SpecSearch:
         return changed, len(self.unkept)
 
     def with_found(self, source: HostedSource, *, look: bool = True) -> HostedSource:
-        """A source whose ranks can share its tokens by what was found for its class, where nobody wrote a plan and one
+        """A source whose ranks can share its tokens by what was found for its class, where no plan is written and one
         is found, or that says why not.
 
         `look`: to look for up to `LIMIT_S` where nothing is known. Raises what ComfyUI raises when the user cancels.

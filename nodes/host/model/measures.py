@@ -66,7 +66,7 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
 
 
 def held_by_memory(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> ParallelPlan:
-    """The plan with the shares by which sharded weights of so many bytes are loaded where nobody wrote any: by the
+    """The plan with the shares by which sharded weights of so many bytes are loaded where the user gave none: by the
     devices' memory, and as the plan has them where that hardly differs, where weights are in host memory, and where a
     device would have no room."""
     layout = plan.layout

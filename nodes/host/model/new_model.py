@@ -58,7 +58,7 @@ class Chooser(Protocol):
     """What SP Config asks for: the devices, the options, which plan a MODEL has, and which each of its sampling runs.
 
     A protocol, as `ParallelChoice` is in nodes/, the layer above.
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of the
+    `side_branch` runs LoRAs as side branches, `compiled` the blocks as graphs; `step_cache` is the change of the
     first block's output below which the other blocks are skipped. `worker_loop`: samplers run their loop in the workers
     where they can. `attention`: the kernel of a package, "" for none. `tries`: plans that auto predicts to be near are
     tried before a run of many steps. `shares`: how much each device computes, () for equal ones, None as they are
@@ -236,7 +236,7 @@ def memory_for(
     source: HostedSource, decision: Decision, devices: Devices, shares: tuple[int, ...] | None
 ) -> DeviceMemory:
     """What the plan of `decision` takes of each device, before anything is loaded; `shares` as `remote_patcher` takes
-    them. Of measured ones nobody knows yet how much each computes."""
+    them. How much each computes by measured shares is not known yet."""
     model, work = decision.model, decision.work
     if model is None and (counted := _known_count(source.spec, source.sizes.total)):
         model, work = counted.model, usual_work_of(counted)

@@ -47,7 +47,7 @@ UNCOUNTED = "; what a step computes is not in this figure"
 class DeviceMemory:
     """Bytes that each device gives, of those that the smallest of them has, and of host memory for all together.
 
-    `weights_alone`: what a step takes beside the weights is not known. `fullest`: the device that all of this is of,
+    `weights_alone`: what a step takes besides the weights is not known. `fullest`: the device that all of this is of,
     where shares give another one less; "" where all give the same.
     """
 
@@ -279,7 +279,7 @@ class PooledModel:
         )
 
     def _is_crowded_by(self, plan: ParallelPlan, root: Any, its_plan: ParallelPlan, now: bool) -> bool:  # noqa: ANN401
-        """Whether a GPU has no room for our weights beside those of another set of workers; `now`: of this prompt, too,
+        """Whether a GPU has no room for our weights with those of another set of workers; `now`: of this prompt, too,
         whose weights may leave less of it to what is computed."""
         if self.devices[0].kind == "cpu":  # of one memory, where ranks map files
             return False

@@ -120,7 +120,7 @@ class PoolRegistry:
         crowds: "Callable[[RemotePatcher, ParallelPlan, bool], bool]" = lambda root, plan, now: False,
     ) -> None:
         """Run `load` on the pool. First, to make room, weights that no MODEL wants any more leave the workers, and
-        those in another set of workers that crowd a device beside these: `crowds` says so of their root, the plan that
+        those in another set of workers that crowd a device with these: `crowds` says so of their root, the plan that
         they were loaded for, and whether this prompt used them.
 
         Nothing is locked while it loads, nor while another pool is waited for.

@@ -18,7 +18,7 @@ from ..contract.refusals import have_controlnet, refuse_by
 from ..contract.writers import appliers_of_controlnets
 
 PREFIX = "diffusion_model."  # of the names of weights in ComfyUI's patches
-MARKS = ("comfy_quant", "weight_scale", "scale_weight")  # beside the weight of a quantised layer
+MARKS = ("comfy_quant", "weight_scale", "scale_weight")  # stored with the weight of a quantised layer
 
 
 class OwnWeights:

@@ -142,7 +142,7 @@ def _dtypes(recognised: Recognised, dtype: torch.dtype, kept: str) -> dict[str, 
 def refuse_unplanned(
     transformer: torch.nn.Module, plan: ParallelPlan, specs: Mapping[str, ShardingSpec] = SPECS
 ) -> None:
-    """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
+    """Raise `ValueError` when ranks are to share tokens of a class that has no plan, or one for another ComfyUI.
 
     Raises it too for a class that no sampler calls, under any plan. Known here, before a worker is asked: what a worker
     refuses ends all of them.

@@ -144,7 +144,7 @@ def _refuse_values(*_: object, **__: object) -> NoReturn:
 class MetaShapes:
     """Keeps the shapes of the weights on the meta device those of the patched weights in the workers.
 
-    Where a LoRA makes the first layer wider, ComfyUI reads from it how many channels go beside the latent.
+    Where a LoRA makes the first layer wider, ComfyUI reads from it how many channels are added to the latent's.
     """
 
     def __init__(self, transformer: torch.nn.Module) -> None:

@@ -82,7 +82,7 @@ class FurtherMachines:
     def keep(self, asked: Iterable[object]) -> None:
         """Close all addresses but those that are asked for, by SP Config's texts; what is no text may name any of them.
 
-        The workers on the machines that joined there end first, with those beside them.
+        The workers on the machines that joined there end first, with the rest of their pools.
         """
         texts = list(asked)
         if not all(isinstance(text, str) for text in texts):

@@ -35,7 +35,7 @@ class NodeText:
         self._next_s = 0.0
 
     def say(self, text: str) -> None:
-        """Show `text` in place of what was shown. A box of ours shows nothing of a client without an id: what ends it
+        """Show `text` in place of what was shown. The pack's box shows nothing of a client without an id: what ends it
         would reach no page."""
         node = self._node
         if node is None:

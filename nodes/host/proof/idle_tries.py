@@ -178,7 +178,7 @@ class IdleTries:
             except (PoolError, ValueError) as error:
                 self._ended[key] = ATTEMPTS
                 log.warning("plans could not be tried while ComfyUI was idle: %s", error)
-            except Exception:  # nobody is above; other runs go on having their plans tried
+            except Exception:  # no caller is above; other runs go on having their plans tried
                 self._ended[key] = ATTEMPTS
                 log.exception("plans could not be tried while ComfyUI was idle")
             if over:

@@ -38,7 +38,7 @@ UNSTORED = "no run has it, as plans.json cannot be written (set XDG_CACHE_HOME t
 
 
 class TuningEndedError(Exception):
-    """Somebody ended it; nothing is kept."""
+    """The user or a prompt ended the tuning; nothing is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

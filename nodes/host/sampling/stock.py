@@ -106,7 +106,7 @@ def timed_run(
     beside: Sequence[ModelPatcher] = (),
     worker_loop: bool = False,
 ) -> dict:
-    """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
+    """One stock sampling run, measured into `record`, with the models `beside` kept loaded, too.
 
     `on_step` gets what ComfyUI's progress and preview would get.
     """

@@ -1,8 +1,7 @@
 """The conditionings of a sampling run in the workers, as calls of the model.
 
 A rank has an image's latent as one row of numbers, (B, 1, numbers), whatever its dims. A call is one of `apply_model`,
-which the rank runs too: what depends on sigma beside the timestep (a timestep a token, what lies beside the latent) is
-made there.
+which the rank runs too: it makes what depends on sigma besides the timestep (a timestep a token, added channels).
 
 Owns the calls and which runs cannot have them. Does not own what else of a run may live in the workers
 (worker_loop.py).

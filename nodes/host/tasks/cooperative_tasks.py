@@ -103,7 +103,7 @@ def hand_over(calls: Sequence[Handed]) -> list[torch.Tensor]:
 
 
 def inside_a_task() -> bool:
-    """Whether this code runs in a task, beside others."""
+    """Whether this code runs in a task, next to others."""
     return TASK.get() is not None
 
 
@@ -190,7 +190,7 @@ class _RunningTask:
 
 
 def _note_result(given: list[Any]) -> None:
-    """Run what is given behind the future, which has its result or error; nothing is held beside the error."""
+    """Run what is given behind the future, which has its result or error; nothing is held but the error."""
     done, run, task = given
     given.clear()
     try:

@@ -59,7 +59,7 @@ def config_of(module: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class HookModules:
-    """The weights of modules beside the model on this rank, whole, and the modules once they were asked for.
+    """The weights of modules other than the model on this rank, whole, and the modules once they were asked for.
 
     A weight's key is the number of its module, a slash and its name.
     """

@@ -39,7 +39,7 @@ READ_DTYPES = {
 class Recognised:
     """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names.
 
-    `around`: what a checkpoint has beside them, where ComfyUI looks for what the model predicts and for layers of its
+    `around`: what a checkpoint has besides them, where ComfyUI looks for what the model predicts and for layers of its
     own outside of the transformer; `prefix`: that of the transformer's names there. `dtypes_kept`: those of weights by
     name, where they are rounded to fp8. `kind`: a hash of the description, the same for files that differ in their
     weights' values and formats alone.
@@ -291,8 +291,8 @@ def _rounded(
 
 
 def reads_dtype(model: torch.nn.Module, name: str) -> bool:
-    """Whether a transformer's own code reads the dtype of its weight of that name, or may: nobody has read the code of
-    a class for which nobody wrote a plan."""
+    """Whether a transformer's own code reads the dtype of its weight of that name, or may: the code of a class
+    without a written plan has not been read."""
     if may_be_found(type(model)):
         return True
     paths = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__)

@@ -72,7 +72,7 @@ def forward_call(
     *,
     inside: bool = False,
 ) -> ModelCall:
-    """A call of the transformer itself; `channels` are those of a latent, an input may have more beside it.
+    """A call of the transformer itself; `channels` are those of a latent, an input may have more.
 
     `inside`: of its `_forward`, which ComfyUI's wrappers are around.
 
@@ -153,7 +153,7 @@ def read_of_other_rows(kind: type, kwargs: Mapping[str, object]) -> list[torch.T
 
 @functools.cache
 def _arguments(forward: Callable[..., object]) -> tuple[str, ...]:
-    """What a class's forward takes beside itself, in its order."""
+    """What a class's forward takes besides itself, in its order."""
     return tuple(inspect.signature(forward).parameters)[1:]
 
 

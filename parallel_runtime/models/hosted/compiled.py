@@ -36,7 +36,7 @@ from .side_branches import Form
 from .sites import name_site
 from .traced_attention import OPTIONS, GraphAttention, graph_attention
 
-Forms = Callable[[nn.Module], Form]  # of a block, what LoRAs run beside its layers
+Forms = Callable[[nn.Module], Form]  # of a block, which LoRAs run as side branches of its layers
 PATCHES = "patches"
 ROWS_KEPT = 8  # rows of tokens: both prompts of a few sizes, for all blocks of a step
 # What ComfyUI and its classes say of a call in `transformer_options`.

@@ -390,6 +390,6 @@ def _held(tokens: float, one: float, two: float) -> tuple[Polynomial, Polynomial
 
 def _solved(rows: Sequence[Sequence[float]], amounts: Sequence[float]) -> Polynomial:
     left = torch.tensor(rows, dtype=torch.float64)
-    scale = left.abs().amax(0)  # else squares of thousands stand beside ones
+    scale = left.abs().amax(0)  # else squares of thousands stand next to ones
     found = torch.linalg.solve(left / scale, torch.tensor(amounts, dtype=torch.float64)) / scale
     return tuple(found.tolist())

@@ -85,7 +85,7 @@ class CachedCall:
     total: Total
     call_of: Callable[[], TokenCall | None]
     next: int = 0
-    change: float = math.inf  # what the first block added beside what it had added
+    change: float = math.inf  # what the first block added, compared with what it had added
     skips: bool = False
     new: Residuals = field(default_factory=Residuals)
 

@@ -1,4 +1,4 @@
-"""Calls that travel beside those of a transformer's forward: of its methods, and of ComfyUI's `apply_model`.
+"""Calls that travel besides those of a transformer's forward: of its methods, and of ComfyUI's `apply_model`.
 
 Letters: `B` batch.
 """

@@ -3,7 +3,7 @@
 Everything that a model can be asked is asked of it: channels and sides of its latent, what it makes of a conditioning
 (`extra_conds`), its timesteps (`apply_model`). How wide its conditioning is no class says, so a conditioning of a width
 that no model has is tried, and what the first layer that meets it wants is what it shall be. Runs in a process that has
-imported ComfyUI. Owns what a family needs beside that. Letters: `B` batch, `C` channels, `T` frames of the latent.
+imported ComfyUI. Owns what a family needs besides that. Letters: `B` batch, `C` channels, `T` frames of the latent.
 """
 
 import logging
@@ -25,7 +25,7 @@ USUAL_FRAMES = 81  # of one that people make, for which memory is counted
 RATE = 24  # frames a second
 # Widths that no model has, so that a layer which meets one is known by it.
 PROBE_WIDTHS = {"cross_attn": 4099, "pooled_output": 7919}
-SPREAD = 4096  # at most this much goes beside a pooled text into its first layer
+SPREAD = 4096  # at most this much goes with a pooled text into its first layer
 TRIES = 8
 PROBED = 384  # pixels a side, in which widths are found; PixArt takes no 256
 START = 0.3  # of the way from noise to image, where one single call is made
@@ -35,7 +35,7 @@ TEXT_MASK = "attention_mask"  # of all text tokens, for models that do not
 # Models of images whose latents have frames all the same, by ComfyUI's names.
 IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
 
-# What graphs give beside a text: a picture to edit, smaller than the image; a mask by which the first half of the
+# What graphs give besides a text: a picture to edit, smaller than the image; a mask by which the first half of the
 # latent's frames, or of its rows, stays; a mask of the text, whose last tokens are padding.
 MORE = REFERENCES, MASK, MASKED_TEXT = "references", "mask", "masked text"
 
@@ -44,7 +44,7 @@ MORE = REFERENCES, MASK, MASKED_TEXT = "references", "mask", "masked text"
 class Size:
     """Of a call: pixels, tokens of the text, images, frames of a video (None: a few), and the seed of its numbers.
 
-    `more`: of `MORE`, what a graph gives beside a text.
+    `more`: of `MORE`, what a graph gives besides a text.
     """
 
     width: int

@@ -1,4 +1,4 @@
-"""LoRAs that run beside the layers of one of ComfyUI's modules instead of in their weights.
+"""LoRAs that run as side branches of the layers of one of ComfyUI's modules, not merged into their weights.
 
 Letters: `B` batch, `O` outputs and `I` inputs of a layer, `r` rank of a LoRA.
 
@@ -85,7 +85,7 @@ class OutputRows:
 
 
 class LayerBranches:
-    """The LoRAs beside one layer, whose forward adds what they make to its output until they are taken off."""
+    """The LoRAs on one layer, whose forward adds what they make to its output until they are taken off."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.runs: list[OutputRows] = []
@@ -132,7 +132,7 @@ def _adding(branches: LayerBranches, inner: Forward) -> Forward:
 
 
 def _activated(layer: nn.Module) -> Callable[..., Tensor] | None:
-    """ComfyUI's `linear_input_act`, where a layer's class has it beside it.
+    """ComfyUI's `linear_input_act`, where the module of a layer's class has it.
 
     From 0.39 on a Linear takes what stands before and after its product as further arguments of its forward, and hands
     them on to that.
@@ -159,7 +159,7 @@ class CalledLayer:
 
 
 def call_layers(ops: ModuleType) -> None:
-    """Have ComfyUI's `linear_input_act` call layers that LoRAs run beside; nothing where `comfy.ops` has none.
+    """Have ComfyUI's `linear_input_act` call layers that have side branches; nothing where `comfy.ops` has none.
 
     By itself it multiplies by weights of some formats and devices, and never calls their layer.
     """
@@ -173,7 +173,7 @@ def _called(stock: Callable[..., Tensor], layer: nn.Module, *given: Any, **named
 
 
 class SideBranches:
-    """The LoRAs beside the layers of one module, by the paths of the layers."""
+    """The LoRAs on the layers of one module, by the paths of the layers."""
 
     def __init__(self) -> None:
         self._layers: dict[str, LayerBranches] = {}
@@ -234,7 +234,7 @@ def _joined(tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def runs_as_branch(delta: WeightDelta, layer: nn.Module, weight: Tensor) -> bool:
-    """Whether a delta can run beside this layer: a LoRA without a core, of a weight that only the layer's forward uses.
+    """Whether a delta can be a side branch of this layer: a LoRA without a core, whose weight only its forward uses.
 
     Another one is merged. `weight`: the layer's own, wherever it lies.
     """

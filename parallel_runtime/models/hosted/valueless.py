@@ -2,7 +2,7 @@
 
 Owns the kind of tensor that this is tried with. The meta device alone would not do: ComfyUI's code asks a tensor for
 its device to autocast there, and torch has no autocast for the meta device; and a forward may read values of what it is
-given, which has some here, beside weights that have none.
+given, which has some here, with weights that have none.
 """
 
 from collections.abc import Callable, Mapping, Sequence

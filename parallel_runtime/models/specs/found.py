@@ -196,7 +196,7 @@ def key_of(model_class: type, kind: str = "") -> FoundKey | None:
 
 
 def source_of_folder(file: Path, root: Path) -> str:
-    """A hash of the files beside a class's, and of the attention of the ComfyUI in the folder `root`."""
+    """A hash of the files in the folder of a class's, and of the attention of the ComfyUI in the folder `root`."""
     found = hashlib.sha256()
     beside = sorted(filter(Path.is_file, file.parent.glob("*.py")))  # editors leave links that lead nowhere
     for each in (*beside, root / "comfy" / "ldm" / "modules" / "attention.py"):

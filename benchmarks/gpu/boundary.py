@@ -9,6 +9,7 @@ caller waits; the difference is the boundary between steps.
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -108,9 +109,8 @@ def _pool(setting: Setting, name: str) -> tuple[float, float, float]:
         Pool(devices, threads_per_rank=1) as pool,
     ):
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
-        stock = trial.one_process(getattr(torch, trial.spec.dtype), 1)
         for _ in range(2 + setting.steps):
-            stock_s.append(_once(stock))
+            stock_s.append(_once(partial(trial.compute_once, 1)))
             began = time.perf_counter()
             runner.run(trial.calls)
             found.append((max(rank.step_s for rank in runner.ranks), time.perf_counter() - began))

@@ -128,6 +128,10 @@ class Trial:
             self._outs[dtype] = self._joined(load_file(file))
         return self._outs[dtype]
 
+    def compute_once(self, threads: int) -> None:
+        """Have ComfyUI's bare module compute the calls of the first step, on so many threads of a CPU; for a clock."""
+        self._process.ask("run", threads=threads)
+
     def close(self) -> None:
         """End ComfyUI's process; results that were not asked for are gone."""
         self._process.close()

@@ -53,7 +53,7 @@ from .random_calls import (
 from .stage import refuse_stages
 from .valueless import take_values
 
-QUESTIONS = ("start", "contract", "open", "describe", "count", "made", "calls", "outputs")
+QUESTIONS = ("start", "contract", "open", "describe", "count", "made", "calls", "outputs", "run")
 
 MOST_COMPUTED_BYTES = 8 * 10**9  # of weights with which a call is computed to be counted: minutes of a CPU
 
@@ -234,6 +234,16 @@ class Reference:
             }
         _save(outs, file)
         self._build(self.dtype)
+
+    def run(self, threads: int) -> None:
+        """Compute the calls of the first step once, on so many threads where a CPU computes."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            for each in self._steps[0]:
+                self._compute(each)
+        finally:
+            torch.set_num_threads(before)
 
     @property
     def _opened(self) -> Built:

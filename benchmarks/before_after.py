@@ -234,18 +234,30 @@ class Checkout:
         self._process.wait()
 
 
+def trial_classes() -> tuple:
+    """Trial, Workload and PlanRunner of this checkout, wherever it has them."""
+    try:
+        from parallel_runtime.trials.trial import Trial
+        from parallel_runtime.trials.workload import Workload
+    except ImportError:  # where the commands have them
+        from parallel_runtime.cli.workload import Workload
+
+        try:
+            from parallel_runtime.cli.hosted_trial import HostedTrial as Trial  # its name in checkouts of two engines
+        except ImportError:
+            from parallel_runtime.cli.trial import Trial
+    from parallel_runtime.cli.verify import PlanRunner
+
+    return Trial, Workload, PlanRunner
+
+
 def steps(comfyui: str) -> None:
     """Be a checkout's process: a line of JSON in, one out."""
-    try:
-        from parallel_runtime.cli.hosted_trial import HostedTrial as Trial  # its name in checkouts of two engines
-    except ImportError:
-        from parallel_runtime.cli.trial import Trial
-    from parallel_runtime.cli.verify import PlanRunner
-    from parallel_runtime.cli.workload import Workload
     from parallel_runtime.devices import parse_devices
     from parallel_runtime.plan import ParallelPlan
     from parallel_runtime.pool.pool import Pool
 
+    Trial, Workload, PlanRunner = trial_classes()  # noqa: N806
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # ComfyUI prints
     devices = parse_devices(f"cpu:{max(RANKS)}").devices

@@ -26,10 +26,7 @@ from typing import Any
 from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, choose_plan
@@ -40,6 +37,9 @@ from parallel_runtime.planner.hardware import GIB, Calibration, Interconnect, Ra
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.calibrate import calibrate
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 
 from .before_after import core_s
 

@@ -28,9 +28,6 @@ from typing import Any
 from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.trial import Trial
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
@@ -41,6 +38,9 @@ from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.tries import LIMIT, KeptPlan, Tries, kept_of, worth_trying
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.calibrate import calibrate
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 
 from .before_after import core_s
 from .planner_families import MODELS, TEXT_TOKENS, count_all

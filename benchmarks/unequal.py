@@ -21,13 +21,13 @@ from families.files import write_model_files
 from families.variants import BY_NAME, write_families
 from families.wan import wan_file
 from host.fetch import comfyui_path
-from parallel_runtime.cli.trial import Trial
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 
 from .before_after import core_s
 from .planner_families import TEXT_TOKENS

@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nodes/host",),
     ("runtime/__main__",),
     ("runtime/cli",),
+    ("runtime/trials",),
     ("runtime/pool", "runtime/worker"),
     ("runtime/machines",),
     ("runtime/models/hosted", "runtime/weights"),

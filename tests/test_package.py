@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime import VERSION, installed_version
-from parallel_runtime.cli.reference_model import REMEDY
+from parallel_runtime.trials.reference_model import REMEDY
 from tools.address import INSTALL, PICTURES, READMES, address, why_not, with_address, with_pictures
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ import pytest
 from host.tiny_models import write_flux
 
 ROOT = Path(__file__).resolve().parents[1]
-JUDGE = "parallel_runtime.cli.flux_in_diffusers"
+JUDGE = "parallel_runtime.trials.flux_in_diffusers"
 PROGRAM = "parallel_runtime.__main__"  # it ends the interpreter
 AGAINST = ("--against", "diffusers")
 REMEDY = 'pip install "diffusers>=0.35"'

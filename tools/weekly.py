@@ -29,9 +29,10 @@ TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
     *(":(exclude)benchmarks", ":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
 )
-# What a graph on one machine never runs: commands, and what a joined machine does.
+# What a graph on one machine never runs: commands, what they try a model with, and what a joined machine does.
 FURTHER = (
-    *(":(exclude)parallel_runtime/__main__.py", ":(exclude)parallel_runtime/cli", ":(exclude)tests/machines"),
+    *(f":(exclude)parallel_runtime/{name}" for name in ("__main__.py", "cli", "trials")),
+    ":(exclude)tests/machines",
     *(f":(exclude)parallel_runtime/machines/{name}.py" for name in ("joined", "launch", "ranks_here")),
 )
 RUN_TESTS = frozenset(("test-host", "test-full", "coverage", "mutants"))

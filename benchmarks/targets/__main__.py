@@ -20,12 +20,12 @@ import psutil
 import torch
 
 from benchmarks.before_after import TEXT, told_comfyui, write_model
-from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 
 from . import region_cost
 

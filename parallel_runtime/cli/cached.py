@@ -11,10 +11,10 @@ from ..model_call import ModelCall
 from ..plan import ParallelPlan
 from ..proof import relative_error
 from ..report.build import cached_calls
+from ..trials.trial import Results, Trial
+from ..trials.workload import worst
 from ..wire.replies import CachedCalls
 from .terminal import PhaseLine
-from .trial import Results, Trial
-from .workload import worst
 
 if TYPE_CHECKING:
     from .verify import PlanRunner

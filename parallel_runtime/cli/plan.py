@@ -23,9 +23,9 @@ from ..planner.known import known_calibration
 from ..planner.machine import look
 from ..planner.work import Work, image_tokens
 from ..process.environment import blocks_may_stay
+from ..trials.workload import MAX_FRAMES, is_guided
 from ..weights.host_memory import host_memory
 from .terminal import SILENT, Paint, PhaseLine, plain
-from .workload import MAX_FRAMES, is_guided
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 SHOWN = 12

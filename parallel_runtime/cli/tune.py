@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ..devices import parse_devices
 from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
+from ..trials.workload import is_guided
 from .terminal import SILENT, Paint, PhaseLine, plain
-from .workload import is_guided
 
 PROGRAM = "parallel_runtime.cli.with_pack"
 

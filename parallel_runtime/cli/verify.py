@@ -36,12 +36,12 @@ from ..planner.machine import overlap
 from ..pool.pool import Pool
 from ..pool.ranks import deadline_from
 from ..proof import relative_error
+from ..trials.trial import Results, Trial
+from ..trials.workload import Workload, choose_devices, refuse_uncompilable, worst
 from ..weight_delta import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
 from .terminal import SILENT, Paint, PhaseLine, plain
-from .trial import Results, Trial
-from .workload import Workload, choose_devices, refuse_uncompilable, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1

@@ -135,7 +135,7 @@ def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_
     hosted_client: ComfyClient, hosted_server: ComfyServer, family_models: Path
 ) -> None:
     """Stock joins its queries, keys and values when it loads it."""
-    from parallel_runtime.cli.flux_in_diffusers import to_diffusers  # 4 s, which who only collects tests need not wait
+    from parallel_runtime.trials.flux_in_diffusers import to_diffusers  # 4 s, which collecting tests need not wait
 
     flux, folder = BY_NAME["flux.1 t2i"], family_models / "diffusion_models"
     save_file(to_diffusers(load_file(folder / flux.file)), folder / DIFFUSERS)

@@ -12,12 +12,12 @@ import torch
 
 from host.tiny_hosted import OneProcess, spec_of, with_options, write_tiny
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.workload import worst
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
+from parallel_runtime.trials.workload import worst
 
 from .loopback import LoopbackMachine
 

@@ -1,6 +1,6 @@
 """ComfyUI's classes, over ranks, beside unmodified diffusers: Wan and Qwen-Image, weights carried over by a map here.
 
-Flux.1's is cli/flux_in_diffusers.py, which users have too. Sizes are even: with an odd number of rows of tokens
+Flux.1's is trials/flux_in_diffusers.py, which users have too. Sizes are even: with an odd number of rows of tokens
 diffusers counts positions of Qwen-Image from another middle.
 """
 
@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 from families.files import write_model_files
 from families.variants import FILES
 from host.fetch import comfyui_path
-from parallel_runtime.cli.trial import Trial
 from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.cli.calibrate import FittedLine, calibrate
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.hardware import Calibration
 from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.calibrate import FittedLine, calibrate
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import torch
 
 from parallel_runtime import nvlink
 from parallel_runtime.choices import choice_for
-from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner import machine
@@ -22,6 +21,7 @@ from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.trials.calibrate import calibrate
 from parallel_runtime.wire.replies import ProbeReply
 
 FLUX = usual_counted().model

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.cli.calibrate import calibrate
 from parallel_runtime.devices import Device, ranks_by_machine
 from parallel_runtime.plan import ParallelPlan, auto_plan, refuse_unfit_machines
 from parallel_runtime.planner.automatic import automatic_plan, usual_work
@@ -15,6 +14,7 @@ from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.trials.calibrate import calibrate
 
 FLUX = usual_counted().model
 FREE = 80 << 30

@@ -15,7 +15,17 @@ from safetensors.torch import load_file
 from parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8, read_header
 from parallel_runtime.cli import doctor, doctor_model, find_plan, plan, tune, verify
 from parallel_runtime.cli.cached import Cached, describe_cached
-from parallel_runtime.cli.calibrate import (
+from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
+from parallel_runtime.cli.parser import DTYPES, make_parser
+from parallel_runtime.cli.sample import write_sample
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.machines.server import Offer
+from parallel_runtime.model_call import ModelCall
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.counting import usual_counted
+from parallel_runtime.planner.hardware import NARROW, WIDE
+from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.trials.calibrate import (
     _between,
     _link,
     _operation_s,
@@ -24,19 +34,9 @@ from parallel_runtime.cli.calibrate import (
     _spans,
     describe_calibration,
 )
-from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
-from parallel_runtime.cli.parser import DTYPES, make_parser
-from parallel_runtime.cli.reference_model import _is_flux, load_reference_model
-from parallel_runtime.cli.sample import write_sample
-from parallel_runtime.cli.trial import Trial
-from parallel_runtime.cli.workload import Workload
-from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.machines.server import Offer
-from parallel_runtime.model_call import ModelCall
-from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.counting import usual_counted
-from parallel_runtime.planner.hardware import NARROW, WIDE
-from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.trials.reference_model import _is_flux, load_reference_model
+from parallel_runtime.trials.trial import Trial
+from parallel_runtime.trials.workload import Workload
 from parallel_runtime.wire.replies import BatchSlice, CachedCalls, ProbeReply
 
 FLUX_WEIGHTS = usual_counted().model.weight_bytes // 2  # numbers

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from parallel_runtime.cli.machine_checks import _check_temporary
-from parallel_runtime.cli.workload import Workload, choose_devices, worst
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.trials.workload import Workload, choose_devices, worst
 
 
 @pytest.mark.parametrize("there", [8, 2])

@@ -1,4 +1,4 @@
-"""What verify runs of a model: its calls, in ranks with hooks on ComfyUI's module, and in one process without ours.
+"""A model's calls: computed in ranks with hooks on ComfyUI's module, and in one process without ours.
 
 The bare module runs in a process of its own (planner/comfyui_process.py). The calls are those that ComfyUI makes in a
 run of its own of random latents and conditionings: what is compared is each call's result, step by step of that run.

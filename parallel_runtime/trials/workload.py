@@ -1,6 +1,6 @@
-"""What verify runs: random inputs of an image's size, and the devices they run on.
+"""The sizes of a model's random inputs, and the devices they run on.
 
-Owns their sizes and the devices; the calls are made in ComfyUI's process. Starts nothing.
+Owns what may be asked for and what is refused; the calls are made in ComfyUI's process. Starts nothing.
 """
 
 import math

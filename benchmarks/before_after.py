@@ -237,17 +237,17 @@ class Checkout:
 def trial_classes() -> tuple:
     """Trial, Workload and PlanRunner of this checkout, wherever it has them."""
     try:
+        from parallel_runtime.trials.plan_runner import PlanRunner
         from parallel_runtime.trials.trial import Trial
         from parallel_runtime.trials.workload import Workload
     except ImportError:  # where the commands have them
+        from parallel_runtime.cli.verify import PlanRunner
         from parallel_runtime.cli.workload import Workload
 
         try:
             from parallel_runtime.cli.hosted_trial import HostedTrial as Trial  # its name in checkouts of two engines
         except ImportError:
             from parallel_runtime.cli.trial import Trial
-    from parallel_runtime.cli.verify import PlanRunner
-
     return Trial, Workload, PlanRunner
 
 

@@ -51,10 +51,10 @@ def measured(hosts: Hosts, links: tuple, folder: Path, *, runs: int) -> Iterator
     from machines.world import World
     from machines.worlds import FILE, tiny_model
 
-    from parallel_runtime.cli.verify import PlanRunner
     from parallel_runtime.devices import parse_devices
     from parallel_runtime.plan import ParallelPlan
     from parallel_runtime.pool.pool import Pool
+    from parallel_runtime.trials.plan_runner import PlanRunner
 
     plans = [ParallelPlan(), ParallelPlan(cfg=2), ParallelPlan(ring=2), ParallelPlan(pipefusion=2)]
     devices = parse_devices("cpu:1").devices

@@ -26,7 +26,6 @@ from typing import Any
 from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, choose_plan
@@ -38,6 +37,7 @@ from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.trials.calibrate import calibrate
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

@@ -18,13 +18,13 @@ import torch
 from benchmarks.share.device_time import Busy, busy_in
 from benchmarks.share.exchange import local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import wait_for_all
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

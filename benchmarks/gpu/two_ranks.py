@@ -10,7 +10,6 @@ from statistics import median
 import torch
 
 from benchmarks.share.bound import bound_s
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Interconnect
@@ -18,6 +17,7 @@ from parallel_runtime.planner.known import known_link
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
 from parallel_runtime.trials.calibrate import calibrate
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.random_calls import Size
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Interconnect
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.trials.calibrate import calibrate
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

@@ -20,10 +20,10 @@ import psutil
 import torch
 
 from benchmarks.before_after import TEXT, told_comfyui, write_model
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from statistics import median, quantiles
 
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 
 PLANS = (ParallelPlan(), ParallelPlan(ulysses=2))

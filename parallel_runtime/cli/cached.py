@@ -1,29 +1,26 @@
 """What `verify` finds of a first-block cache: a plan with it compared with one rank with it.
 
-Owns what both skipped and how far they are apart. Does not own the calls (trial.py), nor how a plan runs them
-(verify.py).
+Owns what both skipped and how far they are apart. Does not own the calls (trials/trial.py), nor how a plan runs
+them (trials/plan_runner.py).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..model_call import ModelCall
 from ..plan import ParallelPlan
 from ..proof import relative_error
 from ..report.build import cached_calls
+from ..trials.plan_runner import PlanRunner
 from ..trials.trial import Results, Trial
 from ..trials.workload import worst
 from ..wire.replies import CachedCalls
 from .terminal import PhaseLine
 
-if TYPE_CHECKING:
-    from .verify import PlanRunner
-
 
 class Cached:
     """The calls once more as one sampling run with a cache: by the plan of `runner`, and by one rank."""
 
-    def __init__(self, runner: "PlanRunner", trial: Trial, threshold: float) -> None:
+    def __init__(self, runner: PlanRunner, trial: Trial, threshold: float) -> None:
         """Raises PoolError when a rank fails."""
         self._trial, self._threshold = trial, threshold
         self._mine, self._seen = self._run(runner, runner.plan, runner.options)
@@ -32,7 +29,7 @@ class Cached:
         self._one_rank, self._seen_alone = self._run(runner, ParallelPlan(), {})
 
     @classmethod
-    def of(cls, runner: "PlanRunner", trial: Trial, threshold: float | None, progress: PhaseLine) -> "Cached | None":
+    def of(cls, runner: PlanRunner, trial: Trial, threshold: float | None, progress: PhaseLine) -> "Cached | None":
         """None without a threshold. Raises PoolError when a rank fails."""
         if threshold is None:
             return None
@@ -40,7 +37,7 @@ class Cached:
         return cls(runner, trial, threshold)
 
     def _run(
-        self, runner: "PlanRunner", plan: ParallelPlan, options: Mapping[str, object]
+        self, runner: PlanRunner, plan: ParallelPlan, options: Mapping[str, object]
     ) -> tuple[Results, list[CachedCalls]]:
         """The results of a plan, and by step how many calls it skipped."""
         options = {**options, "step_cache": self._threshold}

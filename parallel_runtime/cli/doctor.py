@@ -34,9 +34,10 @@ from ..pool.ranks import deadline_from
 from ..process.nccl_files import present_files
 from ..process.nccl_segments import leftovers
 from ..proof import ProofStore, relative_error
-from ..trials.calibrate import describe_calibration, keep_calibration
+from ..trials.plan_runner import PlanRunner
 from ..trials.trial import Trial
 from ..trials.workload import Workload
+from .calibrate import describe_calibration, keep_calibration
 from .check import Check
 from .doctor_model import describe as describe_the_file
 from .doctor_model import describe_file
@@ -52,7 +53,7 @@ from .machine_checks import (
 )
 from .sample import HEADS, write_sample
 from .terminal import SILENT, Paint, PhaseLine, plain
-from .verify import FP32_TOLERANCE, PlanRunner
+from .verify import FP32_TOLERANCE
 
 JOIN_S = 120.0
 WRONG_IMAGES = "images would be wrong; please report it with all that the doctor says"

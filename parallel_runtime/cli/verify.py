@@ -2,7 +2,7 @@
 
 What runs are as many calls as the plan's cfg degree, as cond and uncond, of unequal text; rows of their batch are what
 the data degree shares out. The one process is ComfyUI's own module; for Flux.1, `--against diffusers` takes the
-unmodified diffusers model instead (trial.py).
+unmodified diffusers model instead (trials/trial.py).
 
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
 dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is. All of
@@ -24,76 +24,25 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ..checkpoint import ModelSpec
-from ..model_call import CallPlace, ModelCall
 from ..plan import ParallelPlan
 from ..planner.machine import overlap
 from ..pool.pool import Pool
 from ..pool.ranks import deadline_from
 from ..proof import relative_error
+from ..trials.plan_runner import PlanRunner
 from ..trials.trial import Results, Trial
 from ..trials.workload import Workload, choose_devices, refuse_uncompilable, worst
-from ..weight_delta import PRISTINE
-from ..wire.replies import RankStep, StepReply
+from ..wire.replies import RankStep
 from .cached import Cached, describe_cached
 from .terminal import SILENT, Paint, PhaseLine, plain
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
 OPTION_OF = {"warmup_steps": "warmup"}
-
-
-class PlanRunner:
-    """One plan of one model as a function from calls to their outputs."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        spec: ModelSpec,
-        plan: ParallelPlan,
-        *,
-        options: Mapping[str, object],
-        first_row: bool = False,
-    ) -> None:
-        """`first_row`: every row of every call is computed as the first one, which is wrong on purpose."""
-        self.pool, self.spec, self.plan, self.options, self._first_row = pool, spec, plan, options, first_row
-        self.deltas = PRISTINE
-        self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
-        self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
-
-    def __call__(self, call: ModelCall) -> torch.Tensor:
-        return self.run([call])[0]
-
-    def run(self, given: Sequence[ModelCall]) -> Results:
-        """Several calls in one request, shared out over the plan's batch groups."""
-        if self._first_row:
-            given = [given[0].of_first_row()] * len(given)
-        calls = [
-            replace(call, place=self._place_of(number), options={**call.options, **self.options})
-            for number, call in enumerate(given)
-        ]
-        result = self.pool.run(self.spec, self.plan, calls, deltas=self.deltas)
-        self.replies = result.ranks[: self.plan.ranks]
-        return result.outs
-
-    @property
-    def ranks(self) -> list[RankStep]:
-        """What each of the plan's ranks ran and sent in the last request."""
-        return [reply.ran for reply in self.replies if reply.ran is not None]
-
-    def beside(self, plan: ParallelPlan, options: Mapping[str, object], *, sampling_run: str) -> "PlanRunner":
-        """One of the same model in the same workers, whose calls are of a sampling run."""
-        other = PlanRunner(self.pool, self.spec, plan, options=options)
-        other.sampling_run = sampling_run
-        return other
-
-    def _place_of(self, call: int) -> CallPlace | None:
-        return None if self.sampling_run is None else CallPlace(self.sampling_run, f"call {call}")
 
 
 def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:

@@ -1,26 +1,20 @@
 """Measures what the planner's constants are on these devices, through the pool that will run the images.
 
-Owns what is measured and how constants follow from it. `doctor --calibrate` runs it and keeps the result. Everything is
-the slowest rank's, with all ranks busy at once, as they are in a step.
+Owns what is measured and how constants follow from it; keeps nothing. Everything is the slowest rank's, with all ranks
+busy at once, as they are in a step.
 """
 
 import math
-import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ..devices import Device, ranks_by_machine
-from ..machines.machine import Machine
+from ..devices import ranks_by_machine
 from ..plan import ParallelPlan
 from ..planner.hardware import NARROW, WIDE, Calibration, Interconnect, Rates
 from ..planner.known import EAGER, ON_CPU, known_link
-from ..planner.machine import device_names, device_set, free_bytes
-from ..planner.store import CalibrationStore
+from ..planner.machine import device_names, free_bytes
 from ..pool.pool import Pool
-from ..pool.ranks import deadline_from
-from ..redact_paths import with_short_home
 from ..wire.replies import ProbeReply
 
 Point: TypeAlias = tuple[float, float]  # an amount, and the seconds that it took
@@ -40,47 +34,6 @@ class FittedLine:
         (small, quick), (large, slow) = points[0], points[-1]
         rate = (large - small) / (slow - quick) if large > small and slow > quick else large / slow
         return cls(rate, max(0.0, quick - small / rate))
-
-
-def keep_calibration(devices: tuple[Device, ...], machines: Sequence[Machine] = ()) -> dict[str, object]:
-    """Start ranks on the devices and on those of further machines, calibrate, and keep the result for `plan` and
-    automatic plans.
-
-    Returns what was measured, how long it took and where it is kept. Raises `ValueError` where that cannot be written.
-    """
-    store = CalibrationStore.of_user()
-    began = time.perf_counter()
-    devices += tuple(Device.of_machine(text, machine.name) for machine in machines for text in machine.devices)
-    further = (lambda _: machines) if machines else None
-    with Pool(devices, deadline_s=deadline_from(os.environ), threads_per_rank=1, machines=further) as pool:
-        found = calibrate(pool)
-    try:
-        store.save(device_set(devices), found)
-    except OSError as error:
-        remedy = "set XDG_CACHE_HOME to a folder that can be written"
-        raise ValueError(f"{store.path} cannot be written ({error.strerror}); {remedy}") from error
-    return {
-        "devices": device_set(devices),
-        "file": with_short_home(str(store.path)),
-        "wall_s": time.perf_counter() - began,
-        "constants": asdict(found),
-    }
-
-
-def describe_calibration(kept: Mapping) -> str:
-    """What was measured, in two lines for people."""
-    constants = kept["constants"]
-    rates, link, software = constants["rates"], constants["link"], constants["software"]
-    between = ""
-    if constants["between"] is not None:
-        rate, latency = constants["between"]["bandwidth"], constants["between"]["latency_s"]
-        between = f"between machines {rate * 8 / 1e9:.3g} Gbit/s and {latency * 1e6:.0f} us, "
-    return (
-        f"calibrated {kept['devices']} in {kept['wall_s']:.1f} s: matrices {rates['matmul_flops'] / 1e12:.3g} TFLOP/s, "
-        f"attention {rates['attention_flops'] / 1e12:.3g} TFLOP/s, memory {rates['memory_bandwidth'] / 1e9:.3g} GB/s, "
-        f"link {link['bandwidth'] / 1e9:.3g} GB/s and {link['latency_s'] * 1e6:.0f} us, "
-        f"{between}operation {software['operation_s'] * 1e6:.1f} us\nkept in {kept['file']}; plan uses it from now on"
-    )
 
 
 def calibrate(pool: Pool) -> Calibration:

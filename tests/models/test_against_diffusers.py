@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from families.files import write_model_files
 from families.variants import FILES
 from host.fetch import comfyui_path
-from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted.calls import from_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.proof import relative_error
+from parallel_runtime.trials.plan_runner import PlanRunner
 from parallel_runtime.trials.trial import Trial
 from parallel_runtime.trials.workload import Workload
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8, read_header
 from parallel_runtime.cli import doctor, doctor_model, find_plan, plan, tune, verify
 from parallel_runtime.cli.cached import Cached, describe_cached
+from parallel_runtime.cli.calibrate import describe_calibration
 from parallel_runtime.cli.doctor_model import Needed, _memory, _plans
 from parallel_runtime.cli.parser import DTYPES, make_parser
 from parallel_runtime.cli.sample import write_sample
@@ -32,7 +33,6 @@ from parallel_runtime.trials.calibrate import (
     _score_s,
     _slowest,
     _spans,
-    describe_calibration,
 )
 from parallel_runtime.trials.reference_model import _is_flux, load_reference_model
 from parallel_runtime.trials.trial import Trial

@@ -1,7 +1,6 @@
 """What comes back of calls of a model, whole sampling runs as a caller gives them, and the form of both on the wire."""
 
 import json
-from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,9 +19,6 @@ from ..wire.requests import GroupWork, Sample
 from .arena import Extent
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
-STALL_FACTOR = 10  # a step is stuck after 10x the slowest recent step of the same shapes
-REMEMBERED_SHAPES = 64
-REMEMBERED_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -60,26 +56,8 @@ def split_rows(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:
-    """What makes two requests of one model and plan take as long: the shapes of all that goes in."""
+    """The shapes of all that goes into these calls, by name."""
     return tuple(tuple((name, tuple(tensor.shape)) for name, tensor in call.tensors.items()) for call in calls)
-
-
-class StepHistory:
-    """How long the last steps of each shape took. A shape is whatever makes two steps take as long."""
-
-    def __init__(self) -> None:
-        self._seconds: OrderedDict[Hashable, deque[float]] = OrderedDict()
-
-    def note(self, shape: Hashable, seconds: float) -> None:
-        """A step of that shape took `seconds`."""
-        self._seconds.setdefault(shape, deque(maxlen=REMEMBERED_STEPS)).append(seconds)
-        self._seconds.move_to_end(shape)
-        if len(self._seconds) > REMEMBERED_SHAPES:
-            self._seconds.popitem(last=False)
-
-    def deadline_s(self, shape: Hashable, *, least_s: float) -> float:
-        """The deadline of the next step of that shape, in seconds."""
-        return max(least_s, STALL_FACTOR * max(self._seconds.get(shape, (0.0,))))
 
 
 def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:

@@ -33,16 +33,7 @@ from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from ..wire.requests import MeasureDevice, Probe
-from .calls import (
-    RunResult,
-    StepDone,
-    StepHistory,
-    WorkerLoopResult,
-    WorkerLoopRun,
-    refuse_unfit,
-    shape_of,
-    split_rows,
-)
+from .calls import RunResult, StepDone, WorkerLoopResult, WorkerLoopRun, refuse_unfit, split_rows
 from .failures import Failures, refuse_without
 from .generation import Answer, Generation
 from .held_vae import HeldVae
@@ -81,7 +72,7 @@ class Pool:
     """Workers on `devices`, one a rank, in rank order. Usable from any thread; one request at a time, others wait.
 
     `threads_per_rank`: CPU threads of each rank, by default the CPUs this process may use, shared out over the ranks.
-    `deadline_s`: how long a request may show no sign of life, at least (generation.py); `start_deadline_s` and
+    `deadline_s`: how long a request may show no sign of life (generation.py); `start_deadline_s` and
     `load_deadline_s`: the same for starting, and for loading a model.
     `engine`: "module:Class" of what answers the requests, found in the pack or in the folders of `python_path`.
     `segment_bytes`: address space for the tensors of one request; bigger requests get further segments.
@@ -133,7 +124,6 @@ class Pool:
         self._load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self._segment_bytes, self._budget_bytes = segment_bytes, memory_budget_bytes
         self._machines, self._overlap = machines, overlap
-        self._pace = StepHistory()
         self._lean = False
         self._lock, self._asked_by = threading.Lock(), 0  # and the thread inside the lock
         self._waiting = set[int]()  # and those that wait for it to free weights
@@ -283,11 +273,7 @@ class Pool:
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
-            shape = (spec, plan, shape_of(calls))
-            deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
-            result = workers.run(model, plan, calls, batch_groups, check, deadline_s=deadline_s, on_sent=on_sent)
-            self._pace.note(shape, result.wall_s - result.compile_s)
-            return result
+            return workers.run(model, plan, calls, batch_groups, check, on_sent=on_sent)
 
     def sample(
         self,

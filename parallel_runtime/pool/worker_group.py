@@ -210,7 +210,6 @@ class WorkerGroup:
         batch_groups: tuple[tuple[BatchSlice, ...], ...],
         check: Check,
         *,
-        deadline_s: float,
         on_sent: Callable[[], None],
     ) -> RunResult:
         """Calls of a model, each batch group running its pieces; `on_sent` is called once the ranks have them.
@@ -243,7 +242,7 @@ class WorkerGroup:
             on_sent()
             meanwhile_s = time.perf_counter() - from_s
 
-        ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s, on_sent=sent)
+        ranks = self.generation.ask(step, check, specs, num_ranks=plan.ranks, on_sent=sent)
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         traces = {
             rank: whole_trace(self.generation.arena.take(room), reply.ran.trace_bytes)

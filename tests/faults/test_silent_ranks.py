@@ -19,7 +19,7 @@ from parallel_runtime.pool.ranks import deadline_from
 from parallel_runtime.process.environment import RankSettings
 from parallel_runtime.wire.protocol import Op
 
-DEADLINE = r"the deadline is [1-9]\d*(\.\d+)? s"  # more than one where a loaded machine was slow to answer before
+DEADLINE = "the deadline is 1 s"
 
 
 @pytest.fixture
@@ -136,14 +136,6 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_pat
     lone.deadline_s = 2.0
     assert torch.equal(run_step(lone, given, check_cancelled=rest_once, faults={0: [gate.waits]}).out, given)
     assert rests
-
-
-def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(lone):
-    slow = torch.ones(77)
-    run_step(lone, slow, faults={0: [["work", 0.2]]})
-    assert torch.equal(run_step(lone, slow, faults={0: [["sleep", 1.0]]}).out, slow)
-    error = failure(lone, torch.ones(78), faults={0: [["sleep", 3600.0]]})  # of a shape that no test has run
-    assert "the deadline is 0.5 s" in first_line(error)
 
 
 def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone):

@@ -11,10 +11,8 @@ from host.tiny_hosted import call
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.arena import Extent
 from parallel_runtime.pool.calls import (
-    REMEMBERED_SHAPES,
     TRACE_BYTES,
     RunResult,
-    StepHistory,
     Steps,
     WorkerLoopResult,
     inputs_of,
@@ -104,21 +102,6 @@ def test_a_pipeline_and_a_group_without_a_prompt_decide_nothing_between_steps(
     conds = with_options(make_run(texts=texts), step_cache=step_cache).conds
     with pytest.raises(ValueError, match=f"{why}$") if why else nullcontext():
         refuse_unfit(ParallelPlan.parse(plan), conds, cache)
-
-
-def test_a_step_is_stuck_after_ten_times_the_slowest_of_the_last_eight_of_its_shapes() -> None:
-    history = StepHistory()
-    assert history.deadline_s("a", least_s=20.0) == 20.0
-    for seconds in (9.0, *[2.0] * 6, 3.0):
-        history.note("a", seconds)
-    assert (history.deadline_s("a", least_s=20.0), history.deadline_s("a", least_s=91.0)) == (90.0, 91.0)
-    history.note("a", 2.5)
-    assert history.deadline_s("a", least_s=20.0) == 30.0
-    for number in range(REMEMBERED_SHAPES - 1):
-        history.note(number, 5.0)
-    history.note("a", 2.5)
-    history.note("new", 5.0)  # the shape that was not seen for longest goes
-    assert [history.deadline_s(shape, least_s=1.0) for shape in (0, 1, "a")] == [1.0, 50.0, 30.0]
 
 
 def test_a_request_has_its_tensors_results_and_traces_by_name() -> None:

@@ -51,8 +51,7 @@ def test_each_ranks_trace_is_read_where_it_was_given_room() -> None:
         generation, load_deadline_s=1.0, budget_bytes=None, check_copies=False, overlap=lambda plan: None
     )
     calls, groups = [call(options={"trace": True}), call()], ((BatchSlice(call=0, start=0, stop=1),),)
-    told: dict[str, Any] = {"deadline_s": 1.0, "on_sent": lambda: None}
-    done = group.run(1, ParallelPlan(ulysses=2), calls, groups, lambda: None, **told)
+    done = group.run(1, ParallelPlan(ulysses=2), calls, groups, lambda: None, on_sent=lambda: None)
     assert done.traces == {0: bytes([8, 9, 10]), 1: bytes([12, 13])}
     assert [out.tolist() for out in done.outs] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 

@@ -202,7 +202,7 @@ class Pool:
         self._refuse_plan(plan)
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
-            model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+            model = workers.load(spec, plan, check, progress=progress)
             if deltas is not None:
                 workers.apply_deltas(model, deltas, check)
             return model.result
@@ -242,13 +242,15 @@ class Pool:
 
         Never waits.
         """
-        held = self.layout_of(spec, plan)
-        return held is not None and held.serves(self._layout(plan))
+        workers, held = self._workers, self.layout_of(spec, plan)
+        return workers is not None and held is not None and held.serves(workers.layout_for(plan))
 
     def layout_of(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> Layout | None:
         """How the living workers hold `spec`, on however many ranks, of layouts of the plan's kind. Never waits."""
         workers = self._workers
-        model = None if workers is None or workers.generation.ended else workers.models.find(spec, self._layout(plan))
+        if workers is None or workers.generation.ended:
+            return None
+        model = workers.models.find(spec, workers.layout_for(plan))
         return None if model is None else model.layout
 
     def run(
@@ -536,11 +538,6 @@ class Pool:
                     # under the lock: what is left from now on is for another thread
                     if over and self._settling is workers:
                         self._settling = None
-
-    def _layout(self, plan: ParallelPlan | None) -> Layout:
-        workers = self._workers
-        num_ranks = len(self.devices) if workers is None else len(workers.generation.ranks)
-        return Layout(ranks=num_ranks) if plan is None else plan.layout
 
     def _refuse_plan(self, plan: ParallelPlan | None) -> None:
         if plan is not None and self._machines is None and plan.ranks > len(self.devices):

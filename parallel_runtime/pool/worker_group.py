@@ -138,17 +138,16 @@ class WorkerGroup:
         if self.vae.partly_held:
             self.vae.free(check)
 
+    def layout_for(self, plan: ParallelPlan | None) -> Layout:
+        """The layout that the plan needs; without a plan, the whole model on every rank."""
+        return Layout(ranks=len(self.generation.ranks)) if plan is None else plan.layout
+
     def load(
-        self,
-        spec: ModelSpec,
-        layout: Layout,
-        check: Check,
-        *,
-        plan: ParallelPlan | None = None,
-        progress: OnProgress | None = None,
+        self, spec: ModelSpec, plan: ParallelPlan | None, check: Check, *, progress: OnProgress | None = None
     ) -> HeldModel:
-        """The model in that layout, which is the plan's if there is one."""
+        """The model in the layout that the plan needs."""
         self._ensured = None
+        layout = self.layout_for(plan)
         gathered_by = plan if layout.shards > 1 else None
         if gathered_by is not None:
             self.make_mesh(gathered_by, check)
@@ -196,7 +195,7 @@ class WorkerGroup:
         were, nothing is asked of the books of models and meshes."""
         use = (spec, plan, deltas.name, deltas.side_branch)
         if self._ensured is None or self._ensured[0] != use:
-            model = self.load(spec, plan.layout, check, plan=plan)
+            model = self.load(spec, plan, check)
             self.apply_deltas(model, deltas, check)
             self.make_mesh(plan, check)
             self._ensured = use, model.handle

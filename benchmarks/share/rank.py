@@ -25,7 +25,7 @@ from parallel_runtime.timing import LaunchThrottle, RegionTimer, wait_for_all
 from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
-from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
+from parallel_runtime.worker.hosted_weights import HostedWeights
 
 from .attended import Attended, noting
 from .device_time import Busy, busy_in
@@ -118,7 +118,7 @@ class OneRank:
         weights = HostedWeights(spec, device=device, group=alone, offloaded=False)
         weights.load(progress=lambda done, total: None, cancelled=lambda: False)
         self.plan = spec_of(type(weights.module))
-        self.model = HostedModel(weights, alone, DeltaReceiver(weights))
+        self.model = HostedModel(weights)
         self.name = type(weights.whole).__name__
         self.recorded_s = 0.0  # what recording graphs took, in all steps
 

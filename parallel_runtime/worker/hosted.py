@@ -57,14 +57,22 @@ class HostedModel:
     """A model of ComfyUI's on this rank, and the hooks by which it shares its tokens once that was asked for."""
 
     weights: HostedWeights
-    group: Axis
-    changes: DeltaReceiver
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
     graphs: BlockGraphs | None = None
     graphs_under: ParallelPlan | None = None  # the plan of the last request that asked for graphs
     graphs_left: bool = False  # there are some of a run that has ended, and no request was made since
+
+    @property
+    def group(self) -> Axis:
+        """The ranks that put its blocks together."""
+        return self.weights.group
+
+    @cached_property
+    def changes(self) -> DeltaReceiver:
+        """The change of its weights under way, or the last one."""
+        return DeltaReceiver(self.weights)
 
     @cached_property
     def whole_blocks(self) -> WholeBlocks | None:

@@ -65,7 +65,7 @@ class HostedWeights:
         self.run = range(0)  # which of them this stage has
         self.dtype = getattr(torch, spec.dtype)
         self.shards: BlockShards | None = None
-        self._group, self._offloaded = group, offloaded
+        self.group, self._offloaded = group, offloaded
         self.spec = spec
         self._file = MappedFile(spec)
         self.viewed_file = self._file if device.type == "cpu" else None  # whose pages weights are
@@ -156,7 +156,7 @@ class HostedWeights:
     @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        of_it = self._shares[self._group.index] / sum(self._shares) if self._shares else 1 / self._group.size
+        of_it = self._shares[self.group.index] / sum(self._shares) if self._shares else 1 / self.group.size
         of_stages = self._stage_shares or (1,) * self.stages
         of_it *= of_stages[self._stage] / sum(of_stages)
         return 0 if self._offloaded else int(self._file_bytes * of_it)
@@ -177,7 +177,7 @@ class HostedWeights:
 
     @property
     def _spread(self) -> bool:
-        return self._group.size > 1 or self._offloaded
+        return self.group.size > 1 or self._offloaded
 
     @property
     def own_copy(self) -> bool:
@@ -215,7 +215,7 @@ class HostedWeights:
         if self._spread:
             self.shards = BlockShards(
                 self.blocks,
-                self._group,
+                self.group,
                 rounded=built.rounded,
                 device=self.device,
                 offloaded=self._offloaded,

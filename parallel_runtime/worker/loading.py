@@ -24,7 +24,7 @@ from ..wire.protocol import dtype_name
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
 from .hosted import HostedModel
-from .hosted_weights import DeltaReceiver, HostedWeights
+from .hosted_weights import HostedWeights
 from .measure import free_bytes
 
 SELDOM = 1_000  # collections of the middle generation until Python collects all; 10 by itself
@@ -43,7 +43,7 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
         shares=next((layout.shares_of(each.ranks) for each in weight_groups(layout) if rank in each.ranks), ()),
         stage_shares=layout.stage_shares,
     )
-    return HostedModel(weights, group, DeltaReceiver(weights))
+    return HostedModel(weights)
 
 
 class LoadedModels(dict[int, HostedModel]):

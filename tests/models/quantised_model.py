@@ -32,7 +32,7 @@ from parallel_runtime.weight_delta import DeltaBatch, WeightDelta, pack
 from parallel_runtime.wire.requests import ChangeWeights
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
-from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
+from parallel_runtime.worker.hosted_weights import HostedWeights
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 from .tiny import at, build, difference, noise
@@ -69,7 +69,7 @@ def loaded(spec: ModelSpec, group: Axis) -> HostedModel:
     """The model as a worker loads it."""
     weights = HostedWeights(spec, device=CPU, group=group, offloaded=False)
     weights.load(progress=lambda *_: None, cancelled=lambda: False)
-    return HostedModel(weights, group, DeltaReceiver(weights))
+    return HostedModel(weights)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "plan": ParallelPlan
 )
 def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(request_: Any, kept: bool) -> None:
     engine, keeper = Engine(rank=0, device=torch.device("cpu"), segments=table()), Keeper()
-    engine.models[7] = model = HostedModel(weights=SimpleNamespace(module=keeper), group=None, changes=None)
+    engine.models[7] = model = HostedModel(weights=SimpleNamespace(module=keeper))
     model.kept = KeptState(keeper, PLAN, PLAN.keeps)
     model.kept.begin("run")
     assert keeper.enabled

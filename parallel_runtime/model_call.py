@@ -36,6 +36,8 @@ class ModelCall:
     def __post_init__(self) -> None:
         if OUT in self.tensors:
             raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
+        if any(size < 0 for size in self.out_shape):
+            raise ValueError(f"a result of shape {self.out_shape}; no size may be below 0")
 
     @property
     def rows(self) -> int:

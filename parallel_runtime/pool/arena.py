@@ -93,23 +93,6 @@ GROWTH_BYTES = 1 << 24
 TWIN_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Extent:
-    """A tensor to find a place for: a torch dtype's name without "torch.", and a shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where a request's tensors lie, inputs first, and the content's number of each input that was there before."""
-
-    specs: tuple[TensorSpec, ...]
-    repeated: dict[str, int]
-
-
 class Arena:
     """Places tensors in the segments of one generation.
 
@@ -125,20 +108,22 @@ class Arena:
         self._sides = functools.cache(SideStream)  # by device
         self._pins = False  # whether the last request's inputs lay on a CUDA device, where its results will go
 
-    def place(self, tensors: Mapping[str, torch.Tensor], results: Sequence[Extent] = ()) -> Placed:
-        """Have `tensors` in shared memory and leave room for the results, which are the last entries.
+    def place(
+        self, tensors: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor] = {}
+    ) -> tuple[tuple[TensorSpec, ...], dict[str, int]]:
+        """Have `tensors` in shared memory and leave room for `results`, tensors on the meta device.
 
+        Returns where they lie, the results last, and by name the content's number of each input that was there before.
         Raises ProtocolError (a ValueError) for what cannot travel, PoolError when there is no memory to be had.
         """
-        extents = [Extent(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
-        extents.extend(results)
-        specs, end = lay_out(extents, segment=0, start=CONTROL_BYTES)
+        everything = {**tensors, **results}
+        specs, end = lay_out(everything, segment=0, start=CONTROL_BYTES)
         if end > self._table[0].num_bytes:
-            specs, end = lay_out(extents, segment=self._further, start=0)
+            specs, end = lay_out(everything, segment=self._further, start=0)
             if not self._further or end > self._table[self._further].num_bytes:
                 self._replace_further(end)
-                specs, _ = lay_out(extents, segment=self._further, start=0)
-        return Placed(specs, self._fill(specs[: len(tensors)], tensors))
+                specs, _ = lay_out(everything, segment=self._further, start=0)
+        return specs, self._fill(specs[: len(tensors)], tensors)
 
     def forget(self) -> None:
         """Count nothing as known: what was placed last was not asked for, and no other machine has it."""
@@ -271,11 +256,11 @@ def _is_plain(source: torch.Tensor) -> bool:
     return source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
 
 
-def lay_out(extents: list[Extent], *, segment: int, start: int) -> tuple[tuple[TensorSpec, ...], int]:
-    """Entries for `extents` from byte `start` on, each aligned, and the byte after the last."""
+def lay_out(tensors: Mapping[str, torch.Tensor], *, segment: int, start: int) -> tuple[tuple[TensorSpec, ...], int]:
+    """Entries for `tensors` from byte `start` on, each aligned, and the byte after the last."""
     specs = []
-    for extent in extents:
-        spec = TensorSpec(extent.name, extent.dtype, extent.shape, segment, start)
+    for name, tensor in tensors.items():
+        spec = TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), segment, start)
         specs.append(spec)
         start += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
     return tuple(specs), start

@@ -12,11 +12,10 @@ from ..parallel.shard import split_lengths
 from ..plan import BatchSlice, ParallelPlan
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
 from ..stock_caches import LOOKED_AT, StockCache
-from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES, dtype_name
+from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, RankStep, SampleReply, StepReply
 from ..wire.requests import GroupWork, Sample
-from .arena import Extent
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 
@@ -65,19 +64,20 @@ def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:
     return {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
 
 
-def results_of(calls: Sequence[ModelCall]) -> list[Extent]:
-    """Where the results are to go, named `0.out` and so on."""
-    return [
-        Extent(f"{number}.{OUT}", dtype_name(call.out_dtype), tuple(call.out_shape))
+def results_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:
+    """The results to come, named `0.out` and so on, on the meta device."""
+    return {
+        f"{number}.{OUT}": torch.empty(call.out_shape, dtype=call.out_dtype, device="meta")
         for number, call in enumerate(calls)
-    ]
+    }
 
 
-def traces_of(calls: Sequence[ModelCall], *, num_ranks: int) -> list[Extent]:
-    """Room for each rank's trace, where a call has the option `trace`; [] where none has."""
+def traces_of(calls: Sequence[ModelCall], *, num_ranks: int) -> dict[str, torch.Tensor]:
+    """Each rank's trace to come, on the meta device, where a call has the option `trace`; {} where none has."""
     if not any(call.options.get("trace") for call in calls):
-        return []
-    return [Extent(f"trace.{rank}", "uint8", (TRACE_BYTES,)) for rank in range(num_ranks)]
+        return {}
+    room = torch.empty(TRACE_BYTES, dtype=torch.uint8, device="meta")
+    return {f"trace.{rank}": room for rank in range(num_ranks)}
 
 
 def whole_trace(room: torch.Tensor, num_bytes: int) -> bytes:
@@ -182,10 +182,10 @@ class WorkerLoopRun:
         found |= {} if self.looked_at is None else {LOOKED_AT: self.looked_at}
         return found | self._inpaint_tensors()
 
-    def results(self) -> list[Extent]:
-        """Where ranks write: the result last, before it two previews, used in turn."""
-        previews = [Extent(f"preview.{slot}", "float32", self.shape) for slot in range(PREVIEW_SLOTS)]
-        return [*previews, Extent("out", "float32", self.shape)]
+    def results(self) -> dict[str, torch.Tensor]:
+        """What ranks write, on the meta device: two previews, used in turn, and the result."""
+        latent = torch.empty(self.shape, dtype=torch.float32, device="meta")
+        return {f"preview.{slot}": latent for slot in range(PREVIEW_SLOTS)} | {OUT: latent}
 
     def request(self, plan: ParallelPlan, *, model: int) -> Sample:
         """What a rank must know beside the tensors."""

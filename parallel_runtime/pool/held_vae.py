@@ -15,7 +15,6 @@ from ..checkpoint import ComfyUI
 from ..wire.protocol import dtype_name
 from ..wire.replies import DecodeReply
 from ..wire.requests import DecodeTiles, HoldVae, Unload
-from .arena import Extent
 from .generation import Generation
 from .held_weights import Check
 
@@ -91,9 +90,9 @@ class HeldVae:
                 last=number == len(batches) - 1,
                 flags=dict(vae.flags),
             )
-            placed = self._generation.arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
+            specs, _ = self._generation.arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self.partly_held = handle
-            self._generation.ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
+            self._generation.ask(request, check, specs, deadline_s=self._load_deadline_s)
         self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)
 
@@ -125,18 +124,21 @@ class HeldVae:
         """
         handle = self.hold(vae, check).handle
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
-        rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
-        placed = self._generation.arena.place(latents, rooms)
+        pictures = {
+            f"out{number}": torch.empty(tile.shape, dtype=tile.dtype, device="meta")
+            for number, tile in enumerate(tiles)
+        }
+        specs, _ = self._generation.arena.place(latents, pictures)
         request = DecodeTiles(
             vae=handle, method=method, tiles=assign_tiles(tiles, num_ranks=self._generation.reach()), last=last
         )
         ranks = self._generation.ask(
             request,
             check,
-            placed.specs,
+            specs,
             on_progress=lambda said: on_tiles(sum(each.done for each in said.values())),
         )
-        pixels = [self._generation.arena.take(spec) for spec in placed.specs[len(tiles) :]]
+        pixels = [self._generation.arena.take(spec) for spec in specs[len(tiles) :]]
         return Decoded(pixels=pixels, ranks=ranks)
 
 

@@ -202,9 +202,8 @@ class HeldWeights:
                 first=number == 0,
                 last=number == len(batches) - 1,
             )
-            self._generation.ask(
-                change, check, self._generation.arena.place(batch.tensors).specs, num_ranks=model.layout.ranks
-            )
+            specs, _ = self._generation.arena.place(batch.tensors)
+            self._generation.ask(change, check, specs, num_ranks=model.layout.ranks)
         model.deltas = known
 
     def free_partly_held(self, check: Check) -> None:

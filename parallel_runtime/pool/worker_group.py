@@ -216,11 +216,10 @@ class WorkerGroup:
         `model` is what `ensure` has for the plan.
         """
         began = time.perf_counter()
-        results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
+        results = results_of(calls) | traces_of(calls, num_ranks=len(self.generation.ranks))
         if self.generation.reach(plan.ranks) > self.generation.told_ranks:
             self.generation.arena.forget()  # further machines do not have what lies there
-        placed = self.generation.arena.place(inputs_of(calls), results)
-        specs = placed.specs
+        specs, repeated = self.generation.arena.place(inputs_of(calls), results)
         places = tuple(call.place for call in calls)
         if any(places) and self._left_by != (model, plan):
             self._left_by, self._epoch = (model, plan), self._epoch + 1
@@ -229,7 +228,7 @@ class WorkerGroup:
             plan=plan,
             calls=tuple({**call.options, **self._more} for call in calls),
             batch_groups=batch_groups,
-            repeated=placed.repeated,
+            repeated=repeated,
             epoch=self._epoch,
             places=places if any(places) else (),
         )
@@ -259,7 +258,7 @@ class WorkerGroup:
         """A whole sampling run."""
         began = time.perf_counter()
         self._left_by = None
-        specs = self.generation.arena.place(run.tensors(), run.results()).specs
+        specs, _ = self.generation.arena.place(run.tensors(), run.results())
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parallel_runtime.model_call import OUT, ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
-from parallel_runtime.pool.arena import TWIN_BYTES, Arena, Extent
+from parallel_runtime.pool.arena import TWIN_BYTES, Arena
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from pool.echo_pool import make_spec, repeated, run_step
 
@@ -34,15 +34,15 @@ class Memory:
         self.known = {}
 
     def place(self, tensors, results=()):
-        """Place and look that all that a rank reads or knows is what was given; the placed."""
-        placed = self.arena.place(tensors, results)
-        for spec in placed.specs[: len(tensors)]:
+        """Place and look that all that a rank reads or knows is what was given; the inputs that were there before."""
+        specs, before = self.arena.place(tensors, dict(results))
+        for spec in specs[: len(tensors)]:
             assert torch.equal(self.table.tensor(spec), tensors[spec.name])
-        for name, content in placed.repeated.items():
+        for name, content in before.items():
             assert torch.equal(self.known.setdefault(content, tensors[name].clone()), tensors[name])
-        for spec in placed.specs[len(tensors) :]:
+        for spec in specs[len(tensors) :]:
             self.table.tensor(spec).fill_(77)  # as the ranks write
-        return placed
+        return before
 
 
 class Side:
@@ -109,9 +109,10 @@ def test_a_step_waits_once_for_all_inputs_of_a_device(monkeypatch, way):
     for _ in range(5):
         before = sides[0].waits if sides else 0
         with HostWaits() as found:
-            placed = memory.arena.place({name: each.clone() for name, each in constant.items()} | {"x": torch.rand(9)})
+            clones = {name: each.clone() for name, each in constant.items()}
+            _, there = memory.arena.place(clones | {"x": torch.rand(9)})
         waits.append(found.count + (sides[0].waits if sides else 0) - before)
-    assert set(placed.repeated) == set(constant)
+    assert set(there) == set(constant)
     assert waits == ([1, 2, 1, 1, 1] if way == "beside" else [0, 7, 7, 7, 7])
 
 
@@ -134,8 +135,8 @@ def test_bits_are_compared_and_not_values(memory):
     given = torch.tensor([0.0, float("nan")])
     for layout in (lambda x: x, lambda x: x[None].expand(3, 2)):
         memory.arena.place({"x": layout(given)})
-        assert set(memory.arena.place({"x": layout(given.clone())}).repeated) == {"x"}
-        assert memory.arena.place({"x": layout(given * -1)}).repeated == {}
+        assert set(memory.arena.place({"x": layout(given.clone())})[1]) == {"x"}
+        assert memory.arena.place({"x": layout(given * -1)})[1] == {}
 
 
 def test_each_call_of_a_request_keeps_its_own(pool):
@@ -181,7 +182,7 @@ def test_no_order_of_sizes_values_and_growing_segments_confuses_it(memory, monke
         tensors = {name: draw.choice(values)[: sizes[name]] for name in chosen}
         if draw.random() < 0.1:
             tensors = {name: tensor[:, None].expand(-1, 2) for name, tensor in tensors.items()}
-        repeats += len(memory.place(tensors, [Extent(OUT, "float32", (draw.choice([5, 5, 9000]),))]).repeated)
+        repeats += len(memory.place(tensors, {OUT: torch.empty(draw.choice([5, 5, 9000]), device="meta")}))
         tables.add(tuple(memory.table.indices))
     assert repeats > 50
     assert len(tables) > 2
@@ -192,11 +193,11 @@ def test_a_copy_that_fails_leaves_nothing_that_counts_as_sent(memory):
     memory.place(old)
     with pytest.raises(NotImplementedError):
         memory.arena.place({"a": torch.zeros(50), "b": torch.zeros(50, device="meta"), "c": torch.zeros(50)})
-    assert memory.place(old).repeated == {}
-    assert set(memory.place(old).repeated) == {"a", "b", "c"}
+    assert memory.place(old) == {}
+    assert set(memory.place(old)) == {"a", "b", "c"}
 
 
 def test_what_is_kept_to_compare_with_has_a_limit(memory):
     wide = {name: torch.ones(1, 1).expand(TWIN_BYTES // 8, 1) for name in ("a", "b", "c")}
     memory.place(wide)
-    assert set(memory.place(wide).repeated) == {"a", "b"}
+    assert set(memory.place(wide)) == {"a", "b"}

@@ -103,7 +103,8 @@ def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
     [
         ({"tensors": {"out": torch.ones(1)}}, "named 'out'"),
         ({"tensors": {"Bad name": torch.ones(1)}}, "'0.Bad name' is not 1 to 24"),
-        ({"out_shape": (1, -1)}, "outside 0"),
+        ({"out_shape": (1, -1)}, "no size may be below 0"),
+        ({"out_shape": (1,) * 7}, "7 dims, at most 6"),
         ({"out_dtype": torch.complex64}, "complex64"),
         ({"options": {"a": object()}}, "cannot be written as JSON"),
     ],

@@ -9,7 +9,6 @@ import torch
 from host.hosted_runs import make_run, with_options
 from host.tiny_hosted import call
 from parallel_runtime.plan import BatchSlice, ParallelPlan
-from parallel_runtime.pool.arena import Extent
 from parallel_runtime.pool.calls import (
     TRACE_BYTES,
     RunResult,
@@ -107,12 +106,15 @@ def test_a_pipeline_and_a_group_without_a_prompt_decide_nothing_between_steps(
 def test_a_request_has_its_tensors_results_and_traces_by_name() -> None:
     calls = [call(options={"trace": trace}) for trace in (False, True)]
     assert list(inputs_of(calls))[:1] == ["0.t0"] and list(inputs_of(calls))[-1].startswith("1.t")
-    assert [(each.name, each.dtype, each.shape[0]) for each in results_of(calls)] == [
-        ("0.out", "float32", 1),
-        ("1.out", "float32", 1),
+    assert [(name, each.dtype, each.shape[0]) for name, each in results_of(calls).items()] == [
+        ("0.out", torch.float32, 1),
+        ("1.out", torch.float32, 1),
     ]
-    assert traces_of(calls[:1], num_ranks=2) == []
-    assert traces_of(calls, num_ranks=2) == [Extent(f"trace.{rank}", "uint8", (TRACE_BYTES,)) for rank in range(2)]
+    assert traces_of(calls[:1], num_ranks=2) == {}
+    rooms = traces_of(calls, num_ranks=2)
+    assert {name: (each.dtype, each.shape) for name, each in rooms.items()} == {
+        f"trace.{rank}": (torch.uint8, (TRACE_BYTES,)) for rank in range(2)
+    }
     assert whole_trace(torch.arange(5, dtype=torch.uint8), 3) == b"\0\1\2"
     assert shape_of(calls[:1]) == shape_of([call(seed=1)]) != shape_of([call(text=8)])
     with pytest.raises(ValueError, match="no calls to run; give at least one"):

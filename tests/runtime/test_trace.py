@@ -42,9 +42,7 @@ def test_each_ranks_trace_is_read_where_it_was_given_room() -> None:
     numbers = torch.arange(16, dtype=torch.uint8).reshape(4, 4)
     rooms = dict(zip(("0.out", "1.out", "trace.0", "trace.1"), numbers, strict=True))
     arena = SimpleNamespace(take=rooms.__getitem__)
-    arena.place = lambda inputs, results: SimpleNamespace(
-        specs=[*inputs, *(each.name for each in results)], repeated={}
-    )
+    arena.place = lambda inputs, results: ([*inputs, *results], {})
     generation: Any = SimpleNamespace(ranks=[None] * 2, told_ranks=2, reach=int, arena=arena)
     generation.ask = lambda *_, **__: [step_reply(trace_bytes=3), step_reply(trace_bytes=2)]
     group = WorkerGroup(

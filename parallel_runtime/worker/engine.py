@@ -22,7 +22,7 @@ from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice, ParallelPlan
 from ..timing import LaunchThrottle, RegionTimer
 from ..wire.channel import SegmentTable
-from ..wire.protocol import Message, TensorSpec
+from ..wire.protocol import TensorSpec
 from ..wire.replies import (
     CheckReply,
     Compiling,
@@ -86,23 +86,25 @@ class Engine:
     @torch.inference_mode()
     def handle(
         self,
-        message: Message,
+        request: AnyRequest,
+        specs: tuple[TensorSpec, ...],
         *,
         progress: Callable[[Progress | Compiling], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> object:
-        """Do what the message asks and return the reply that its request names. Raises what goes wrong.
+        """Do what the request asks and return the reply that it names. Raises what goes wrong.
+
+        `specs`: where its tensors lie.
 
         All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
         not serve these.
         """
-        request: AnyRequest = message.body
         if isinstance(request, OfVae):
             self.models.switched = None  # it has switches of its own
             self.models.end_runs()
             self.models.drop_whole_blocks()
-            return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
+            return self.vae.answer(request, specs, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
             self.vae.leave_device()
         if not isinstance(request, Step):
@@ -114,18 +116,18 @@ class Engine:
         self.models.drop_whole_blocks(but=request.model if isinstance(request, Step | Sample | SetStrengths) else None)
         if isinstance(request, Step):
             with self.models.telling_of_whole_blocks():
-                return self._step(request, message.tensors, progress=progress, beat=beat)
+                return self._step(request, specs, progress=progress, beat=beat)
         if isinstance(request, Sample):
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             with self.models.telling_of_whole_blocks():
-                return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
+                return self._sample(request, specs, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.plan is None else self.meshes[request.plan].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             return self._unload(request)
         if isinstance(request, ChangeWeights | SetStrengths):
-            tensors = self._tensors(message.tensors) if request.model in self.models else {}
+            tensors = self._tensors(specs) if request.model in self.models else {}
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         return self._of_ranks(request, beat)
 

@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -24,13 +23,15 @@ from ..errors import RequestCancelledError, module_of
 from ..process import lifeline, nccl_segments
 from ..process.signs import start_pulse
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.protocol import Message, Op, ProtocolError
+from ..wire.protocol import Message, Op, ProtocolError, TensorSpec
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .start import join_ranks, parse, prepare_torch
 
 if TYPE_CHECKING:
     import torch
+
+    from ..wire.requests import AnyRequest
 
 TEXT_CHARS = 1_000
 TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst character, inside a message's text limit
@@ -44,13 +45,14 @@ class AnyEngine(Protocol):
 
     def handle(
         self,
-        message: Message,
+        request: "AnyRequest",
+        specs: tuple[TensorSpec, ...],
         *,
         progress: Callable[[Progress | Compiling], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> object:
-        """Do what `message` asks, whose body is a request of wire/requests.py; return the reply that its class names.
+        """Do what `request` asks, whose tensors lie at `specs`; return the reply that its class names.
 
         Any exception but RequestCancelledError ends the rank.
         """
@@ -99,7 +101,8 @@ class Worker:
         """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
         try:
             return engine.handle(
-                replace(message, body=request_of(message.op, message.body)),
+                request_of(message.op, message.body),
+                message.tensors,
                 progress=lambda said: self.say(message.request, said),
                 cancelled=lambda: segments.cancelled_request == message.request,
                 beat=lambda: segments.beat(self.rank),
@@ -120,7 +123,7 @@ class Worker:
             traceback.print_exception(error)
 
 
-def request_of(op: Op, body: Mapping[str, Any]) -> object:
+def request_of(op: Op, body: Mapping[str, Any]) -> "AnyRequest":
     """The request that came as `op`. Raises ProtocolError for a field that is unknown, missing or of another type."""
     from ..wire.requests import KINDS  # here: HELLO comes before what these import
 

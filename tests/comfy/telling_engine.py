@@ -12,8 +12,8 @@ from parallel_runtime.worker.engine import Engine
 class Telling(Engine):
     """Writes FILE.json: the values of options, and the states."""
 
-    def handle(self, message, **listeners):
-        reply = super().handle(message, **listeners)
-        if message.op is Op.LOAD:
-            Path(f"{message.body.spec.path}.json").write_text(json.dumps([values(), states()]), encoding="utf-8")
+    def handle(self, request, specs, **listeners):
+        reply = super().handle(request, specs, **listeners)
+        if request.op is Op.LOAD:
+            Path(f"{request.spec.path}.json").write_text(json.dumps([values(), states()]), encoding="utf-8")
         return reply

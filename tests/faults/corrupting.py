@@ -39,8 +39,8 @@ class Corrupting(Engine):
     def corrupts(self):
         return uses_peers()
 
-    def handle(self, message, **callbacks):
-        reply = super().handle(message, **callbacks)
+    def handle(self, request, specs, **callbacks):
+        reply = super().handle(request, specs, **callbacks)
         if self.corrupts():
             for mesh in self.meshes.values():
                 mesh.axes = {name: CorruptingAxis(**vars(axis)) for name, axis in mesh.axes.items()}
@@ -53,10 +53,10 @@ class Hanging(Engine):
     def hangs(self):
         return uses_peers()
 
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK and self.hangs():
+    def handle(self, request, specs, **callbacks):
+        if request.op is Op.CHECK and self.hangs():
             threading.Event().wait()
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)
 
 
 class HangingAlways(Hanging):
@@ -69,10 +69,10 @@ class HangingAlways(Hanging):
 class HangingLaterAlways(Engine):
     """What goes round the ring does not end, after an exchange that does."""
 
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK:
+    def handle(self, request, specs, **callbacks):
+        if request.op is Op.CHECK:
             Axis.start_shift = lambda *_: threading.Event().wait()
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)
 
 
 class Raising(Engine):
@@ -81,10 +81,10 @@ class Raising(Engine):
     def fails(self):
         return uses_peers()
 
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK and self.fails():
+    def handle(self, request, specs, **callbacks):
+        if request.op is Op.CHECK and self.fails():
             raise RuntimeError(ILLEGAL)
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)
 
 
 class RaisingAlways(Raising):
@@ -113,19 +113,19 @@ class RaisingAtStartAlways(Engine):
 class Full(Engine):
     """There is no memory for the copies."""
 
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK:
+    def handle(self, request, specs, **callbacks):
+        if request.op is Op.CHECK:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)
 
 
 class Killed(Engine):
     """Somebody kills a rank meanwhile."""
 
-    def handle(self, message, **callbacks):
-        if message.op is Op.CHECK and self.rank == 1:
+    def handle(self, request, specs, **callbacks):
+        if request.op is Op.CHECK and self.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)
 
 
 class Always(Corrupting):

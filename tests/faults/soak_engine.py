@@ -16,12 +16,12 @@ class Failing(Engine):
 
     leaked: ClassVar[list[torch.Tensor]] = []
 
-    def handle(self, message, **callbacks):
-        fault = message.body.calls[0].get("fault") if message.op in (Op.STEP, Op.SAMPLE) else None
+    def handle(self, request, specs, **callbacks):
+        fault = request.calls[0].get("fault") if request.op in (Op.STEP, Op.SAMPLE) else None
         if fault == "slow":
             time.sleep(0.1)
         elif fault == "leak":
             self.leaked.append(torch.ones(1 << 18))
         elif fault is not None and fault["rank"] == self.rank:
             raise KINDS[fault["kind"]](f"asked to {fault['kind']}")
-        return super().handle(message, **callbacks)
+        return super().handle(request, specs, **callbacks)

@@ -11,8 +11,8 @@ from parallel_runtime.worker.engine import Engine
 class Unhurried(Engine):
     """As the real one; [action, seconds, times]: so many blocks take longer, then it goes on, hangs or is stopped."""
 
-    def handle(self, message, *, beat, **callbacks):
-        options = message.body.calls[0] if message.op in (Op.STEP, Op.SAMPLE) else {}
+    def handle(self, request, specs, *, beat, **callbacks):
+        options = request.calls[0] if request.op in (Op.STEP, Op.SAMPLE) else {}
         action, seconds, times = options.get("between_blocks", {}).get(str(self.rank), ["sleep", 0.0, 0])
         blocks = 0
 
@@ -27,4 +27,4 @@ class Unhurried(Engine):
             elif action == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-        return super().handle(message, beat=slowly, **callbacks)
+        return super().handle(request, specs, beat=slowly, **callbacks)

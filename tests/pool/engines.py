@@ -22,7 +22,6 @@ import torch.distributed as dist
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.wire.channel import Channel
 from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.records import to_body
 from parallel_runtime.wire.replies import (
     CheckReply,
     Compiling,
@@ -55,26 +54,26 @@ class Echo:
         self.ended = 0  # runs
         self.let_go = set()  # names of loads that were held
 
-    def handle(self, message, *, progress, cancelled, beat):
+    def handle(self, request, specs, *, progress, cancelled, beat):
         beat()
-        if message.op is Op.LOAD:
-            if message.body.first_rank <= self.rank < message.body.layout.ranks:
-                self.load(message.body, progress, cancelled)
-            return LoadReply(parameter_bytes=100, dtype=message.body.spec.dtype, memory=self.memory())
-        if message.op is Op.UNLOAD:
-            self.models.discard(message.body.model)  # of a cancelled load, a rank may hold nothing
+        if request.op is Op.LOAD:
+            if request.first_rank <= self.rank < request.layout.ranks:
+                self.load(request, progress, cancelled)
+            return LoadReply(parameter_bytes=100, dtype=request.spec.dtype, memory=self.memory())
+        if request.op is Op.UNLOAD:
+            self.models.discard(request.model)  # of a cancelled load, a rank may hold nothing
             return MemoryReply(memory=self.memory())
-        if message.op is Op.MESH:
-            self.groups[message.body.plan] = dist.new_group(list(range(dist.get_world_size())))
+        if request.op is Op.MESH:
+            self.groups[request.plan] = dist.new_group(list(range(dist.get_world_size())))
             return EmptyReply()
-        if message.op is Op.CHANGE:
-            return self.patch(message.body.records, cancelled)
-        if message.op is Op.TRIM:
+        if request.op is Op.CHANGE:
+            return self.patch(request.records, cancelled)
+        if request.op is Op.TRIM:
             self.ended += 1
             return MemoryReply(memory=self.memory())
-        if message.op is Op.CHECK:
+        if request.op is Op.CHECK:
             return CheckReply(wrong_bytes=7 * self.rank)
-        return self.step(message, beat)
+        return self.step(request, specs, progress, beat)
 
     def memory(self):
         return Memory(resident_bytes=self.rank, allocated_bytes=len(self.models), reserved_bytes=self.changes)
@@ -111,25 +110,25 @@ class Echo:
                 os.kill(os.getpid(), signal.SIGKILL)
         self.models.add(request.model)
 
-    def step(self, message, beat):
+    def step(self, request, specs, progress, beat):
         began = time.perf_counter()
-        every_call = message.body.calls
+        every_call = request.calls
         options = every_call[0]
         for action, *arguments in options.get("faults", {}).get(str(self.rank), ()):
             if action == "write_inputs":
-                Path(arguments[0]).write_text(str(self.segments.tensor(message.tensors[0]).tolist()), encoding="utf-8")
+                Path(arguments[0]).write_text(str(self.segments.tensor(specs[0]).tolist()), encoding="utf-8")
             else:
-                globals()[action](message, beat, *arguments)
+                globals()[action](progress, beat, *arguments)
         if options.get("sync", True):
-            dist.barrier(self.groups[message.body.plan])
+            dist.barrier(self.groups[request.plan])
         for number, own in enumerate(every_call):
-            self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
-        batch_groups = message.body.batch_groups
+            self.add_up([spec for spec in specs if spec.name.startswith(f"{number}.")], own.get("add", 0))
+        batch_groups = request.batch_groups
         batch_group = self.rank * len(batch_groups) // dist.get_world_size()
         ran = RankStep(
             batch_group=batch_group,
             pieces=batch_groups[batch_group],
-            regions={name: float(content) for name, content in message.body.repeated.items()},
+            regions={name: float(content) for name, content in request.repeated.items()},
             began_s=began,
             step_s=time.perf_counter() - began,
             tokens=self.ended,
@@ -152,7 +151,7 @@ class Unmakeable:
         raise RuntimeError("this engine does not start")
 
 
-def write_about(_message, _beat, path, *modules):
+def write_about(_progress, _beat, path, *modules):
     """Write to a file what the process is like."""
     about = {
         "loaded": [name for name in modules if name in sys.modules],
@@ -165,16 +164,16 @@ def write_about(_message, _beat, path, *modules):
     Path(path).write_text(json.dumps(about), encoding="utf-8")
 
 
-def import_module(_message, _beat, name):
+def import_module(_progress, _beat, name):
     importlib.import_module(name)
 
 
-def fail(_message, _beat, kind, text, times=1):
+def fail(_progress, _beat, kind, text, times=1):
     kinds = {"ValueError": ValueError, "RuntimeError": RuntimeError, "memory": torch.OutOfMemoryError}
     raise kinds[kind](text * times)
 
 
-def sleep(_message, _beat, seconds):
+def sleep(_progress, _beat, seconds):
     time.sleep(seconds)
 
 
@@ -184,51 +183,51 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
-def wait_at(_message, _beat, path):
+def wait_at(_progress, _beat, path):
     """Say that this rank is at a gate, and wait until it is open: a file that says so."""
     Path(f"{path}.reached").touch()
     wait_until(Path(path).exists)
 
 
-def work(_message, beat, seconds):
+def work(_progress, beat, seconds):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         beat()
         time.sleep(0.01)
 
 
-def send_signal(_message, _beat, name):
+def send_signal(_progress, _beat, name):
     os.kill(os.getpid(), getattr(signal, name))
 
 
-def leave(_message, _beat, code):
+def leave(_progress, _beat, code):
     os._exit(code)
 
 
-def start_child(_message, _beat, path):
+def start_child(_progress, _beat, path):
     """Leave a process behind that ends with nobody, and note its number."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
     Path(path).write_text(str(child.pid), encoding="utf-8")
 
 
-def allocate(_message, _beat, num_bytes):
+def allocate(_progress, _beat, num_bytes):
     """Ask for memory that is not there."""
     torch.ones(num_bytes, dtype=torch.uint8)
 
 
-def map_file(_message, _beat, path, num_bytes):
+def map_file(_progress, _beat, path, num_bytes):
     """Make a file and map it, as NCCL makes a segment."""
     with open(path, "wb+") as file:
         file.truncate(num_bytes)
         mapped.append(mmap.mmap(file.fileno(), num_bytes))
 
 
-def say(_message, _beat, text, times=1):
+def say(_progress, _beat, text, times=1):
     sys.stdout.write(text * times + "\n")
     sys.stdout.flush()
 
 
-def exchange(_message, _beat, num_bytes, seconds):
+def exchange(_progress, _beat, num_bytes, seconds):
     """All-to-all again and again."""
     given = torch.zeros(num_bytes, dtype=torch.uint8)
     taken = torch.empty_like(given)
@@ -237,47 +236,51 @@ def exchange(_message, _beat, num_bytes, seconds):
         dist.all_to_all_single(taken, given)
 
 
-def receive(message, _beat):
+def receive(_progress, _beat):
     """Wait for what the next rank never sends."""
-    dist.recv(torch.empty(1), (message.rank + 1) % dist.get_world_size())
+    dist.recv(torch.empty(1), (dist.get_rank() + 1) % dist.get_world_size())
 
 
-def hold_the_interpreter(_message, _beat):
+def hold_the_interpreter(_progress, _beat):
     """Never return to the interpreter loop: no other thread of this process runs Python again."""
     re.match("(a+)+$", "a" * 60 + "b")
 
 
-def speak_out_of_turn(message, _beat, request):
-    """Answer another request than the one asked, counted from it."""
-    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request + request))
+def speak_out_of_turn(_progress, _beat):
+    """Answer a request that was never asked."""
+    own_channel().send(Message(Op.DONE, dist.get_rank(), int(own_option("generation")), 0))
     time.sleep(60)
 
 
-def say_compiling(message, _beat, begins):
+def say_compiling(progress, _beat, begins):
     """As a rank does before and after it makes a graph."""
-    body = to_body(Compiling(begins=begins))
-    own_channel().send(Message(Op.COMPILING, message.rank, message.generation, message.request, body))
+    progress(Compiling(begins=begins))
 
 
-def answer_other_fields(message, _beat):
+def answer_other_fields(progress, _beat):
     """Answer the request without the fields that its reply has."""
-    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request))
+    progress(EmptyReply())
     time.sleep(60)
 
 
-def send_garbage(_message, _beat, length):
+def send_garbage(_progress, _beat, length):
     own_socket().send(b"x" * length)
     time.sleep(60)
 
 
-def close_channel(_message, _beat):
+def close_channel(_progress, _beat):
     own_socket().shutdown(socket.SHUT_RDWR)
     time.sleep(60)
 
 
+def own_option(name):
+    """What this rank's command line says."""
+    (value,) = (word.partition("=")[2] for word in sys.argv if word.startswith(f"--{name}="))
+    return value
+
+
 def own_socket():
-    (number,) = (word.partition("=")[2] for word in sys.argv if word.startswith("--socket="))
-    return socket.socket(fileno=os.dup(int(number)))
+    return socket.socket(fileno=os.dup(int(own_option("socket"))))
 
 
 def own_channel():

@@ -68,7 +68,7 @@ def test_a_process_gets_on_as_it_computes_also_where_the_system_does_not_tell_wh
     ("action", "cause"),
     [
         (["send_garbage", 5], "broke the protocol: 5 bytes, a header alone has 28"),
-        (["speak_out_of_turn", -1], "broke the protocol: it answered DONE to request"),
+        (["speak_out_of_turn"], "broke the protocol: it answered DONE to request"),
         (["close_channel"], "closed its channel"),
         (["answer_other_fields"], "broke the protocol: DONE of STEP: missing memory, ran; the parent and this rank"),
     ],

@@ -22,10 +22,10 @@ class HoldingEngine(Engine):
         super().__init__(**given)
         gc.disable()
 
-    def handle(self, message, **told):
-        kept = sum(type(each) is HeldRows for each in gc.get_objects()) if message.op is Op.STEP else 0
-        reply = super().handle(message, **told)
-        if message.op is Op.STEP:
+    def handle(self, request, specs, **told):
+        kept = sum(type(each) is HeldRows for each in gc.get_objects()) if request.op is Op.STEP else 0
+        reply = super().handle(request, specs, **told)
+        if request.op is Op.STEP:
             tensors = sum(type(each) is torch.Tensor for each in gc.get_objects())
-            note(message.body.calls[0], self.rank, (tensors, kept))
+            note(request.calls[0], self.rank, (tensors, kept))
         return reply

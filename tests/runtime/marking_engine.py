@@ -40,9 +40,9 @@ class MarkingEngine(Engine):
         self.noting = NotingTimer(self.device, on=on)
         return self.noting
 
-    def handle(self, message, **told):
+    def handle(self, request, specs, **told):
         self.noting = None
-        reply = super().handle(message, **told)
+        reply = super().handle(request, specs, **told)
         if self.noting is not None:
-            note(message.body.calls[0], self.rank, self.noting.notes)
+            note(request.calls[0], self.rank, self.noting.notes)
         return reply

@@ -439,8 +439,8 @@ def test_what_an_engine_cannot_do_is_refused_by_name() -> None:
     assert [engine.new_timer(on=on).on for on in (True, False)] == [True, False]
     beat: Any = object()
     engine.meshes["plan"] = SimpleNamespace(wrong_bytes=lambda *given: 3 if given == (CPU, beat) else 0)
-    asked: Any = SimpleNamespace(body=CheckCopies(plan="plan"))  # type: ignore[arg-type]
-    assert engine.handle(asked, progress=print, cancelled=bool, beat=beat).wrong_bytes == 3
+    asked: Any = CheckCopies(plan="plan")  # type: ignore[arg-type]
+    assert engine.handle(asked, (), progress=print, cancelled=bool, beat=beat).wrong_bytes == 3
     with pytest.raises(ValueError, match="rank 2 is on cpu, and graphs of blocks are CUDA's; set tries to off"):
         engine.new_recorder()
     with pytest.raises(ValueError, match="a rank cannot do HELLO; wire/requests.py has what it can be asked"):

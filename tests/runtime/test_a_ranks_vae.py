@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import ChangeWeights, DecodeTiles, HoldVae
 from parallel_runtime.worker import vae as rank_vae
 from parallel_runtime.worker.engine import Engine
@@ -131,6 +130,6 @@ def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypa
     engine.vae.on_device = True
     tell = {"progress": lambda _: None, "cancelled": lambda: False, "beat": lambda: None}
     change = ChangeWeights(model=1, records=(), side_branch=False, first=True, last=True)
-    for number in (1, 2):
-        engine.handle(Message(Op.CHANGE, 0, 1, number, change), **tell)
+    for _ in range(2):
+        engine.handle(change, (), **tell)
     assert (moved, emptied, engine.vae.on_device) == ([CPU], [1], False)

@@ -21,7 +21,6 @@ from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import (
     ChangeWeights,
     DecodeTiles,
@@ -51,8 +50,7 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     engine.held_state.slots[0, BatchSlice(0, 0, 1)] = {"block": torch.ones(3)}
     emptying: list[dict] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_state.slots)))
-    message = Message(Op.TRIM, 0, 1, 1, Trim(ranks=tuple(ranks)))
-    engine.handle(message, progress=nothing, cancelled=nothing, beat=nothing)
+    engine.handle(Trim(ranks=tuple(ranks)), (), progress=nothing, cancelled=nothing, beat=nothing)
     assert emptying == [{}] * emptied, "once, and after what the run had kept was let go"
     assert engine.held_state.slots == {}
 
@@ -71,7 +69,7 @@ def test_a_gpu_gets_the_memory_of_merging_back_once_a_change_and_not_with_each_o
     engine.models.switched = None
     for number in range(3):
         change = ChangeWeights(model=7, records=(), side_branch=False, first=number == 0, last=number == 2)
-        engine.handle(Message(Op.CHANGE, 0, 1, 1, change), progress=nothing, cancelled=nothing, beat=nothing)
+        engine.handle(change, (), progress=nothing, cancelled=nothing, beat=nothing)
     assert happened == ["merged", "read"] * 3 + ["given back"], "the next message takes the same memory"
 
 
@@ -100,7 +98,7 @@ def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(r
     engine._asked = asked = (time.monotonic(), "memory")  # type: ignore[assignment]
     keeper.kept = {"key": torch.ones(1), "blocks": []}
     with suppress(KeyError, AttributeError):  # the rest of a request is not what is asked about
-        engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
+        engine.handle(request_, (), progress=nothing, cancelled=nothing, beat=nothing)
     assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
     assert (engine._asked is asked) == isinstance(request_, Step), "memory is asked anew behind what may change it"
 
@@ -133,7 +131,7 @@ def test_whole_blocks_go_with_any_request_that_is_no_run_of_their_model_and_thei
     with suppress(
         KeyError, AttributeError, RuntimeError, AssertionError, ValueError
     ):  # the rest is not what is asked about
-        engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
+        engine.handle(request_, (), progress=nothing, cancelled=nothing, beat=nothing)
     assert happened[:2] == ([] if stay else ["dropped", "given back"])
 
 
@@ -149,7 +147,7 @@ def test_an_error_says_that_blocks_stayed_whole_beside_what_failed(stay: int | N
     engine.models[7] = SimpleNamespace(weights=SimpleNamespace(shards=shards), end_run=nothing)
     with pytest.raises(RuntimeError, match="no memory") as told:
         request = Step(model=7, **STEP)
-        engine.handle(Message(Op.STEP, 0, 1, 1, request), progress=nothing, cancelled=nothing, beat=nothing)
+        engine.handle(request, (), progress=nothing, cancelled=nothing, beat=nothing)
     assert told.value is raised and raised.args == (f"no memory ({BESIDE_BLOCKS})" if stay else "no memory",)
 
 
@@ -159,7 +157,7 @@ def test_heads_of_a_mesh_go_in_as_many_chunks_as_the_told_devices_and_link_say()
     found = []
     for told in (None, slow):
         request = MakeMesh(plan=ParallelPlan(), dropped=(), freed=(), overlap=told)
-        engine.handle(Message(Op.MESH, 0, 1, 1, request), progress=nothing, cancelled=nothing, beat=nothing)
+        engine.handle(request, (), progress=nothing, cancelled=nothing, beat=nothing)
         found.append(engine.meshes[request.plan].attention.chunks)
     sizes = {"groups": 32, "ranks": 2, "keys": 2048, "head_dim": 16, "flops": 4.0 * 2048**2 * 16 * 16}
     shared = SharedHeads(**sizes, arriving_bytes=3 * 2**20, returning_bytes=2**20)

@@ -24,16 +24,16 @@ class PretendEngine(Engine):
         tape.install()
         return tape.Tape(self.device, refuses=self.settings.get("records_nothing") == self.rank)
 
-    def handle(self, message, **told):
+    def handle(self, request, specs, **told):
         place, simulation = settings_file(), PRETENCE.simulation
         self.settings = settings = json.loads(place.read_text(encoding="utf-8"))
         operation, _, site = settings.get("refuse", "").partition(" ")
-        PRETENCE.refuse = site if operation == message.op.name else ""
+        PRETENCE.refuse = site if operation == request.op.name else ""
         PRETENCE.sites.clear()
         if simulation is not None:
             PRETENCE.cold = simulation.idle if settings.get("launches_wait") else None
             simulation.begin(settings["deadline_s"])
-        reply = super().handle(message, **told)
+        reply = super().handle(request, specs, **told)
         if simulation is not None:
             simulation.end()
             place.with_name(f"groups.{self.rank}.json").write_text(json.dumps(simulation.groups), encoding="utf-8")
@@ -43,5 +43,5 @@ class PretendEngine(Engine):
             raise RuntimeError(f"a rank of {self.device} has touched the devices {others}")
         if settings.get("record"):
             with place.with_name("sites.txt").open("a", encoding="utf-8") as notes:
-                notes.writelines(f"{message.op.name} {site}\n" for site in PRETENCE.sites)
+                notes.writelines(f"{request.op.name} {site}\n" for site in PRETENCE.sites)
         return reply

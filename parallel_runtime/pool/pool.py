@@ -275,7 +275,9 @@ class Pool:
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
-            return workers.run(model, plan, calls, batch_groups, check, on_sent=on_sent)
+            result = workers.run(model, plan, calls, batch_groups, check, on_sent=on_sent)
+            self._failures.answered()
+            return result
 
     def sample(
         self,
@@ -298,12 +300,16 @@ class Pool:
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
-            return workers.sample(model, plan, run, check, on_step=on_step)
+            sampled = workers.sample(model, plan, run, check, on_step=on_step)
+            self._failures.answered()
+            return sampled
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
         with self._asking(check_cancelled) as check:
-            return ask((self._settled(check) or self._ready(check)).vae, check)
+            answer = ask((self._settled(check) or self._ready(check)).vae, check)
+            self._failures.answered()
+            return answer
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""

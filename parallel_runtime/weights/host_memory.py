@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..timing import wait_for_all
+
 CONTAINER = Path("/sys/fs/cgroup")  # of a container, its own (cgroups(7), version 2)
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,17 @@ def give_back_heap() -> None:
     """Return the heap's free pages to the system, as glibc alone does only for those at its top (malloc_trim(3))."""
     with suppress(AttributeError):  # other C libraries have no such call
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back_pinned(device: torch.device) -> None:
+    """Return pinned memory that torch only caches to the system, once a GPU has done what reads or writes it.
+
+    torch keeps that of every input, as of ControlNets, until the process ends. Torch 2.6 has no public name for this; a
+    torch without CUDA has no such memory.
+    """
+    if device.type == "cuda" and hasattr(torch._C, "_host_emptyCache"):
+        wait_for_all(device)
+        torch._C._host_emptyCache()
 
 
 def _pin(held: torch.Tensor, device: torch.device) -> None:

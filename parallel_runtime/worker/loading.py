@@ -19,7 +19,7 @@ from ..plan import Layout
 from ..timing import wait_for
 from ..torch_flags import set_flags
 from ..weights.device_memory import empty_cache
-from ..weights.host_memory import give_back_heap
+from ..weights.host_memory import give_back_heap, give_back_pinned
 from ..wire.protocol import dtype_name
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
@@ -179,6 +179,7 @@ class LoadedModels(dict[int, HostedModel]):
     def give_back(self) -> None:
         """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
         give_back_heap()
+        give_back_pinned(self._device)
         empty_cache(self._device)
 
     def _let_go(self) -> None:

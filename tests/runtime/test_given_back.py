@@ -21,6 +21,7 @@ from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.wire.replies import Memory
 from parallel_runtime.wire.requests import (
     ChangeWeights,
     DecodeTiles,
@@ -33,6 +34,7 @@ from parallel_runtime.wire.requests import (
 )
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.hosted import HostedModel
+from parallel_runtime.worker.loading import LoadedModels
 
 from .test_a_ranks_calls import table
 
@@ -53,6 +55,23 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     engine.handle(Trim(ranks=tuple(ranks)), (), progress=nothing, cancelled=nothing, beat=nothing)
     assert emptying == [{}] * emptied, "once, and after what the run had kept was let go"
     assert engine.held_state.slots == {}
+
+
+def test_pinned_memory_that_torch_caches_is_given_back_once_all_copies_are_done_where_torch_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened = list[str]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("device"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append(f"waited for {device}"))
+    gpu = LoadedModels(rank=0, device=torch.device("cuda", 1), memory=Memory)
+    monkeypatch.delattr(torch._C, "_host_emptyCache", raising=False)
+    gpu.give_back()
+    assert happened == ["device"], "a torch without such a cache"
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: happened.append("host"), raising=False)
+    gpu.give_back()
+    assert happened[1:] == ["waited for cuda:1", "host", "device"]
+    LoadedModels(rank=0, device=torch.device("cpu"), memory=Memory).give_back()
+    assert len(happened) == 4
 
 
 def test_a_gpu_gets_the_memory_of_merging_back_once_a_change_and_not_with_each_of_its_messages(

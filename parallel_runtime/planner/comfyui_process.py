@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 from .. import pack_folder
 from ..checkpoint import ComfyUI
 from ..devices import STOCK_NODES, missing_system
+from ..errors import PassingError
 from ..redact_paths import with_short_home
 
 PACK_ROOT = Path(__file__).parents[2]
@@ -28,6 +29,7 @@ PACK_ROOT = Path(__file__).parents[2]
 OPTIONS = ("--use-pytorch-cross-attention",)
 ENDING_S = 10
 CLOCK = 3  # times its limit: how long a process may live that others keep from computing
+AGAIN_S = 60.0  # after a failure that may pass, until the same is asked again
 TICK_S = 0.2  # between two looks at whether an answer is still wanted
 ITS_PYTHON = "run this with the Python that runs ComfyUI, and see that ComfyUI starts"
 
@@ -61,11 +63,11 @@ def version_of(comfyui: ComfyUI) -> str:
 ANSWERS = "parallel_runtime.models.hosted.reference"
 
 
-class NotStartedError(ValueError):
+class NotStartedError(PassingError):
     """There is no room for the process's files now."""
 
 
-class NoAnswerError(ValueError):
+class NoAnswerError(PassingError):
     """The process ended, or ran out of time, before it had answered."""
 
 
@@ -77,8 +79,8 @@ class ComfyUIProcess:
     clock and by what it computed, `CLOCK` times as long by the clock alone. `tick`: called with the seconds since it
     was started while an answer is waited for. What `tick` raises, and the end of its time, end it and what it started.
 
-    Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported; `NoAnswerError`
-    when it ends instead, or has no more time.
+    Raises `ValueError` for what it refuses, also when it is made; `PassingError` where that may be otherwise later: a
+    ComfyUI that cannot be imported, no memory; `NoAnswerError` when it ends instead, or has no more time.
     """
 
     def __init__(
@@ -164,8 +166,8 @@ class ComfyUIProcess:
     def ask(self, what: str, told: Callable[[str], None] = lambda _: None, /, **with_: object) -> dict[str, Any]:
         """The answer to a question; `told` hears what goes on meanwhile, where the program says so.
 
-        Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or has no more time, and whatever
-        `tick` raises.
+        Raises `ValueError` for what it refuses, `PassingError` where that may be otherwise later, `NoAnswerError` when
+        it ends instead or has no more time, and whatever `tick` raises.
         """
         line = ""
         try:
@@ -186,14 +188,15 @@ class ComfyUIProcess:
             raise NoAnswerError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
         said = json.loads(line)
         if "missing" in said:
-            raise ValueError(
+            raise PassingError(
                 f"ComfyUI of {self.comfyui.path} cannot be imported: {sys.executable} has no {said['missing']}; "
                 f"{ITS_PYTHON}"
             )
+        refusal = PassingError if said.get("passes") else ValueError
         if "refused" in said:
-            raise ValueError(said["refused"])
+            raise refusal(said["refused"])
         if "failed" in said:
-            raise ValueError(f"ComfyUI's own code ({self.comfyui.path}) failed: {said['failed']}; {ITS_PYTHON}")
+            raise refusal(f"ComfyUI's own code ({self.comfyui.path}) failed: {said['failed']}; {ITS_PYTHON}")
         answer: dict[str, Any] = said["answer"]
         return answer
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.errors import PassingError
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import counting, hardware, machine
 from parallel_runtime.planner.automatic import (
@@ -516,10 +517,19 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         with pytest.raises(ValueError, match="no model"):
             counts.of(str(file), "torn", ComfyUI("/comfy"))
     assert counts.known(str(file), "torn", ComfyUI("/comfy")) is None and (len(asked), counts.files) == (4, 4)
-    for times in (5, 6):
-        with pytest.raises(NoAnswerError):
+    counts.release()
+    assert (counts.news, counts.due) == (0, ())
+    for again_s, times in ((60.0, 5), (60.0, 5), (0.0, 6), (0.0, 7)):  # at most once in that time
+        monkeypatch.setattr(counting, "AGAIN_S", again_s)
+        with pytest.raises(PassingError, match="its process ended"):
             counts.of(str(file), "killed", ComfyUI("/comfy"))
         assert (len(asked), counts.files) == (times, 4), "a process that was killed says nothing of the file"
+        assert len(counts.due) == (again_s == 0.0)
+    for _ in range(2):
+        counts.release()
+        assert counts.news == 1, "loads ask again behind a Release, once"
+    monkeypatch.setattr(counting, "_count", lambda *_: usual_counted())
+    assert counts.of(str(file), "killed", ComfyUI("/comfy")) is usual_counted() and counts.due == ()
     file.write_text("another")
     assert counts.known(*told) is None
     file.unlink()
@@ -633,9 +643,6 @@ def test_who_waits_for_a_count_that_is_killed_has_none_made_anew(
         assert waited.wait(60)
         goes_on.set()
         for each in (first, second):
-            with pytest.raises(NoAnswerError, match="its process ended"):
+            with pytest.raises(PassingError, match="its process ended"):
                 each.result()
     assert len(asked) == 1
-    with pytest.raises(NoAnswerError):
-        counts.of(*told)
-    assert len(asked) == 2, "who asks later is another one"

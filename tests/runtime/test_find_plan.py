@@ -22,6 +22,7 @@ from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli import find_plan
+from parallel_runtime.errors import PassingError
 from parallel_runtime.models.specs import SPECS, WITHOUT, ShardingSpec, find_spec, found, spec_of
 from parallel_runtime.models.specs.found import (
     Found,
@@ -344,6 +345,13 @@ def test_what_a_process_answers_is_returned_or_raised_and_what_it_tells_meanwhil
         ):
             with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
                 process.ask("say", lines=[line])
+        for line, passes in (
+            ({"missing": "torch"}, True),
+            *(({name: "full", "passes": passes}, passes) for name in ("refused", "failed") for passes in (True, False)),
+        ):
+            with pytest.raises(ValueError) as caught:
+                process.ask("say", lines=[line])
+            assert isinstance(caught.value, PassingError) is passes, line
         with pytest.raises(NoAnswerError, match=r"ended with status 1 \(its last words\)"):
             process.ask("end")
     assert heard == [1, 2]

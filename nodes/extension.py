@@ -2,6 +2,8 @@
 
 from comfy_api.latest import ComfyExtension, io
 
+from ..parallel_runtime.devices import missing_system
+from ..parallel_runtime.process.temporary_folders import remove_left
 from .benchmark import ParallelBenchmark
 from .config import SPConfig
 from .host.contract.queued_prompt import watch_prompts
@@ -22,8 +24,13 @@ class ParallelDiTExtension(ComfyExtension):
     """What ComfyUI asks for the nodes."""
 
     async def on_load(self) -> None:
-        """Says what ComfyUI lacks; the panel's routes, since the server's come after all packs; prompts; old names."""
+        """Says what ComfyUI lacks; the panel's routes, since the server's come after all packs; prompts; old names.
+
+        Folders that a killed ComfyUI has left go.
+        """
         tell_at_load()
+        if missing_system() is None:
+            remove_left()
         if not off("panel"):
             add_routes(check_plan)
             watch_prompts()

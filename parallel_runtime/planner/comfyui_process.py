@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from .. import pack_folder
 from ..checkpoint import ComfyUI
 from ..devices import STOCK_NODES, missing_system
 from ..errors import PassingError
+from ..process.temporary_folders import TemporaryFolder
 from ..redact_paths import with_short_home
 
 PACK_ROOT = Path(__file__).parents[2]
@@ -98,13 +98,13 @@ class ComfyUIProcess:
         self.comfyui = comfyui
         self._limit_s, self._tick, self._began_s = limit_s, tick, time.monotonic()
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
+            self._folder = TemporaryFolder()
         except OSError as error:
             raise NotStartedError(
                 f"no temporary folder can be made ({error.strerror}); free some space there, or set TMPDIR to a folder "
                 "that can be written"
             ) from error
-        self.folder = Path(self._folder.name)
+        self.folder = self._folder.path
         try:
             self._process = self._started(program)
         except OSError as error:  # no memory, or too many processes or files

@@ -1,6 +1,7 @@
 """A rank must not outlive the process that started it, however that ends.
 
 Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP message, worker/entry.py).
+`python -m parallel_runtime.process.lifeline PIPE_FD PARENT_PID MODULE ARGUMENT...` runs any module so.
 
 1. A pipe whose write end only the parent holds, close-on-exec. When the parent exits, is killed or replaces itself with
    `execv`, the kernel hangs the pipe up and, asked by `O_ASYNC` and `F_SETSIG`, kills this process and what it started.
@@ -12,8 +13,10 @@ Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP m
 
 import fcntl
 import os
+import runpy
 import select
 import signal
+import sys
 import threading
 
 from ..kernel_calls import pidfd_open
@@ -47,3 +50,15 @@ def _wait(watch: select.poll) -> None:
 
 def _die() -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run a module as `python -m` does, tied to the process that started this one."""
+    pipe_fd, parent_pid, module = sys.argv[1:4]
+    arm(int(pipe_fd), int(parent_pid))
+    del sys.argv[:3]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,13 +6,16 @@ Owns the order of things. Cancelling the running prompt is ComfyUI's own, ending
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .... import parallel_runtime
 from ....parallel_runtime.daemon_futures import in_daemons
+from ....parallel_runtime.devices import missing_system
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
@@ -24,7 +27,8 @@ from .machines import MACHINES
 from .state import PanelState
 
 PACK = Path(parallel_runtime.__file__).resolve().parents[1]
-DOCTOR = ("-m", "parallel_runtime", "doctor", "--json")
+DOCTOR = ("parallel_runtime", "doctor", "--json")
+TIED = "parallel_runtime.process.lifeline"  # runs a module that ends with ComfyUI
 DOCTOR_LIMIT_S = 300.0
 CANCEL_LIMIT_S = 30.0  # a step may take that long; what hangs longer is ended with its workers
 POLL_S = 0.05
@@ -137,19 +141,36 @@ async def _examine() -> dict:
 
 
 async def _examined(devices: tuple[str, ...]) -> tuple[dict, bool]:
-    """The doctor in a process of its own, as from the command line: it may start ranks and may fail to. Also returns
-    whether it refused what it was asked."""
+    """The doctor in a process of its own, as from the command line: it may start ranks and may fail to, and it ends
+    with this process. Also returns whether it refused what it was asked."""
+    command = (*DOCTOR, "--comfyui", this_comfyui().path, *devices)
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(*DOCTOR, "--comfyui", this_comfyui().path, *devices),
-            cwd=PACK,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        if missing_system() is not None:  # it says so, and starts nothing
+            return await _said_by(await _started("-m", *command))
+        lifeline, ours = os.pipe2(os.O_CLOEXEC)
+        try:
+            tied = ("-m", TIED, str(lifeline), str(os.getpid()), *command)
+            return await _said_by(await _started(*tied, pass_fds=(lifeline,), start_new_session=True))
+        finally:
+            os.close(lifeline)
+            os.close(ours)
     except OSError as error:  # no memory for a process, or the pack's folder was moved
         return _failed(f"the doctor could not be started: {error.strerror}; restart ComfyUI"), False
+
+
+async def _started(*arguments: str, **more: Any) -> asyncio.subprocess.Process:  # noqa: ANN401  of Popen
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=PACK,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        **more,
+    )
+
+
+async def _said_by(process: asyncio.subprocess.Process) -> tuple[dict, bool]:
     try:
         out, _ = await asyncio.wait_for(process.communicate(), DOCTOR_LIMIT_S)
     except asyncio.TimeoutError:

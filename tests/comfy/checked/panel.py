@@ -7,11 +7,15 @@ import asyncio
 import errno
 import importlib
 import os
+import signal
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 from trace_samplers import NAME, load
 
 load(sys.argv[1])
@@ -279,6 +283,34 @@ assert asked_of(("stopped", cuda), ("failed", cuda[:2]), ("idle", cuda[1:2])) ==
 assert asked_of(("idle", cuda[:1] + away), ("idle", cpu)) == ("--devices", "cuda:2")
 assert asked_of(("idle", cpu)) == ("--devices", "cpu:2")
 
+# It ends with ComfyUI, however that does.
+folder = Path(tempfile.mkdtemp())
+(folder / "waits.py").write_text(
+    "import os, time; from pathlib import Path; Path(__file__).with_name('made').write_text(str(os.getpid()))\n"
+    "Path(__file__).with_name('made').rename(Path(__file__).with_name('pid')); time.sleep(600)\n"
+)
+actions.this_comfyui = lambda: SimpleNamespace(path="there")
+if (comfyui := os.fork()) == 0:
+    os.environ["PYTHONPATH"], actions.DOCTOR = str(folder), ("waits",)
+    asyncio.run(actions._examined(()))
+    os._exit(0)
+while not (folder / "pid").exists():
+    assert os.waitpid(comfyui, os.WNOHANG) == (0, 0)
+    time.sleep(0.01)
+doctor = psutil.Process(int((folder / "pid").read_text()))
+os.kill(comfyui, signal.SIGKILL)
+os.waitpid(comfyui, 0)
+until_s = time.monotonic() + 60
+while psutil.pid_exists(doctor.pid) and doctor.status() != psutil.STATUS_ZOMBIE:
+    assert time.monotonic() < until_s, "the doctor has outlived ComfyUI"
+    time.sleep(0.01)
+
+# What a killed ComfyUI left goes when the next one loads the pack.
+extension, left = importlib.import_module(f"{NAME}.nodes.extension"), []
+extension.tell_at_load, extension.off, extension.remove_left = int, lambda _: "off", lambda: left.append("gone")
+asyncio.run(extension.ParallelDiTExtension().on_load())
+assert left == ["gone"]
+
 # What it says, and that it says nothing.
 given = []
 said = {
@@ -287,7 +319,6 @@ said = {
     b"{}": {"state": "failed", "message": "the doctor gave no checks"},
     b"": {"state": "failed", "message": "the doctor ended with status 3 and said nothing"},
 }
-actions.this_comfyui = lambda: SimpleNamespace(path="there")
 for out, shown in said.items():
 
     async def examined(*command, out=out, **__):

@@ -71,6 +71,10 @@ class NoAnswerError(PassingError):
     """The process ended, or ran out of time, before it had answered."""
 
 
+class TookTooLongError(NoAnswerError):
+    """It ran out of time, as it may every time."""
+
+
 class ComfyUIProcess:
     """A process with ComfyUI imported, until `close`. `folder` is for tensors that go between.
 
@@ -210,7 +214,7 @@ class ComfyUIProcess:
                 took_s = min(since_s, self._computed_s())
                 for most_s, is_s in ((self._limit_s, took_s), (CLOCK * self._limit_s, since_s)):
                     if is_s >= most_s:
-                        raise NoAnswerError(f"it took more than {most_s:g} s")
+                        raise TookTooLongError(f"it took more than {most_s:g} s")
             if self._tick is not None:
                 self._tick(since_s)
             if ready.poll(TICK_S * 1000):

@@ -402,6 +402,9 @@ def test_a_look_that_failed_for_what_may_pass_is_begun_again_by_a_load_and_at_mo
     assert asked_by_loads(0.0, 0.0) == 2
     raised[0] = ValueError("no call of it can be made")
     assert asked_by_loads(0.0, 0.0, 0.0) == 1
+    search.unkept.clear()
+    raised[0] = module.TookTooLongError("it took more than 30 s")
+    assert asked_by_loads(0.0, 0.0) == 1, "each load would take as long"
 
 
 def test_a_plan_that_is_kept_serves_a_load_where_it_fits_the_transformer(module_of_pack, monkeypatch, caplog) -> None:

@@ -39,7 +39,12 @@ from parallel_runtime.models.specs.found import (
 )
 from parallel_runtime.models.specs.written import from_data, to_data
 from parallel_runtime.planner import comfyui_process
-from parallel_runtime.planner.comfyui_process import ComfyUIProcess, NoAnswerError, NotStartedError
+from parallel_runtime.planner.comfyui_process import (
+    ComfyUIProcess,
+    NoAnswerError,
+    NotStartedError,
+    TookTooLongError,
+)
 from parallel_runtime.planner.finding import find_plan as find_plan_of
 from tools.ship_plans import ship
 
@@ -234,7 +239,7 @@ def cancel(_: float) -> None:
 @pytest.mark.parametrize(
     ("limit_s", "clock", "tick", "raised", "says"),
     [
-        (0.3, 3, None, NoAnswerError, "it took more than 0.9 s"),
+        (0.3, 3, None, TookTooLongError, "it took more than 0.9 s"),
         (None, 3, end, NoAnswerError, "ended with status -9"),
         (300.0, 3, cancel, KeyboardInterrupt, "cancelled"),
     ],
@@ -258,7 +263,7 @@ def test_what_looks_leaves_no_process_behind(
 @pytest.mark.slow
 def test_what_looks_for_too_long_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comfyui_process, "CLOCK", 1e6)
-    with pytest.raises(NoAnswerError, match=r"it took more than 0\.01 s"):
+    with pytest.raises(TookTooLongError, match=r"it took more than 0\.01 s"):
         find_plan_of("nowhere.safetensors", ComfyUI(str(comfyui_path())), limit_s=0.01)
     assert looking() == []
 

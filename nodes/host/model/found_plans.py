@@ -31,7 +31,7 @@ from ....parallel_runtime.models.specs.found import (
     of_text,
     to_text,
 )
-from ....parallel_runtime.planner.comfyui_process import AGAIN_S, CLOCK, OPTIONS, NoAnswerError
+from ....parallel_runtime.planner.comfyui_process import AGAIN_S, CLOCK, OPTIONS, NoAnswerError, TookTooLongError
 from ....parallel_runtime.planner.finding import find_plan
 from ....parallel_runtime.redact_paths import redact_paths
 from ..contract.comfyui import check_cancelled
@@ -161,7 +161,7 @@ class SpecSearch:
                     "the next load uses what it finds"
                 )
             found = self.unkept[key] = none_found(why)
-            if isinstance(error, PassingError):
+            if isinstance(error, PassingError) and not isinstance(error, TookTooLongError):
                 self.failed_s[key] = time.monotonic()
             else:
                 self.failed_s.pop(key, None)

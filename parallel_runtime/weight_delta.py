@@ -43,12 +43,12 @@ class WeightDelta:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"{self.key}: a delta of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+            raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
         for name, number in (("strength", self.strength), ("strength_model", self.strength_model)):
             if not math.isfinite(number):
-                raise ValueError(f"{self.key}: a delta has {name}={number}; use a finite number, for example 1")
+                raise ValueError(f"{self.key}: a patch has {name}={number}; use a finite number, for example 1")
         if broken := [each for each in self.values if isinstance(each, float) and not math.isfinite(each)]:
-            raise ValueError(f"{self.key}: a delta has an alpha of {broken[0]}; its file is damaged, use another one")
+            raise ValueError(f"{self.key}: a patch has an alpha of {broken[0]}; its file is damaged, use another one")
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +76,7 @@ def misfit(name: str, deltas: Sequence[WeightDelta], shape: list[int]) -> ValueE
     given = []
     for delta in deltas:
         shapes = [list(each.shape) for each in delta.values if isinstance(each, torch.Tensor)]
-        given.append(f"a {delta.kind} delta of shapes {shapes}")
+        given.append(f"a {delta.kind} patch of shapes {shapes}")
     fit = "does not fit" if len(given) == 1 else "do not fit"
     return ValueError(f"{', '.join(given)} {fit} {name}, a weight of {shape}; use one made for this model")
 
@@ -141,7 +141,7 @@ def pack(deltas: Iterable[WeightDelta]) -> Iterator[DeltaBatch]:
     for key, group in by_weight(deltas).items():
         num_tensors = sum(isinstance(value, torch.Tensor) for delta in group for value in delta.values)
         if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
-            raise ValueError(f"{key} has {len(group)} deltas, more than {MAX_RECORDS}; stack fewer LoRAs")
+            raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
         full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
         if full or sum(tensor.nbytes for tensor in batch.tensors.values()) >= ENOUGH_BYTES:
             yield batch

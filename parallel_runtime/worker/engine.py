@@ -217,6 +217,7 @@ class Engine:
         self.held_state.begin(request, tensors)
         pace = LaunchThrottle(self.device, beat)
         forward = self._forward(model, mesh, request, progress=progress, alive=beat, beat=pace.block_queued)
+        forward.drain = pace.drain
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
         forward.begin_run(self.held_state.run, ranks=mesh.plan.ranks)

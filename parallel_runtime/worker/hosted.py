@@ -226,6 +226,7 @@ class HostedForward:
         sequence.most_keys, sequence.rounded = 0, False
         self.by_graphs: CompiledRun | GraphRun | None = None  # with which blocks run as graphs
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
+        self.drain: Callable[[], None] = lambda: None  # waits for the blocks that are queued, with a sign of life each
         self._in_run = False  # whether calls may find what the module kept of others
 
     def take_kept(self) -> KeptCalls | None:
@@ -378,6 +379,7 @@ class HostedForward:
                     f"{numbers} numbers an image where {room.shape[1]} were expected; report the model and the node"
                 )
             if self.sequence.index == 0:
+                self.drain()
                 at = 0
                 for each in flat:
                     to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)

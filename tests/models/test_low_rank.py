@@ -239,7 +239,7 @@ def test_a_lora_stays_and_sees_what_its_layer_is_given_whichever_hook_comes_firs
 @pytest.mark.parametrize(
     ("values", "offset", "said"),
     [
-        ((torch.ones(6, 2), torch.ones(3, 5), None, None), None, "delta of shapes [[6, 2], [3, 5]] does not fit"),
+        ((torch.ones(6, 2), torch.ones(3, 5), None, None), None, "patch of shapes [[6, 2], [3, 5]] does not fit"),
         (
             (torch.ones(5, 2), torch.ones(2, 5), None, None),
             None,

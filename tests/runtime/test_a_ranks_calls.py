@@ -99,7 +99,10 @@ def test_outputs_are_written_side_by_side_into_their_rows_by_the_first_of_the_ra
     room, outs = torch.zeros(3, 5), [torch.ones(2, 3), torch.full((2, 1, 2), 2.0)]
     forward(index=1).write(BatchSlice(0, 1, 3), room, outs)
     assert not room.any()
-    forward().write(BatchSlice(0, 1, 3), room, outs)
+    rank, before = forward(), list[list[float]]()
+    rank.drain = lambda: before.append(room.flatten().tolist())  # else a rank is silent until the last block is done
+    rank.write(BatchSlice(0, 1, 3), room, outs)
+    assert before == [[0.0] * 15]
     assert room.tolist() == [[0.0] * 5, *[[1.0, 1.0, 1.0, 2.0, 2.0]] * 2]
     said = r"str made outputs \[\(2, 3\)\], 3 numbers an image where 5 were expected; report the model and the node"
     with pytest.raises(ValueError, match=said):
@@ -475,6 +478,7 @@ def test_a_step_tells_the_model_its_run_and_reports_what_this_rank_did() -> None
     ran_all = (groups, mesh, {}, options)
     assert said == [(engine.held_state.run, 2), "begins", ran_all, "has ended"] and engine.held_state.run is not None
     assert ran is not None and (ran.pieces, ran.regions, ran.trace_bytes, ran.tokens) == (groups[1], None, None, 44)
+    assert computed.drain.__func__ is LaunchThrottle.drain
 
 
 def test_graphs_of_an_earlier_plan_go_on_all_its_ranks_also_on_those_that_the_next_leaves_out() -> None:

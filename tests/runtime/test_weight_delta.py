@@ -29,9 +29,9 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 NOT_FINITE = [
-    ({"strength": math.nan}, "w: a delta has strength=nan; use a finite number"),
-    ({"strength_model": -math.inf}, "w: a delta has strength_model=-inf; use a finite number"),
-    ({"values": (noise(3, 4), noise(4, 2), math.inf, None)}, "w: a delta has an alpha of inf; its file is damaged"),
+    ({"strength": math.nan}, "w: a patch has strength=nan; use a finite number"),
+    ({"strength_model": -math.inf}, "w: a patch has strength_model=-inf; use a finite number"),
+    ({"values": (noise(3, 4), noise(4, 2), math.inf, None)}, "w: a patch has an alpha of inf; its file is damaged"),
 ]
 
 

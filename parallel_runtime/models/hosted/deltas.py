@@ -136,7 +136,7 @@ class MergedDeltas:
             weight = None
         if weight is None:
             raise ValueError(
-                f"a delta names {name}, which {type(self._module).__name__} has not; use one made for this model"
+                f"a patch names {name}, which {type(self._module).__name__} has not; use one made for this model"
             )
         return weight
 

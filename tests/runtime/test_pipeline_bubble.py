@@ -99,7 +99,7 @@ def ran_stage(
     mesh.previous_stage, mesh.next_stage, clocks = links[stage - 1], links[stage], links[stage].clocks
     clocks.set(0.0)
     tensors = {name: each.float() for name, each in run.tensors().items()}
-    tensors |= {extent.name: torch.zeros(run.shape) for extent in run.results()}
+    tensors |= {name: torch.zeros_like(each, device="cpu") for name, each in run.results().items()}
     calls: Any = SteadyCalls(forward(), run.request(plan, model=0), tensors, mesh=mesh, copies=HostCopies(CPU))
 
     def outputs(cond: int, call: int, x: torch.Tensor, *, new_call: partial, **how: object) -> list[torch.Tensor]:

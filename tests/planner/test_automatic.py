@@ -51,13 +51,6 @@ def on_gpus(
     return automatic_plan(model, usual_work(), gpus(count), [gib * GIB] * count, calibration, **settings)
 
 
-def test_the_usual_work_is_one_image_of_1024_pixels_without_cfg() -> None:
-    work = usual_work()
-    assert (work.image_tokens, work.text_tokens, work.rows) == (image_tokens(1024, 1024), 512, 1)
-    image = "1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg 1, one image"
-    assert any(image in why for why in on_gpus(2, 80).reasons)
-
-
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_known_gpus_get_the_planners_plan_and_its_reasons(count: int) -> None:
     decision = on_gpus(count, 80)

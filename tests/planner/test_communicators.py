@@ -99,16 +99,6 @@ def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
     assert runtime == sorted(runtime)
 
 
-def test_each_communicator_is_paid_for() -> None:
-    work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
-    runtime = {
-        name: memory_of(usual_counted().model, work, ParallelPlan.parse(name), rates).runtime
-        for name in ("ulysses=4", "ulysses=4,weights=sharded", "ring=2,ulysses=2")
-    }
-    assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES
-    assert runtime["ring=2,ulysses=2"] - runtime["ulysses=4"] > 2 * CONNECTION_BYTES
-
-
 class WithAnAxisMore(ParallelPlan):
     """A plan with an axis of two that nobody has taught to share anything."""
 

@@ -22,7 +22,7 @@ from parallel_runtime.planner.counted import HOP_OPERATIONS, CountedModel
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import HIDDEN, Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, PlannedMemory, memory_of
+from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.work import Work
 
 # One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
@@ -155,19 +155,6 @@ def test_heads_in_chunks_hide_as_ranks_send_them() -> None:
     assert step_cost(COUNTED, work, ParallelPlan(ulysses=2), on_cpu).step_s == pytest.approx(at_once)
 
 
-def test_a_shared_bridge_slows_an_all_to_all_of_many_ranks_and_no_ring() -> None:
-    free, shared = only("link", bandwidth=1.0), only("link", bandwidth=1.0, contention=1.0)
-    work = Work(image_tokens=8, text_tokens=0)
-    four = replace(TINY, heads=4).counted(work, IDLE)
-    for degrees, slower in (({"ulysses": 2}, 1.0), ({"ulysses": 4}, 2.0), ({"ring": 4}, 1.0)):
-        alone, together = (
-            step_cost(four, work, ParallelPlan(**degrees), calibration).communication_s
-            for calibration in (free, shared)
-        )
-        gathered = 8 * 2 * (max(degrees.values()) - 1) / max(degrees.values())
-        assert together - gathered == pytest.approx(slower * (alone - gathered))
-
-
 def test_the_longest_batch_group_decides() -> None:
     rate = only("rates", attention_flops=1.0)
     whole, (three, four) = (
@@ -263,29 +250,6 @@ def test_weights_are_counted_as_flux_has_them() -> None:
     assert FLUX.weight_bytes / 2 == pytest.approx(11.90e9, rel=0.003)  # as published
 
 
-def test_memory_follows_the_degrees() -> None:
-    rates, work = known_calibration("A100").rates, Work(image_tokens=4096, text_tokens=512)
-    blocks = sum(FLUX.block_bytes)
-    other, at_hand = FLUX.weight_bytes - blocks, BLOCKS_AT_HAND * FLUX.largest_block
-
-    def needed(**degrees: int | str) -> PlannedMemory:
-        return memory_of(FLUX, work, ParallelPlan(**degrees), rates)
-
-    whole = needed()
-    assert whole.weights == FLUX.weight_bytes
-    assert whole.activations == round(FLUX.count("held_bytes", work))
-    assert (whole.buffers, whole.runtime, whole.host_bytes) == (0, CUDA_CONTEXT_BYTES, 0)
-    shared = needed(ulysses=4)
-    assert shared.weights == whole.weights and shared.activations < whole.activations / 2 < 2 * shared.activations
-    assert 0.2e9 < needed(ulysses=8).graphs < shared.graphs < 0.6e9 and not needed(ring=2).graphs
-    assert needed(ulysses=4, weights="sharded").weights == blocks // 4 + at_hand + other
-    offloaded = needed(weights="offloaded")
-    assert (offloaded.host_bytes, offloaded.weights) == (blocks, at_hand + other)
-    piped = needed(pipefusion=3)
-    assert piped.weights < whole.weights / 2 < piped.weights * 2
-    assert piped.buffers == round(FLUX.count("key_bytes", work) / 3)
-
-
 TWO_GUIDED = Work(image_tokens=4096, text_tokens=512, guided=True, batch=2)
 ANY_PLAN = st.sampled_from(
     [plan for ranks in (1, 2, 3, 4, 6, 8) for plan in useful_plans(ranks, model=FLUX, work=TWO_GUIDED, stale=True)]
@@ -317,8 +281,11 @@ def machines(draw) -> Calibration:
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines(), factor=FACTOR)
-def test_a_faster_device_or_link_is_never_slower(work, plan, machine, factor) -> None:
-    before = step_cost(PUBLISHED, work, plan, machine).step_s * A_LITTLE
+def test_a_faster_device_or_link_is_never_slower_and_more_overhead_never_faster(work, plan, machine, factor) -> None:
+    cost = step_cost(PUBLISHED, work, plan, machine)
+    parts = (cost.compute_s, cost.communication_s, cost.launch_s)
+    assert min(parts) >= 0 < cost.warmup_step_s and sum(parts) == pytest.approx(cost.step_s)
+    before = cost.step_s * A_LITTLE
     for name in SPEEDS:
         rates = replace(machine.rates, **{name: getattr(machine.rates, name) * factor})
         assert step_cost(PUBLISHED, work, plan, replace(machine, rates=rates)).step_s <= before
@@ -326,14 +293,9 @@ def test_a_faster_device_or_link_is_never_slower(work, plan, machine, factor) ->
     assert step_cost(PUBLISHED, work, plan, replace(machine, link=faster)).step_s <= before
     nearer = replace(machine.link, latency_s=machine.link.latency_s / factor)
     assert step_cost(PUBLISHED, work, plan, replace(machine, link=nearer)).step_s <= before
-
-
-@given(work=works(), plan=ANY_PLAN, machine=machines(), factor=FACTOR)
-def test_more_overhead_is_never_faster(work, plan, machine, factor) -> None:
-    before = step_cost(PUBLISHED, work, plan, machine).step_s
     for name in BURDENS:
         software = replace(machine.software, **{name: getattr(machine.software, name) * factor})
-        assert step_cost(PUBLISHED, work, plan, replace(machine, software=software)).step_s * A_LITTLE >= before
+        assert step_cost(PUBLISHED, work, plan, replace(machine, software=software)).step_s * A_LITTLE >= cost.step_s
 
 
 @given(work=works(), plan=ANY_PLAN, machine=machines(), image=st.integers(0, 5000), text=st.integers(0, 500))
@@ -343,15 +305,6 @@ def test_more_tokens_are_never_faster_and_never_smaller(work, plan, machine, ima
     assert after * OUTSIDE >= before
     small, large = (memory_of(FLUX, each, plan, machine.rates).total for each in (work, more))
     assert large >= small
-
-
-@given(work=works(), plan=ANY_PLAN, machine=machines())
-def test_the_parts_of_a_step_add_up_and_none_is_negative(work, plan, machine) -> None:
-    cost = step_cost(PUBLISHED, work, plan, machine)
-    parts = (cost.compute_s, cost.communication_s, cost.launch_s)
-    assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(cost.step_s)
-    assert cost.warmup_step_s > 0
 
 
 SMALL = CountedModel(

@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +18,6 @@ from parallel_runtime.proof import ProofStore
 from parallel_runtime.user_files import Store
 
 MEASURED = replace(known_calibration("A100"), source="measured")
-
-
-def test_what_is_saved_is_loaded_for_the_same_devices_only(tmp_path) -> None:
-    store = CalibrationStore(tmp_path / "deep" / "calibration.json")
-    assert store.load("2 x A100") is None
-    store.save("2 x A100", MEASURED)
-    store.save("4 x A100", replace(MEASURED, source="of four"))
-    assert store.load("2 x A100") == MEASURED
-    assert store.load("4 x A100") == replace(MEASURED, source="of four")
-    assert store.load("8 x A100") is None
-    assert os.listdir(store.path.parent) == ["calibration.json"]
 
 
 def test_fewer_devices_have_the_constants_of_the_smallest_larger_set_and_the_source_says_so(tmp_path) -> None:
@@ -115,15 +103,6 @@ def test_an_entry_with_a_value_that_is_no_rate_is_not_used(tmp_path, part, name,
     store.path.write_text(json.dumps(content))
     assert store.load("bad") is None
     assert store.load("good") == MEASURED
-
-
-def test_writers_at_the_same_time_leave_a_whole_file(tmp_path) -> None:
-    store = CalibrationStore(tmp_path / "calibration.json")
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda count: store.save(f"{count} x A100", MEASURED), range(40)))
-    devices = json.loads(store.path.read_text())["devices"]
-    assert len(devices) == 40 and all(store.load(name) == MEASURED for name in devices)
-    assert os.listdir(tmp_path) == ["calibration.json"]
 
 
 def test_what_another_puts_while_one_writes_is_not_lost(tmp_path, monkeypatch) -> None:

@@ -80,16 +80,6 @@ def test_a_request_bigger_than_the_segment_goes_to_a_further_one(pool_of):
     assert segments == [[0], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 2], [0, 2]]
 
 
-def test_a_model_is_loaded_once_a_generation(pool):
-    seen = []
-    first = pool.load(make_spec("once"), progress=lambda *bytes_: seen.append(bytes_))
-    assert seen[-1] == (200, 200)
-    assert seen == sorted(seen)
-    assert all(loaded <= total == 200 for loaded, total in seen)
-    assert pool.load(make_spec("once"), progress=lambda *_: pytest.fail("loaded again")) is first
-    assert (first.dtype, first.parameter_bytes) == ("float32", [100, 100])
-
-
 def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
     for plan in (ParallelPlan(ulysses=2), ParallelPlan()):
         assert run_step(pool, plan=plan).out.numel() == 10

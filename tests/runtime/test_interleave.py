@@ -18,8 +18,6 @@ from parallel_runtime.report.build import Span
 from parallel_runtime.report.environment import SAMPLE_S, describe_devices, utilisation, versions
 from parallel_runtime.report.interleave import BenchmarkCase, CaseRun, Timed, interleave, table
 
-HERE = torch.cuda.is_available()
-
 
 def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
     """The names of `count` cases in the order that they ran in."""
@@ -144,13 +142,6 @@ def test_what_the_driver_says_is_told_of_ranks_on_gpus_here(monkeypatch: pytest.
     assert set(versions()) == {"pack", "python", "torch", "driver"} and versions()["driver"] == "580.65.06"
     driver.write_text("nothing known")
     assert "driver" not in versions()
-
-
-def test_a_driver_that_does_not_tell_leaves_utilisation_out() -> None:
-    """Without a driver nvidia-ml-py raises an error of its own, which is no RuntimeError."""
-    found = utilisation([Device("cpu", 0), Device("cuda", 0)], over_s=SAMPLE_S)
-    assert set(found) <= ({1} if HERE else set())
-    assert all(0 <= share <= 1 for share in found.values())
 
 
 class AmdSmiError(Exception):

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,6 @@ def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(
     ours.close()
     assert said[:3] + said[6:] == [b""] * 6 and output.startswith(printed)
     assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "3" else (b"", b""))
-
-
-def test_a_rank_computes_on_its_threads_and_one_for_operations_side_by_side() -> None:
-    """In a process of its own, which has done nothing before."""
-    code = "from parallel_runtime.worker.start import prepare_torch; prepare_torch('cpu', threads=2); import torch; "
-    code += "print(torch.get_num_threads(), torch.get_num_interop_threads())"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout == "2 1\n"
 
 
 def test_ranks_wait_for_each_other_as_long_as_the_parent_lets_them() -> None:

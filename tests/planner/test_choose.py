@@ -8,7 +8,6 @@ from parallel_runtime.exchange_formats import EXACT
 from parallel_runtime.parallel.batch_groups import cut_rows
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import (
-    EQUAL,
     HEADROOM,
     Choice,
     Prediction,
@@ -29,15 +28,6 @@ from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model
 LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)
-
-
-def test_a_large_image_on_nvlink_is_shared_by_all_devices() -> None:
-    choice = choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100"))
-    assert choice.plan == ParallelPlan(ulysses=8)
-    assert choice.seconds_per_step == choice.chosen.cost.step_s
-    single = next(row for row in choice.table if row.plan == ParallelPlan())
-    assert single.run_s / choice.chosen.run_s > 4
-    assert choice.reasons[1].startswith(f"{single.run_s / choice.chosen.run_s:.2f}x as fast as one device (")
 
 
 def test_what_cards_have_room_for_stays_whole_and_the_rest_alone_is_gathered() -> None:
@@ -199,12 +189,6 @@ def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
     assert choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100")).plan.ring == 1
 
 
-def test_fewer_devices_are_taken_when_the_rest_would_not_make_it_faster() -> None:
-    choice = choose_plan(FLUX, Work(image_tokens=3072, text_tokens=512), [80 * GIB] * 8, known_calibration("H100"))
-    assert 1 < choice.plan.ranks < 8 and choice.chosen.run_s <= EQUAL * choice.table[0].run_s
-    assert any(reason.startswith(f"{8 - choice.plan.ranks} of 8 devices stay unused") for reason in choice.reasons)
-
-
 def test_a_plan_fits_in_what_it_needs_and_in_no_byte_less() -> None:
     """Of a GPU, where weights are pages of no file."""
     total = choose_plan(FLUX, LARGE, [80 * GIB], known_calibration("H100")).chosen.memory.total
@@ -215,27 +199,12 @@ def test_a_plan_fits_in_what_it_needs_and_in_no_byte_less() -> None:
         assert next(row for row in table if row.plan == ParallelPlan()).fits is fits
 
 
-def test_nothing_fits_is_said_with_what_is_needed_and_what_is_free() -> None:
-    choice = choose_plan(FLUX, LARGE, [GIB // 2], known_calibration("RTX 4090"))
-    assert (choice.plan, choice.chosen, choice.seconds_per_step) == (None, None, None)
-    (reason,) = choice.reasons
-    assert "GiB a rank, 0.5 GiB on each device" in reason
-
-
 def test_the_device_with_the_least_free_memory_decides() -> None:
     calibration = known_calibration("A100")
     shown = choose_plan(FLUX, LARGE, [80 * GIB, 10 * GIB], calibration)
     assert shown.plan.ranks == 1 or shown.chosen.plan.weights != "replicated"
     for row in shown.table:
         assert row.fits == (row.memory.total <= HEADROOM * min([80 * GIB, 10 * GIB][: row.plan.ranks]))
-
-
-def test_pipefusion_is_weighed_only_where_it_is_asked_for() -> None:
-    work = replace(LARGE, guided=True, batch=2)
-    usual = choose_plan(FLUX, work, [80 * GIB] * 4, known_calibration("A100"))
-    assert usual.table and all(row.plan.pipefusion == 1 for row in usual.table)
-    stale = choose_plan(FLUX, work, [80 * GIB] * 4, known_calibration("A100"), stale=True)
-    assert {row.plan for row in usual.table} < {row.plan for row in stale.table}
 
 
 def test_useful_plans_share_out_the_rows_the_blocks_and_tokens_that_can_be() -> None:

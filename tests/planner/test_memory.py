@@ -18,6 +18,7 @@ from parallel_runtime.planner.memory import (
     bytes_by_rank,
     bytes_of,
     communicators,
+    kept_bytes,
     memory_of,
     runtime_bytes,
     where_kept,
@@ -139,8 +140,8 @@ def test_torch_and_nccl_take_their_part() -> None:
     assert bytes_of([2, 4]) == 2 * 16 * MIB + (1 + 3) * 36 * MIB
     assert runtime_bytes(ParallelPlan(), CPU, 4) == 350 * MIB
     assert runtime_bytes(ParallelPlan(), GPU, 1) == 700 * MIB and communicators(ParallelPlan(), 1) == ()
-    two = bytes_of(communicators(ParallelPlan(ulysses=2), 2))
-    assert runtime_bytes(ParallelPlan(ulysses=2), GPU, 2) >= (700 + 128) * MIB + two >= (700 + 128 + 16 + 36) * MIB
+    assert communicators(both := ParallelPlan(ring=2, ulysses=2), 4) == (4, 2, 2)
+    assert runtime_bytes(both, GPU, 4) == (700 + 128 + 3 * 16 + (3 + 1 + 1) * 36) * MIB + kept_bytes(4)
 
 
 @pytest.mark.parametrize(

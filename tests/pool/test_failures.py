@@ -122,23 +122,19 @@ WARNED = (
         (HANG, WARNED, True, f"{HANG.cause}: these GPUs cannot read each other's memory, and a copy tried to (\"Cuda"),
         (HANG, "Connection reset by peer", False, f"{HANG.cause}; wait"),
         (replace(HANG, held=True), WARNED, True, f"{HANG.cause}; wait"),
+        (HANG, "rank0:9:9 [0] NCCL WARN Cuda failure 2 'out of memory'", True, f"{HANG.cause}: NCCL found no memory"),
+        (HANG, "cuDNN failed: CUDNN_STATUS_INTERNAL_ERROR_HOST", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
+        (HANG, "torch.OutOfMemoryError: CUDA out of memory", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
     ],
-    ids=["over gloo", "over NCCL", "a warning of NCCL", "another line", "a signal holds it"],
+    ids=[
+        *("over gloo", "over NCCL", "a warning of NCCL", "another line", "a signal holds it", "memory of NCCL"),
+        *("of long ago, it was got over", "memory of long ago"),
+    ],
 )
 def test_a_hang_is_told_with_what_the_rank_printed_or_how_to_try_the_copies(failure_, printed, over_nccl, said):
     error = pool_error(failure_, printed=printed, device="cuda:1", starting=False, over_nccl=over_nccl)
     assert first_line(error).startswith(f"rank 1 (cuda:1): {said}") and first_line(error).endswith(FRESH)
     assert type(error) is SilentWorkersError
-
-
-def test_a_hang_is_told_with_what_nccl_warned_of_and_stays_a_hang():
-    """What else a rank printed may be of long ago: it was got over."""
-    printed = "rank0:9:9 [0] NCCL WARN Cuda failure 2 'out of memory'"
-    error = pool_error(HANG, printed=printed, device="cuda:1", starting=False, over_nccl=True)
-    assert type(error) is SilentWorkersError and "NCCL found no memory" in str(error)
-    for old in ("cuDNN failed: CUDNN_STATUS_INTERNAL_ERROR_HOST", "torch.OutOfMemoryError: CUDA out of memory"):
-        error = pool_error(HANG, printed=old, device="cuda:1", starting=False, over_nccl=True)
-        assert type(error) is SilentWorkersError and "memory is full" not in str(error).partition("\n")[0]
 
 
 @pytest.mark.parametrize(("devices", "over_nccl"), [("cuda:0,cuda:1", True), ("cuda:0", False), ("cpu:2", False)])

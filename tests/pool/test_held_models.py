@@ -181,10 +181,13 @@ def test_a_model_is_loaded_on_the_ranks_that_lack_it_and_those_that_were_evicted
     held.free_partly_held(int)
     assert (generation.taken(), generation.mapped, held.partly_held) == ([Unload(model=2)], {}, {})
     generation.answers[Load] = lambda _: LoadReply(memory=MEMORY, parameter_bytes=5, dtype="float32", load_s=1.0)
-    held.load(SPEC, Layout(ranks=2), int)
+    for layout in (Layout(ranks=2), Layout(ranks=2, shards=2), Layout(ranks=2, offloaded=True)):
+        held.load(SPEC, layout, int)
     generation.taken()
+    held.unload(SPEC, Layout(ranks=2, shards=2), int)
+    assert (generation.taken(), [each.handle for each in held]) == ([Unload(model=5)], [4, 6])
     held.unload(SPEC, None, int)
-    assert (generation.taken(), list(held)) == ([Unload(model=4)], [])
+    assert (generation.taken(), list(held)) == ([Unload(model=4), Unload(model=6)], [])
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ import os
 import time
 
 import pytest
-import torch
 
-from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas
 from pool import echo_pool
@@ -21,11 +19,6 @@ def held(pool):
 
 def changes(pool):
     return [rank.memory.reserved_bytes for rank in run_step(pool, spec=make_spec("measure")).ranks]
-
-
-def call(*rows, **options):
-    tensor = torch.ones(*rows)
-    return ModelCall(tensors={"x": tensor}, out_shape=tuple(tensor.shape), out_dtype=tensor.dtype, options=options)
 
 
 def test_ranks_beyond_a_plan_hold_nothing_for_it_and_join_when_a_plan_needs_them(pool):
@@ -55,19 +48,6 @@ def test_without_a_plan_every_rank_holds_the_model(pool):
     for _ in range(2):  # the second finds nothing
         pool.unload(make_spec("everywhere"), TWO)
         assert held(pool) == before
-
-
-def test_unloading_one_layout_leaves_the_others(pool):
-    spec, offloaded = make_spec("both"), ParallelPlan(weights="offloaded")
-    pool.load(spec, ONE)
-    pool.load(spec, offloaded)
-    pool.unload(spec, offloaded)
-    assert pool.holds(spec, ONE)
-    assert not pool.holds(spec, offloaded)
-    pool.load(spec, offloaded)
-    pool.unload(spec)
-    assert not pool.holds(spec, ONE)
-    assert not pool.holds(spec, offloaded)
 
 
 def test_a_cancelled_load_of_further_ranks_leaves_no_part_of_the_model(pool):
@@ -109,19 +89,6 @@ def test_nothing_is_held_by_workers_that_have_died(pool_of):
     while pool.state != "failed":
         time.sleep(0.01)
     assert not pool.holds(make_spec())
-
-
-def test_several_calls_are_one_request_and_come_back_in_order(pool):
-    result = pool.run(make_spec(), TWO, [call(2, 3, add=1), call(5), call(1, 4, add=2)])
-    assert [out.tolist() for out in result.outs] == [[[2.0] * 3] * 2, [1.0] * 5, [[3.0] * 4]]
-    assert [rank.ran.pieces for rank in result.ranks] == [((0, 0, 2), (1, 0, 5), (2, 0, 1))] * 2
-
-
-def test_rows_are_shared_out_over_batch_groups(pool):
-    ranks = pool.run(make_spec(), ParallelPlan(data=2), [call(5)]).ranks
-    assert [rank.ran.pieces for rank in ranks] == [((0, 0, 3),), ((0, 3, 5),)]
-    ranks = pool.run(make_spec(), ParallelPlan(cfg=2), [call(1)]).ranks
-    assert [rank.ran.pieces for rank in ranks] == [((0, 0, 1),), ()]
 
 
 def test_a_request_without_work_is_refused_before_anything_starts(pool_of):

@@ -121,15 +121,9 @@ def test_the_ranks_of_a_stage_hold_what_it_needs() -> None:
 @given(st.integers(1, MAX_RANKS), st.integers(1, 64))
 def test_the_auto_plan_uses_every_rank_and_always_fits_the_heads(ranks: int, heads: int) -> None:
     plan = auto_plan(ranks, heads)
-    assert plan.ranks == ranks
+    assert plan == ParallelPlan(ulysses=plan.ulysses, ring=ranks // plan.ulysses) and plan.ranks == ranks
     assert heads % plan.ulysses == 0
     assert not any(heads % d == 0 and ranks % d == 0 for d in range(plan.ulysses + 1, ranks + 1))
-
-
-def test_the_auto_plan_prefers_ulysses_and_falls_back_to_ring() -> None:
-    assert auto_plan(4, 24) == ParallelPlan(ulysses=4)
-    assert auto_plan(5, 24) == ParallelPlan(ring=5)
-    assert auto_plan(4, 2) == ParallelPlan(ulysses=2, ring=2)
 
 
 def test_shares_are_as_small_as_they_can_be_and_equal_ones_are_none() -> None:

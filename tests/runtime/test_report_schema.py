@@ -97,14 +97,6 @@ def test_a_step_that_needed_no_worker_is_idle_and_not_unknown() -> None:
     assert "begin_s" not in rank
 
 
-def test_a_rank_beyond_the_plan_has_no_times() -> None:
-    spans = [Span(wall_s=2.0, requests=[[told(0, began_s=1.0, step_s=1.0), BEYOND]])]
-    ranks = rank_parts(spans, DEVICES, began_s=0.0)
-    assert ranks[1] == {"rank": 1, "device": "cpu:1", "memory": {"resident_bytes": 1000}}
-    assert span_timings(ranks)["slowest_rank"] == [0]
-    assert "skew_s" not in span_timings(ranks)
-
-
 def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
     regions = {"weights_s": (0.25, 0.0)}
     told_once = run_reply(step_s=(1.0, 0.5), began_s=(2.0, 3.0), regions=regions, collectives=8, sent_bytes=640)
@@ -114,7 +106,8 @@ def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
     assert ranks[0].items() >= {**first, "begin_s": [1.0, 2.0], "end_s": [2.0, 2.5], "lane": 0}.items()
     assert not {"collectives", "sent_bytes", "weight_bytes"} & set(ranks[0]), "counts of the whole run are of no step"
     assert (ranks[0]["run_sent_bytes"], ranks[0]["run_weight_bytes"]) == (640, 0)
-    assert ranks[1] == {"rank": 1, "device": "cpu:1", "memory": {"resident_bytes": 1000}}
+    assert ranks[1] == {"rank": 1, "device": "cpu:1", "memory": {"resident_bytes": 1000}}, "it is beyond the plan"
+    assert span_timings(ranks)["slowest_rank"] == [0, 0] and "skew_s" not in span_timings(ranks)
 
 
 def test_what_a_run_in_the_workers_does_around_its_steps_is_the_ranks_own() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -531,30 +532,40 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         counts.of(*told)
 
 
-def test_who_waits_for_anothers_count_may_stop_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    began, goes_on = threading.Event(), threading.Event()
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_waits_for_anothers_count_may_stop_waiting_and_has_none_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: bool
+) -> None:
+    began, goes_on, waits, asked, stopped = *(threading.Event() for _ in range(3)), list[None](), list[float]()
 
     def count(*_: object) -> Counted:
+        asked.append(None)
         began.set()
         assert goes_on.wait(60)
+        if killed:
+            raise NoAnswerError("its process ended")
         return usual_counted()
 
     monkeypatch.setattr(counting, "_count", count)
     (file := tmp_path / "a.safetensors").write_text("1")
-    told, counts, waited = (str(file), "bfloat16", ComfyUI("/comfy")), Counts(), []
+    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
 
-    def tick(since_s: float) -> None:
-        waited.append(since_s)
+    def stop(since_s: float) -> None:
+        stopped.append(since_s)
         raise KeyboardInterrupt
 
-    with ThreadPoolExecutor() as other:
-        first = other.submit(counts.of, *told)
+    with ThreadPoolExecutor() as others:
+        first = others.submit(counts.of, *told)
         assert began.wait(60)
         with pytest.raises(KeyboardInterrupt):
-            counts.of(*told, tick=tick)
+            counts.of(*told, tick=stop)
+        second = others.submit(counts.of, *told, tick=lambda _: waits.set())
+        assert waits.wait(60)
         goes_on.set()
-        assert first.result() is usual_counted()
-    assert len(waited) == 1 and counts.files == 1
+        for each in (first, second):
+            with pytest.raises(PassingError, match="its process ended") if killed else nullcontext():
+                assert each.result() is usual_counted()
+    assert (len(asked), len(stopped), counts.files) == (1, 1, 0 if killed else 1)
 
 
 def test_a_model_of_other_dtypes_has_as_much_less_or_more_to_move() -> None:
@@ -613,29 +624,3 @@ def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it_or_one_that
             seconds = {row.plan: row.run_s for row in decision.table}
             assert seconds[held] <= WORTHWHILE * seconds[decision.plan]
             assert decision.plan == held or (kind, count) == ("H100", 8), "of which four are as quick"
-
-
-def test_who_waits_for_a_count_that_is_killed_has_none_made_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    began, goes_on, waited, asked = threading.Event(), threading.Event(), threading.Event(), list[None]()
-
-    def count(*_: object) -> Counted:
-        asked.append(None)
-        began.set()
-        assert goes_on.wait(60)
-        raise NoAnswerError("its process ended")
-
-    monkeypatch.setattr(counting, "_count", count)
-    (file := tmp_path / "a.safetensors").write_text("1")
-    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
-    with ThreadPoolExecutor() as others:
-        first = others.submit(counts.of, *told)
-        assert began.wait(60)
-        second = others.submit(counts.of, *told, tick=lambda _: waited.set())
-        assert waited.wait(60)
-        goes_on.set()
-        for each in (first, second):
-            with pytest.raises(PassingError, match="its process ended"):
-                each.result()
-    assert len(asked) == 1

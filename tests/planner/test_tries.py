@@ -134,36 +134,26 @@ def test_all_near_plans_are_tuned_whatever_that_takes_the_most_promising_first()
 
 
 @pytest.mark.parametrize(
-    ("copies", "kept"),
+    ("seconds", "warm", "copies", "kept"),
     [
-        (5, None),  # each was started
-        (6, None),  # ring, which may be the quickest, was counted once
-        (7, None),  # of two that are near one was counted twice
-        (8, RING),  # all that are near
+        ((1.0, 0.95, 1.5), False, 5, None),  # each was started
+        ((1.0, 0.95, 1.5), False, 6, None),  # ring, which may be the quickest, was counted once
+        ((1.0, 0.95, 1.5), False, 7, None),  # of two that are near one was counted twice
+        ((1.0, 0.95, 1.5), False, 8, RING),  # all that are near
+        ((1.0, 0.95, 1.0), True, 5, RING),  # two are known, whatever the third is
+        ((0.95, 1.0), True, 3, None),  # one alone says nothing
     ],
 )
-def test_what_is_half_measured_when_time_is_up_counts_for_nothing(copies: int, kept: object) -> None:
-    tries, seconds = Tries((ULYSSES, RING, CFG)), {ULYSSES: 1.0, RING: 0.95, CFG: 1.5}
+def test_what_is_half_measured_when_time_is_up_counts_for_nothing_and_two_that_are_known_are_compared(
+    seconds: tuple, warm: bool, copies: int, kept: object
+) -> None:
+    took = dict(zip((ULYSSES, RING, CFG), seconds, strict=False))
+    tries = Tries(tuple(took), warm=frozenset(took if warm else ()))
     while tries.copies < copies and (plan := tries.due) is not None:
-        tries.note(plan, seconds[plan])
+        tries.note(plan, took[plan])
     tries.give_up()
     found = kept_of(tries)
-    assert tries.due is None and (found.plan if found else None) == kept
-
-
-@pytest.mark.parametrize(
-    ("seconds", "copies", "kept"),
-    [
-        ({ULYSSES: 1.0, RING: 0.95, CFG: 1.0}, 5, RING),  # two are known, whatever the third is
-        ({ULYSSES: 0.95, RING: 1.0}, 3, None),  # one alone says nothing
-    ],
-)
-def test_two_plans_that_were_measured_are_compared(seconds: dict, copies: int, kept: object) -> None:
-    tries = Tries(tuple(seconds), warm=frozenset(seconds))
-    while tries.copies < copies and (plan := tries.due) is not None:
-        tries.note(plan, seconds[plan])
-    tries.give_up()
-    assert tries.best() == kept
+    assert tries.due is None and (found.plan if found else None) == tries.best() == kept
 
 
 def run(tries: Tries, seconds: dict[ParallelPlan, float], noise: tuple[float, ...] = (1.0,)) -> Tries:

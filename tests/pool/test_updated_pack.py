@@ -51,7 +51,7 @@ UPDATES = {
     [pytest.param(each, marks=[] if each == "other words in a message" else [pytest.mark.full]) for each in UPDATES],
 )
 def test_workers_of_another_version_are_refused_in_one_line(tmp_path: Path, update: str) -> None:
-    ignored = shutil.ignore_patterns("*.pyc.*")  # that another process writes now
+    ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "parallel_runtime", tmp_path / "parallel_runtime", ignore=ignored)
     command = [sys.executable, "-c", PARENT, json.dumps(NEW_VERSION | UPDATES[update])]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)

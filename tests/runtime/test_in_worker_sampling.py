@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-5  # fp32 sums in another order, four calls of the model after one another
 PLANS = (
-    *("ulysses=1", "ulysses=2", "ring=2", "ulysses=2,ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=3", "data=2"),
-    *("data=2,cfg=2,ring=2", "cfg=2,ulysses=2,weights=sharded", "data=2,ring=2,weights=sharded"),
+    *("ulysses=1", "ulysses=2", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=3", "data=2"),
+    *("data=2,cfg=2,ring=2", "ulysses=5", "cfg=2,ulysses=2,weights=sharded", "data=2,ring=2,weights=sharded"),
     *("ulysses=3,weights=offloaded", "pipefusion=2,warmup_steps=5"),  # three steps, all of warm-up
 )
 KINDS = {

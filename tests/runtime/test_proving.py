@@ -161,6 +161,16 @@ def test_a_shared_call_that_raises_refuses_the_plan_and_counts_as_no_failure_of_
     assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
 
 
+@pytest.mark.slow
+def test_a_smaller_call_that_fails_proves_nothing_and_ends_nothing(pool: Pool, spec: ModelSpec) -> None:
+    call = call_of(latent(40, 40), wrong="corner")
+    proof, _ = proof_of(pool, spec, call, room=0.5)
+    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, 2, None), proof
+    assert proof.reason == "a call that is made for the proof alone failed: ShapesError: no layer is made for this"
+    assert pool.status()["last_failure"] is None
+    assert pool.run(spec, ULYSSES, [call]).outs[0].isfinite().all(), "the run goes on"
+
+
 class Answers:
     """Ranks without processes. All calls come to the same, but without exchange; one that is `wrong` raises `error`."""
 

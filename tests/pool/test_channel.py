@@ -103,7 +103,7 @@ def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(
     gc.collect()  # of tests before this one
     before = open_descriptors()
     socket.send_fds(ours, [packet], [0] * sent)
-    with pytest.raises(ProtocolError, match=said):
+    with pytest.raises(ProtocolError, match=said or None):
         channel.recv()
     assert not open_descriptors() - before
     ours.close()

@@ -19,17 +19,17 @@ class TemporaryFolder:
     """A new folder at `path`, until `cleanup` or the end of this process. Raises OSError where none can be made."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self.path = Path(self._folder.name)
         self._lock = _locked(self.path)
         remove_left()
 
     def cleanup(self) -> None:
-        """Remove it with all that is in it."""
-        self._folder.cleanup()
+        """Remove it with all that is in it. An open file would stay on NFS, by another name."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        self._folder.cleanup()
 
 
 def remove_left() -> None:

@@ -7,7 +7,7 @@ from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.model.files import diffusion_model_path, diffusion_models, file_identity
 from .host.model.found_plans import LOOKING
-from .host.model.new_model import COUNTS, remote_patcher
+from .host.model.new_model import remote_patcher
 from .host.model.pools import POOLS
 from .host.panel.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
@@ -93,7 +93,7 @@ def state_of(unet_name: str | None) -> str:
     Which file another node names is not known: then any that was loaded and was written to since counts.
     """
     identity = POOLS.file_changes() if unet_name is None else file_identity(unet_name)
-    return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news() + COUNTS.news}"
+    return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:

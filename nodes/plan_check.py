@@ -34,7 +34,7 @@ def check_plan(values: Mapping[str, str]) -> dict:
 
 def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
     path, identity = diffusion_model_path(name), file_identity(name)
-    measured = calibration_identity(), (COUNTS.files, COUNTS.due), LOOKING.state()
+    measured = calibration_identity(), COUNTS.files, LOOKING.state()
     decision, memory = _known(choice, path, weight_dtype, identity, measured)
     told = {
         "device": memory.device_bytes,

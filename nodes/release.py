@@ -4,7 +4,6 @@ import time
 
 from comfy_api.latest import io
 
-from .host.model.new_model import released
 from .host.model.pools import POOLS
 from .sockets import CATEGORY
 
@@ -38,5 +37,4 @@ class ReleaseParallelPool(io.ComfyNode):
     def execute(cls, anything: object = None) -> io.NodeOutput:
         """Ends every pool; one that has failed too often may start again."""
         POOLS.close_all()
-        released()
         return io.NodeOutput(anything)

@@ -51,21 +51,6 @@ class OutOfMemoryInRankError(PoolError):
     """The workers failed: a rank found no memory, of its device or of the host."""
 
 
-class PassingError(ValueError):
-    """What was asked could not be answered for a reason that may pass, as a lack of memory: it says nothing of the file
-    or the class that was asked about."""
-
-
-# As torch, Linux and Python say that there is no memory, or no room for a thread; torch raises a RuntimeError.
-NO_ROOM = ("can't allocate memory", "Cannot allocate memory", "can't start new thread")
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether the same may succeed at another time: memory, a process or a file was lacking."""
-    lacking = isinstance(error, PassingError | MemoryError | OSError)
-    return lacking or any(words in str(error) for words in NO_ROOM)
-
-
 BESIDE_BLOCKS = "beside blocks of sharded or offloaded weights that stay whole"  # what a rank adds to an error
 
 

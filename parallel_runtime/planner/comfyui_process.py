@@ -20,7 +20,6 @@ from typing import IO, Any, cast
 from .. import pack_folder
 from ..checkpoint import ComfyUI
 from ..devices import STOCK_NODES, missing_system
-from ..errors import PassingError
 from ..process.temporary_folders import TemporaryFolder
 from ..redact_paths import with_short_home
 
@@ -29,7 +28,6 @@ PACK_ROOT = Path(__file__).parents[2]
 OPTIONS = ("--use-pytorch-cross-attention",)
 ENDING_S = 10
 CLOCK = 3  # times its limit: how long a process may live that others keep from computing
-AGAIN_S = 60.0  # after a failure that may pass, until the same is asked again
 TICK_S = 0.2  # between two looks at whether an answer is still wanted
 ITS_PYTHON = "run this with the Python that runs ComfyUI, and see that ComfyUI starts"
 
@@ -63,16 +61,12 @@ def version_of(comfyui: ComfyUI) -> str:
 ANSWERS = "parallel_runtime.models.hosted.reference"
 
 
-class NotStartedError(PassingError):
+class NotStartedError(ValueError):
     """There is no room for the process's files now."""
 
 
-class NoAnswerError(PassingError):
+class NoAnswerError(ValueError):
     """The process ended, or ran out of time, before it had answered."""
-
-
-class TookTooLongError(NoAnswerError):
-    """It ran out of time, as it may every time."""
 
 
 class ComfyUIProcess:
@@ -83,8 +77,8 @@ class ComfyUIProcess:
     clock and by what it computed, `CLOCK` times as long by the clock alone. `tick`: called with the seconds since it
     was started while an answer is waited for. What `tick` raises, and the end of its time, end it and what it started.
 
-    Raises `ValueError` for what it refuses, also when it is made; `PassingError` where that may be otherwise later: a
-    ComfyUI that cannot be imported, no memory; `NoAnswerError` when it ends instead, or has no more time.
+    Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported; `NoAnswerError`
+    when it ends instead, or has no more time.
     """
 
     def __init__(
@@ -170,8 +164,8 @@ class ComfyUIProcess:
     def ask(self, what: str, told: Callable[[str], None] = lambda _: None, /, **with_: object) -> dict[str, Any]:
         """The answer to a question; `told` hears what goes on meanwhile, where the program says so.
 
-        Raises `ValueError` for what it refuses, `PassingError` where that may be otherwise later, `NoAnswerError` when
-        it ends instead or has no more time, and whatever `tick` raises.
+        Raises `ValueError` for what it refuses, `NoAnswerError` when it ends instead or has no more time, and whatever
+        `tick` raises.
         """
         line = ""
         try:
@@ -192,15 +186,14 @@ class ComfyUIProcess:
             raise NoAnswerError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
         said = json.loads(line)
         if "missing" in said:
-            raise PassingError(
+            raise ValueError(
                 f"ComfyUI of {self.comfyui.path} cannot be imported: {sys.executable} has no {said['missing']}; "
                 f"{ITS_PYTHON}"
             )
-        refusal = PassingError if said.get("passes") else ValueError
         if "refused" in said:
-            raise refusal(said["refused"])
+            raise ValueError(said["refused"])
         if "failed" in said:
-            raise refusal(f"ComfyUI's own code ({self.comfyui.path}) failed: {said['failed']}; {ITS_PYTHON}")
+            raise ValueError(f"ComfyUI's own code ({self.comfyui.path}) failed: {said['failed']}; {ITS_PYTHON}")
         answer: dict[str, Any] = said["answer"]
         return answer
 
@@ -214,7 +207,7 @@ class ComfyUIProcess:
                 took_s = min(since_s, self._computed_s())
                 for most_s, is_s in ((self._limit_s, took_s), (CLOCK * self._limit_s, since_s)):
                     if is_s >= most_s:
-                        raise TookTooLongError(f"it took more than {most_s:g} s")
+                        raise NoAnswerError(f"it took more than {most_s:g} s")
             if self._tick is not None:
                 self._tick(since_s)
             if ready.poll(TICK_S * 1000):

@@ -18,9 +18,8 @@ from threading import Lock
 from typing import Any, TypeAlias
 
 from ..checkpoint import ComfyUI
-from ..errors import PassingError
 from .automatic import usual_work
-from .comfyui_process import AGAIN_S, TICK_S, ComfyUIProcess
+from .comfyui_process import TICK_S, ComfyUIProcess, NoAnswerError, NotStartedError
 from .counted import CountedModel, Polynomial
 from .kept_counts import CountKey, KeptCounts, count_key
 from .work import Work
@@ -94,8 +93,7 @@ class Counts:
     def __init__(self, kept: KeptCounts | None = None) -> None:
         self._kept = kept
         self._known: dict[Key, Counted | str] = {}  # or why it cannot be counted
-        self._unanswered: dict[Key, tuple[float, str]] = {}  # when it failed last for what may pass, and why
-        self._releases, self._released_s = 0, -math.inf
+        self._unanswered: dict[Key, tuple[float, str]] = {}  # when there was no answer last, and why
         self._turns: dict[Key, Lock] = {}
 
     def of(
@@ -113,24 +111,23 @@ class Counts:
         `found`: the plan that was found for its class (`ModelSpec.found`), None for what the user has kept.
         Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
         `ValueError` for a file that is not there, that ComfyUI does not know or that cannot be counted, and what `tick`
-        raises. A refusal is kept; what may pass (`PassingError`) is tried again once `AGAIN_S` are over.
+        raises.
         """
-        key, asked = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}
+        key, asked, began_s = _key(path, dtype, comfyui, found, size), {**USUAL_SIZE, **size}, time.monotonic()
         with self._turn(key, tick):
             ended_s, why = self._unanswered.get(key, (-math.inf, ""))
-            if time.monotonic() < ended_s + AGAIN_S:
-                raise PassingError(why)
+            if ended_s > began_s:  # this one has waited for it
+                raise NoAnswerError(why)
             if key not in self._known:
                 try:
                     self._known[key] = self._loaded(key) or self._saved(
                         key, _count(path, dtype, comfyui, found, asked, tick)
                     )
-                except PassingError as error:  # as for want of memory, which there may be next time
+                except (NoAnswerError, NotStartedError) as error:  # as for want of memory, which there may be next time
                     self._unanswered[key] = time.monotonic(), str(error)
                     raise
                 except ValueError as error:  # it would be refused again; the error itself holds what its callers held
                     self._known[key] = str(error)
-                self._unanswered.pop(key, None)
             known = self._known[key]
         if isinstance(known, str):
             raise ValueError(known)
@@ -151,22 +148,6 @@ class Counts:
         if self._kept is not None and kept_by is not None:
             self._kept.save(kept_by, known.to_dict())
         return known
-
-    def release(self) -> None:
-        """The user has acted: what failed since the last time, for a reason that may pass, is worth another load."""
-        self._releases += any(ended_s > self._released_s for ended_s, _ in list(self._unanswered.values()))
-        self._released_s = time.monotonic()
-
-    @property
-    def news(self) -> int:
-        """Another one where a load should ask again."""
-        return self._releases
-
-    @property
-    def due(self) -> tuple[float, ...]:
-        """When those failed that would be tried again now."""
-        now_s = time.monotonic()
-        return tuple(ended_s for ended_s, _ in list(self._unanswered.values()) if now_s >= ended_s + AGAIN_S)
 
     @property
     def files(self) -> int:

@@ -236,18 +236,13 @@ class Failures:
         if self._times:
             self._times.pop()
 
-    def answered(self) -> None:
-        """Workers have computed what was asked: earlier failures do not count towards too many. `last` stays."""
-        self._times.clear()
-
     def forget(self) -> None:
         """Begin anew: the user has acted."""
         self._times.clear()
         self.last = None
 
     def refuse_storm(self) -> None:
-        """Raise PoolError when workers failed again and again, with no answer between: they need the user, not another
-        start."""
+        """Raise PoolError when workers failed again and again: they need the user, not another start."""
         times = self._times
         if len(times) == MAX_FAILURES and times[-1] - times[0] <= WINDOW_S and self.last is not None:
             raise PoolError(

@@ -275,9 +275,7 @@ class Pool:
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
-            result = workers.run(model, plan, calls, batch_groups, check, on_sent=on_sent)
-            self._failures.answered()
-            return result
+            return workers.run(model, plan, calls, batch_groups, check, on_sent=on_sent)
 
     def sample(
         self,
@@ -300,16 +298,12 @@ class Pool:
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)
-            sampled = workers.sample(model, plan, run, check, on_step=on_step)
-            self._failures.answered()
-            return sampled
+            return workers.sample(model, plan, run, check, on_step=on_step)
 
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
         with self._asking(check_cancelled) as check:
-            answer = ask((self._settled(check) or self._ready(check)).vae, check)
-            self._failures.answered()
-            return answer
+            return ask((self._settled(check) or self._ready(check)).vae, check)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""

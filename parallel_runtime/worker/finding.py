@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import ModelSpec, read_header
-from ..errors import in_one_line, may_pass, note_module
+from ..errors import in_one_line, note_module
 from ..mapped_file import MappedFile
 from ..models.finder import Candidate, LookedAt, NotFoundError, look, plans
 from ..models.hosted.build import Recognised, build, recognise
@@ -31,7 +31,7 @@ from ..models.specs.found import key_of
 from ..models.specs.spec import ShardingSpec
 from ..models.specs.written import from_data, to_data
 from ..proof import CONTROL, TOLERANCES
-from .forked_ranks import RanksDisagreeError, errors_of
+from .forked_ranks import RanksDisagreeError, RanksLostError, errors_of
 from .put_back import put_back
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ class Finding(Reference):
                     told |= self._of_more(model, whole, seen, proven, told)
         except NotFoundError as error:
             told["refused"] = str(error)
+        except (RanksLostError, MemoryError):
+            raise
         except Exception as error:
-            if may_pass(error):
-                raise
             note_module(error, model)
             raise ValueError(f"looking at {kind.__name__} ended with {in_one_line(error)}") from error
         if not told["refused"] and "plan" not in told:
@@ -139,9 +139,9 @@ class Finding(Reference):
                     if not found:
                         continue
                     seen, told = here, found
-            except Exception as error:
-                if may_pass(error):
-                    raise
+            except (RanksLostError, MemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  a class may raise anything for what it was not made for
                 log.info("no plan holds for calls with %s too: %s", kind, in_one_line(error))
                 continue
             proven = [*proven, more]
@@ -178,9 +178,7 @@ class Finding(Reference):
                         with torch.inference_mode():
                             looked_at[0]()
                             proven[0]()
-                except Exception as error:  # a class may raise anything for a size that it does not take
-                    if may_pass(error):
-                        raise
+                except Exception as error:  # noqa: BLE001  a class may raise anything for a size that it does not take
                     note_module(error, built.module)
                     said = said or in_one_line(error)
                     log.info("with %s the model does not run: %s", changed or "usual sizes", error)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import PassingError, in_one_line, may_pass, note_module
+from ..errors import in_one_line, note_module
 from ..kernel_calls import MFD_CLOEXEC, memfd_create
 from ..models.hosted.hooks import SharedModel
 from ..models.specs.spec import ShardingSpec
@@ -27,13 +27,14 @@ from .own_tokens import OwnTokens
 
 LONGEST_S = 300.0  # that ranks may take for all calls
 SHARES = {3: (2, 1, 4)}  # by ranks
+NO_MEMORY = "can't allocate memory"  # of torch, in a RuntimeError
 
 
 class RanksDisagreeError(ValueError):
     """The calls cannot be computed by the plan; the text is what the first rank raised."""
 
 
-class RanksLostError(PassingError):
+class RanksLostError(ValueError):
     """A rank ended without an answer, is silent, or lacks what it takes to compute: nothing is known of the plan."""
 
 
@@ -126,7 +127,7 @@ def _rank(
             said: dict[str, Any] = {"errors": errors, "control": finite(relative_error(calls[0](), wanted[0]))}
     except Exception as error:  # noqa: BLE001  told to the process that asked
         note_module(error, model)
-        of_plan = joined and not may_pass(error)
+        of_plan = joined and not isinstance(error, MemoryError) and NO_MEMORY not in str(error)
         said = {"raised" if of_plan else "lost": in_one_line(error)}
     with os.fdopen(answers, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(said))

@@ -356,57 +356,6 @@ def test_what_another_process_saw_of_another_file_serves_no_load_and_is_not_look
         assert len(search.unkept) == unkept
 
 
-def test_a_look_that_failed_for_what_may_pass_is_begun_again_by_a_load_and_at_most_once_a_minute(
-    module_of_pack, tmp_path, monkeypatch
-) -> None:
-    module, errors = module_of_pack("nodes.host.model.found_plans"), module_of_pack("parallel_runtime.errors")
-    found, checkpoint = (module_of_pack(f"parallel_runtime.{name}") for name in ("models.specs.found", "checkpoint"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    key = found.FoundKey(model_class="a.New", source="1f", comfyui="0.30.0", kind="5b")
-    monkeypatch.setattr(module, "this_comfyui", lambda: checkpoint.ComfyUI("/comfyui", ()))
-    monkeypatch.setattr(module, "may_be_found", lambda _: True)
-    monkeypatch.setattr(module, "key_of", lambda *_: key)
-    monkeypatch.setattr(module, "found_spec_of", lambda *_, known, **__: known)
-    monkeypatch.setattr(module, "why_unshared", lambda _: "unshared")
-    monkeypatch.setattr(module, "replace", lambda _, **changes: SimpleNamespace(**changes))
-    raised, asked, search = [ValueError("no call of it can be made")], list[str](), module.SpecSearch()
-
-    def find_plan(path: str, *_: object, **__: object) -> None:
-        asked.append(path)
-        raise raised[0]
-
-    monkeypatch.setattr(module, "find_plan", find_plan)
-    source = SimpleNamespace(
-        model=SimpleNamespace(diffusion_model=torch.nn.Identity()),
-        recognised=SimpleNamespace(kind="5b"),
-        spec=SimpleNamespace(path="/a.safetensors", checkpoint=False),
-    )
-
-    def asked_by_loads(*agains_s: float, look: bool = True) -> int:
-        asked.clear()
-        for again_s in agains_s:
-            monkeypatch.setattr(module, "AGAIN_S", again_s)
-            assert search.with_found(source, look=look).unshared == "unshared"
-        return len(asked)
-
-    assert asked_by_loads(0.0, 0.0) == 1, "a refusal is kept"
-    search.release()
-    assert search.news() == 0
-    search.unkept.clear()
-    raised[0] = module.NoAnswerError("its process ended")
-    assert (asked_by_loads(60.0, 60.0), asked_by_loads(0.0, look=False), asked_by_loads(0.0, 60.0)) == (1, 0, 1)
-    for _ in range(2):
-        search.release()
-        assert search.news() == 1
-    raised[0] = errors.PassingError("no memory")
-    assert asked_by_loads(0.0, 0.0) == 2
-    raised[0] = ValueError("no call of it can be made")
-    assert asked_by_loads(0.0, 0.0, 0.0) == 1
-    search.unkept.clear()
-    raised[0] = module.TookTooLongError("it took more than 30 s")
-    assert asked_by_loads(0.0, 0.0) == 1, "each load would take as long"
-
-
 def test_a_plan_that_is_kept_serves_a_load_where_it_fits_the_transformer(module_of_pack, monkeypatch, caplog) -> None:
     module, transformer = module_of_pack("nodes.host.model.found_plans"), torch.nn.Identity()
     kept = module_of_pack("parallel_runtime.models.specs.found").Found(why="kept")

@@ -88,15 +88,3 @@ def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_o
 def test_an_engine_that_does_not_start_fails_the_start(pool_of, engine, cause):
     with pytest.raises(PoolError, match=rf"^rank 0: {cause}; "):
         pool_of(1, engine=engine).start()
-
-
-def test_failures_with_right_answers_between_never_lock_the_workers_and_three_in_a_row_do(lone_rank):
-    fails = {"faults": {0: [["fail", "ValueError", "no"]]}}
-    for _ in range(4):
-        assert "ValueError: no" in first_line(failure(lone_rank, **fails))
-        assert torch.equal(run_step(lone_rank).out, torch.arange(10.0))
-    for _ in range(3):
-        assert "ValueError: no" in first_line(failure(lone_rank, **fails))
-    assert "failed 3 times" in first_line(failure(lone_rank))
-    lone_rank.close()
-    assert torch.equal(run_step(lone_rank).out, torch.arange(10.0))

@@ -5,13 +5,11 @@ Of ComfyUI's classes it is families/test_counts.py's.
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from parallel_runtime.errors import PassingError, may_pass
 from parallel_runtime.models.hosted import count, reference
 from parallel_runtime.models.hosted.attention import AttentionSwitch
 from parallel_runtime.models.hosted.count import POINTS, CountedSequence, OperationCounter, SilentAxis
@@ -219,32 +217,3 @@ def test_what_is_held_is_in_proportion_to_the_tokens(one: float, two: float, eve
 def test_a_numbers_tokens_are_those_of_the_first_two_points() -> None:
     assert count._tokens_a_number([10, 14, 90], [5, 7, 8], channels=16) == 0.5
     assert count._tokens_a_number([10, 14], [0, 0], channels=16) == 1 / 64, "of patches of 2 x 2 where none are counted"
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ValueError("no model"), {"refused": "no model", "passes": False}),
-        (PassingError("a rank ended"), {"refused": "a rank ended", "passes": True}),
-        (ModuleNotFoundError("No module named 'x'", name="x"), {"missing": "x"}),
-    ],
-)
-def test_an_answer_tells_what_may_pass_from_what_is_refused(error: Exception, said: dict[str, object]) -> None:
-    asked = SimpleNamespace(questions=("count",), count=Mock(side_effect=error))
-    assert reference.answer(asked, '{"do": "count", "with": {}}') == said
-
-
-@pytest.mark.parametrize(
-    ("error", "passes"),
-    [
-        *((each, True) for each in (MemoryError(), OSError(12, "Cannot allocate memory"), PassingError("silent"))),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("unable to mmap 8 bytes from file <a>: Cannot allocate memory (12)"), True),
-        (RuntimeError("can't start new thread"), True),
-        *((each, False) for each in (ValueError("no model"), KeyError("x"), RuntimeError("shapes differ"))),
-    ],
-)
-def test_what_memory_or_a_process_lacks_for_may_pass_and_what_a_class_raises_does_not(
-    error: Exception, passes: bool
-) -> None:
-    assert may_pass(error) is passes

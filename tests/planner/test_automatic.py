@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.errors import PassingError
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner import counting, hardware, machine
 from parallel_runtime.planner.automatic import (
@@ -50,6 +48,13 @@ def on_gpus(
     count: int, gib: int, calibration: Calibration | None = H100, *, model: CountedModel = FLUX, **settings: str
 ) -> Decision:
     return automatic_plan(model, usual_work(), gpus(count), [gib * GIB] * count, calibration, **settings)
+
+
+def test_the_usual_work_is_one_image_of_1024_pixels_without_cfg() -> None:
+    work = usual_work()
+    assert (work.image_tokens, work.text_tokens, work.rows) == (image_tokens(1024, 1024), 512, 1)
+    image = "1024 x 1024 pixels, 4096 image tokens, 512 text tokens, cfg 1, one image"
+    assert any(image in why for why in on_gpus(2, 80).reasons)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -511,19 +516,10 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         with pytest.raises(ValueError, match="no model"):
             counts.of(str(file), "torn", ComfyUI("/comfy"))
     assert counts.known(str(file), "torn", ComfyUI("/comfy")) is None and (len(asked), counts.files) == (4, 4)
-    counts.release()
-    assert (counts.news, counts.due) == (0, ())
-    for again_s, times in ((60.0, 5), (60.0, 5), (0.0, 6), (0.0, 7)):  # at most once in that time
-        monkeypatch.setattr(counting, "AGAIN_S", again_s)
-        with pytest.raises(PassingError, match="its process ended"):
+    for times in (5, 6):
+        with pytest.raises(NoAnswerError):
             counts.of(str(file), "killed", ComfyUI("/comfy"))
         assert (len(asked), counts.files) == (times, 4), "a process that was killed says nothing of the file"
-        assert len(counts.due) == (again_s == 0.0)
-    for _ in range(2):
-        counts.release()
-        assert counts.news == 1, "loads ask again behind a Release, once"
-    monkeypatch.setattr(counting, "_count", lambda *_: usual_counted())
-    assert counts.of(str(file), "killed", ComfyUI("/comfy")) is usual_counted() and counts.due == ()
     file.write_text("another")
     assert counts.known(*told) is None
     file.unlink()
@@ -532,40 +528,30 @@ def test_a_model_is_counted_once_and_a_refusal_is_remembered(monkeypatch: pytest
         counts.of(*told)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_who_waits_for_anothers_count_may_stop_waiting_and_has_none_made_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: bool
-) -> None:
-    began, goes_on, waits, asked, stopped = *(threading.Event() for _ in range(3)), list[None](), list[float]()
+def test_who_waits_for_anothers_count_may_stop_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    began, goes_on = threading.Event(), threading.Event()
 
     def count(*_: object) -> Counted:
-        asked.append(None)
         began.set()
         assert goes_on.wait(60)
-        if killed:
-            raise NoAnswerError("its process ended")
         return usual_counted()
 
     monkeypatch.setattr(counting, "_count", count)
     (file := tmp_path / "a.safetensors").write_text("1")
-    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
+    told, counts, waited = (str(file), "bfloat16", ComfyUI("/comfy")), Counts(), []
 
-    def stop(since_s: float) -> None:
-        stopped.append(since_s)
+    def tick(since_s: float) -> None:
+        waited.append(since_s)
         raise KeyboardInterrupt
 
-    with ThreadPoolExecutor() as others:
-        first = others.submit(counts.of, *told)
+    with ThreadPoolExecutor() as other:
+        first = other.submit(counts.of, *told)
         assert began.wait(60)
         with pytest.raises(KeyboardInterrupt):
-            counts.of(*told, tick=stop)
-        second = others.submit(counts.of, *told, tick=lambda _: waits.set())
-        assert waits.wait(60)
+            counts.of(*told, tick=tick)
         goes_on.set()
-        for each in (first, second):
-            with pytest.raises(PassingError, match="its process ended") if killed else nullcontext():
-                assert each.result() is usual_counted()
-    assert (len(asked), len(stopped), counts.files) == (1, 1, 0 if killed else 1)
+        assert first.result() is usual_counted()
+    assert len(waited) == 1 and counts.files == 1
 
 
 def test_a_model_of_other_dtypes_has_as_much_less_or_more_to_move() -> None:
@@ -624,3 +610,32 @@ def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it_or_one_that
             seconds = {row.plan: row.run_s for row in decision.table}
             assert seconds[held] <= WORTHWHILE * seconds[decision.plan]
             assert decision.plan == held or (kind, count) == ("H100", 8), "of which four are as quick"
+
+
+def test_who_waits_for_a_count_that_is_killed_has_none_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began, goes_on, waited, asked = threading.Event(), threading.Event(), threading.Event(), list[None]()
+
+    def count(*_: object) -> Counted:
+        asked.append(None)
+        began.set()
+        assert goes_on.wait(60)
+        raise NoAnswerError("its process ended")
+
+    monkeypatch.setattr(counting, "_count", count)
+    (file := tmp_path / "a.safetensors").write_text("1")
+    told, counts = (str(file), "bfloat16", ComfyUI("/comfy")), Counts()
+    with ThreadPoolExecutor() as others:
+        first = others.submit(counts.of, *told)
+        assert began.wait(60)
+        second = others.submit(counts.of, *told, tick=lambda _: waited.set())
+        assert waited.wait(60)
+        goes_on.set()
+        for each in (first, second):
+            with pytest.raises(NoAnswerError, match="its process ended"):
+                each.result()
+    assert len(asked) == 1
+    with pytest.raises(NoAnswerError):
+        counts.of(*told)
+    assert len(asked) == 2, "who asks later is another one"

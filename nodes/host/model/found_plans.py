@@ -7,16 +7,13 @@ found counts for calls that the prover has proven (proof/proving.py). Does not o
 """
 
 import logging
-import math
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from ....parallel_runtime.checkpoint import ModelSpec
-from ....parallel_runtime.errors import PassingError
 from ....parallel_runtime.models.specs import may_be_found
 from ....parallel_runtime.models.specs.found import (
     Found,
@@ -31,7 +28,7 @@ from ....parallel_runtime.models.specs.found import (
     of_text,
     to_text,
 )
-from ....parallel_runtime.planner.comfyui_process import AGAIN_S, CLOCK, OPTIONS, NoAnswerError, TookTooLongError
+from ....parallel_runtime.planner.comfyui_process import CLOCK, OPTIONS, NoAnswerError
 from ....parallel_runtime.planner.finding import find_plan
 from ....parallel_runtime.redact_paths import redact_paths
 from ..contract.comfyui import check_cancelled
@@ -43,32 +40,22 @@ LIMIT_S = 30.0
 UNSEEN = Found(why="nobody wrote a plan for it; one is looked for when the file is loaded")
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpecSearch:
     """What this process knows of plans that were looked for, beyond what the user's file says.
 
-    `unkept`: of kinds of files that no file says: those whose search did not end, and all where no file can be written.
-    `failed_s`: when a search failed for a reason that may pass; a load begins it again once `AGAIN_S` are over.
-    `replaced`: the kinds whose plan replaced another in a run, and the other's hash. `releases`: how often the user
-    acted, the last time at `released_s`, when a search had failed.
+    `unkept`: of kinds of files that no file says: those whose search did not end, which does not begin again, and all
+    where no file can be written. `replaced`: the kinds whose plan replaced another in a run, and the other's hash.
     """
 
     unkept: dict[FoundKey, Found] = field(default_factory=dict)
-    failed_s: dict[FoundKey, float] = field(default_factory=dict)
     replaced: set[tuple[FoundKey, str]] = field(default_factory=set)
-    releases: int = 0
-    released_s: float = -math.inf
 
     def news(self) -> int:
         """Another one where a MODEL's plan, and what was predicted by it, may not be what a load would find now:
-        another process has kept what no file said, a proof refused a plan, or the user acted."""
+        another process has kept what no file said, or a proof refused a plan."""
         kept = found_specs()
-        return sum(kept.load(key) is not None for key in self.unkept) + len(self.replaced) + self.releases
-
-    def release(self) -> None:
-        """The user has acted: what failed since the last time, for a reason that may pass, is worth another load."""
-        self.releases += any(failed_s > self.released_s for failed_s in list(self.failed_s.values()))
-        self.released_s = time.monotonic()
+        return sum(kept.load(key) is not None for key in self.unkept) + len(self.replaced)
 
     def state(self) -> object:
         """Another one whenever something more is known."""
@@ -98,7 +85,7 @@ class SpecSearch:
 
         unkept = self.unkept.get(key)
         found = found_spec_of(kind, file_kind, fits=fits, known=unkept) or unkept
-        if found is None or (look and found is unkept and self._is_due(key)):
+        if found is None:
             found = self._looked(source.spec, key, check_cancelled) if look else UNSEEN
         unshared = _given(transformer, found)
         if unshared:
@@ -133,9 +120,6 @@ class SpecSearch:
         self.replaced.add((key, refused.digest))
         return own
 
-    def _is_due(self, key: FoundKey) -> bool:
-        return time.monotonic() >= self.failed_s.get(key, math.inf) + AGAIN_S
-
     def _looked(self, spec: ModelSpec, key: FoundKey, check: Callable[[], None]) -> Found:
         node, name = NodeText(), key.model_class.rpartition(".")[2]
         log.info("nobody wrote a plan for %s: looking at its calls for up to %g s", name, LIMIT_S)
@@ -161,12 +145,7 @@ class SpecSearch:
                     "the next load uses what it finds"
                 )
             found = self.unkept[key] = none_found(why)
-            if isinstance(error, PassingError) and not isinstance(error, TookTooLongError):
-                self.failed_s[key] = time.monotonic()
-            else:
-                self.failed_s.pop(key, None)
         else:
-            self.failed_s.pop(key, None)
             found, same = of_report(report), key == key_in(report)
             if not same:
                 found = none_found(_otherwise(key, key_in(report)))

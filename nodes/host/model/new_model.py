@@ -166,12 +166,6 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     return patcher
 
 
-def released() -> None:
-    """The user has acted: what could not be found of a file, for a reason that may pass, is asked again by a load."""
-    COUNTS.release()
-    LOOKING.release()
-
-
 def _advised(
     patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, of: tuple[ModelSpec, int]
 ) -> dict | None:

@@ -19,7 +19,6 @@ from ....parallel_runtime.devices import missing_system
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
-from ..model.new_model import released
 from ..model.pools import ALIVE, POOLS
 from ..model.source import this_comfyui
 from ..proof.tuning import TuningRequest
@@ -87,7 +86,6 @@ def _in_a_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
 def _release() -> None:
     _cancel_prompt()
     POOLS.close_all()
-    released()
 
 
 def _restart() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...checkpoint import ComfyUI, ModelSpec, read_header
-from ...errors import in_one_line, may_pass
+from ...errors import in_one_line
 from ...mapped_file import MappedFile
 from ...process.lifeline import arm
 from ...torch_flags import exact_fp32
@@ -198,8 +198,6 @@ class Reference:
             built.round_here()
             return recognised, built, look(built.whole, torch.device("cpu"))
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # or of what comes of its weights
-            if may_pass(error):
-                raise
             num_bytes, name = sum(weight.nbytes for weight in recognised.weights.values()), type(built.whole).__name__
             if num_bytes > MOST_COMPUTED_BYTES:
                 raise ValueError(
@@ -318,7 +316,7 @@ def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
 
 
 def answer(reference: Reference, line: str) -> dict[str, Any]:
-    """The answer to one question; what a user can get wrong is an answer too. `passes`: that may be otherwise later."""
+    """The answer to one question; what a user can get wrong is an answer too."""
     question = json.loads(line)
     try:
         if question["do"] not in reference.questions:
@@ -327,7 +325,7 @@ def answer(reference: Reference, line: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         return {"missing": error.name or str(error)}
     except ValueError as error:
-        return {"refused": str(error), "passes": may_pass(error)}
+        return {"refused": str(error)}
 
 
 def serve(reference: Reference) -> None:
@@ -341,7 +339,7 @@ def serve(reference: Reference) -> None:
             said = answer(reference, line)
         except Exception as error:  # noqa: BLE001  told to the other side, which ends
             traceback.print_exc()
-            said = {"failed": in_one_line(error), "passes": may_pass(error)}
+            said = {"failed": in_one_line(error)}
         _write(answers, said)
 
 

@@ -176,20 +176,6 @@ done = []
 actions.POOLS = SimpleNamespace(close_all=lambda: done.append("closed"), all=list)
 actions.MACHINES = SimpleNamespace(keep=lambda names: done.append(names))
 
-# What could not be counted or looked at, for a reason that may pass, has loaders load again behind a Release.
-loader, new_model = (importlib.import_module(f"{NAME}.nodes.{name}") for name in ("loader", "host.model.new_model"))
-loader.POOLS = SimpleNamespace(file_changes=int, lost_generations=int)
-before = loader.state_of(None)
-actions._release()
-assert loader.state_of(None) == before
-new_model.COUNTS._unanswered["a key"] = (time.monotonic(), "killed")
-actions._release()
-after = loader.state_of(None)
-actions._release()
-assert before != after == loader.state_of(None) and done == ["closed"] * 3
-new_model.COUNTS._unanswered.clear()
-done.clear()
-
 
 def busy(do, *words):
     try:

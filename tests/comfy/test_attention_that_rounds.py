@@ -5,10 +5,10 @@ import json
 import pytest
 
 # Finds the kernel for a file that asks for none, one that asks for int8 where this machine has it and where it has not,
-# and under another attention function. The class that reads a file's wish is a newer ComfyUI's: where there is none,
-# one by its rules stands in.
+# with one layer that asks for a kernel with a number, and under another attention function. The class that reads a
+# file's wish is a newer ComfyUI's: where there is none, one by its rules stands in.
 SCRIPT = """
-import importlib, json, sys
+import functools, importlib, json, sys
 from trace_samplers import NAME, load
 load(sys.argv[1])
 import torch
@@ -16,17 +16,22 @@ import comfy.ldm.modules.attention as attention
 source = importlib.import_module(f"{NAME}.nodes.host.model.source")
 
 def attention_comfy_kitchen_int8(): ...
+def attention_comfy_kitchen_sol(): ...
 def attention_sage(): ...
 
 class Asked(torch.nn.Module):
     here = True
     def _load_from_state_dict(self, state, prefix, *_):
         told = json.loads(state.pop(prefix + "config").numpy().tobytes())
-        assert told == {"attention": "comfy_kitchen_int8"}
-        self.function = attention_comfy_kitchen_int8 if self.here else None
+        if isinstance(told, list):
+            self.function = functools.partial(attention_comfy_kitchen_sol, tau=told[0]["tau"])
+        else:
+            assert told == {"attention": "comfy_kitchen_int8"}
+            self.function = attention_comfy_kitchen_int8 if self.here else None
 
 plain = {"blocks.0.attn.weight": torch.ones(2)}
-wish = torch.tensor(list(json.dumps({"attention": "comfy_kitchen_int8"}).encode()), dtype=torch.uint8)
+def config(told): return torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
+wish = config({"attention": "comfy_kitchen_int8"})
 asking = plain | {"blocks.0.attn.comfy_attention.config": wish}
 found = [source.rounding_attention(plain), source.rounding_attention(asking)]
 if hasattr(attention, "ComfyAttention"):
@@ -35,6 +40,8 @@ attention.ComfyAttention = Asked
 found.append(source.rounding_attention(asking))
 Asked.here = False
 found.append(source.rounding_attention(asking))
+sol = config([{"attention": "comfy_kitchen_sol", "tau": 0.5}, {"attention": "comfy_kitchen_int8"}])
+found.append(source.rounding_attention(asking | {"blocks.1.attn.comfy_attention.config": sol}))
 attention.optimized_attention = attention_sage
 found += [source.rounding_attention(asking), source.rounding_attention(plain)]
 import comfy.cli_args
@@ -47,7 +54,7 @@ print(json.dumps(found))
 
 def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines_as_it_is_now(in_comfyui) -> None:
     (found,) = in_comfyui(SCRIPT)
-    assert json.loads(found) == ["", "", "comfy_kitchen_int8", "", "sage", "sage", False, True]
+    assert json.loads(found) == ["", "", "comfy_kitchen_int8", "", "comfy_kitchen_sol", "sage", "sage", False, True]
 
 
 @pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])

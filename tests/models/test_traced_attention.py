@@ -70,8 +70,9 @@ def test_options_reach_the_function_and_the_module_that_attends_is_told(operator
     said = {"scale": 0.25, "enable_gqa": False, "low_precision_attention": True, "transformer_options": {"other": 2}}
     attend(q, q, q, 2, None, torch.float16, True, False, "attn", said | {"preferred_attention": None})
     attend(q, q, q, 2, None, None, True, False, "", {"preferred_attention": SimpleNamespace(function=None)})
-    attend(q, q, q, 2, None, None, True, False, "attn2", {"enable_gqa": True})
-    assert SEEN == [(torch.float16, said | {"transformer_options": options}), (None, {}), (None, {"enable_gqa": True})]
+    flags = {"enable_gqa": True, "causal": False}
+    attend(q, q, q, 2, None, None, True, False, "attn2", flags)
+    assert SEEN == [(torch.float16, said | {"transformer_options": options}), (None, {}), (None, flags)]
     assert SEEN[0][1]["transformer_options"] is options
     assert sites == ["attn", "", "attn2"] and switch.site == "before"
 

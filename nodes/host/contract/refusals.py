@@ -164,6 +164,12 @@ def is_of_transformer(name: str) -> bool:
     return f"{name}.".startswith("diffusion_model.")
 
 
+def is_attention(layer: object) -> bool:
+    """Whether it is ComfyUI's module that says by which function a layer attends: some LoRAs bring one."""
+    kind: Any = comfy.ldm.modules.attention.ComfyAttention
+    return not is_absent(kind) and isinstance(layer, kind)
+
+
 def is_compiled(layer: object) -> bool:
     """Whether a module is one that `torch.compile` made of another."""
     return hasattr(layer, "_orig_mod")

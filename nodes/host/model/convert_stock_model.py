@@ -18,6 +18,7 @@ from ..contract.refusals import (
     COMPILES,
     COPIES,
     check_transformer_options,
+    is_attention,
     is_compiled,
     is_of_transformer,
     refuse_by,
@@ -121,7 +122,8 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
 
 def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     check_transformer_options(model.model_options["transformer_options"])
-    replaced = {name: layer for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    patched = {name: layer for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    replaced = {name: layer for name, layer in patched.items() if not is_attention(layer)}
     # ComfyUI's wrapper holds the stock model, and would run that.
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}) or any(map(is_compiled, replaced.values())):
         raise refuse_by(nodes_like("compile"), *COMPILES)

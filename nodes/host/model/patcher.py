@@ -30,6 +30,7 @@ from ..contract.refusals import (
     Refusal,
     block_patches,
     check_transformer_options,
+    is_attention,
     is_compiled,
     is_of_transformer,
     refuse_by,
@@ -46,7 +47,7 @@ from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_
 from .pools import POOLS
 from .stand_in import RemoteModel
 from .stock_functions import registered_name
-from .weight_deltas import delta_set, refuse_misfit
+from .weight_deltas import attention_left_out, delta_set, refuse_misfit
 
 log = logging.getLogger(__name__)
 FP16_ACCUMULATION = "start ComfyUI with --fast fp16_accumulation"
@@ -300,10 +301,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
         """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,
         as they do not fit it. Raises `ValueError` where none does, and for what cannot travel."""
-        self.left_out = refuse_misfit(patches, before, self.model.shape_of)
-        if self.left_out:
-            NodeText().say(self.left_out)
-            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), self.left_out)
+        self._tell_left_out(refuse_misfit(patches, before, self.model.shape_of))
+
+    def _tell_left_out(self, text: str) -> None:
+        """Say once on the node that executes what of its changes is left out; "" for nothing."""
+        if text and text != self.left_out:
+            NodeText().say(text)
+            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), text)
+        self.left_out = text
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
@@ -345,7 +350,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         before = {name: len(entries) for name, entries in self.patches.items()}
         applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
-        self.tell_misfits({name: self.patches[name] for name in sorted(names)}, before)
+        # a LoRA's wish for another attention function is applied, and no patch of a weight
+        self.tell_misfits({name: self.patches[name] for name in sorted(names & self.patches.keys())}, before)
         return applied
 
     def add_hook_patches(
@@ -406,8 +412,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self._refuse_block_patches()
 
     def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
-        """Refused for parts of the transformer."""
+        """Refused for parts of the transformer, but for the function that a LoRA would have a layer attend by."""
         if is_of_transformer(name):
+            if is_attention(obj):
+                self._tell_left_out(attention_left_out(obj))
+                return
             raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj, *more, **named)
 

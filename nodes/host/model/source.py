@@ -21,6 +21,7 @@ from ....parallel_runtime.models.hosted.formats import widened_formats
 from ....parallel_runtime.models.hosted.hook_points import find_hook_points
 from ....parallel_runtime.models.hosted.kept_state import keeps_of
 from ....parallel_runtime.models.hosted.stage import refuse_stages
+from ....parallel_runtime.models.hosted.stock_attention import title_of
 from ....parallel_runtime.models.specs import SPECS, ShardingSpec, find_spec, not_sampled, spec_of, why_without
 from ....parallel_runtime.models.specs.whole import find_whole
 from ....parallel_runtime.plan import ParallelPlan
@@ -31,8 +32,8 @@ from ..contract.comfyui import comfy, is_absent
 from ..contract.like_host import options_for_ranks
 from .pooled_model import WeightSizes
 
-# In the name of an attention function of ComfyUI's that computes in int8 or fp8.
-ROUNDING = ("sage", "attention3", "int8")
+# In the name of an attention function of ComfyUI's that computes in int8 or fp8, or leaves out blocks of keys.
+ROUNDING = ("sage", "attention3", "int8", "sol")
 META = torch.device("meta")
 
 
@@ -193,17 +194,18 @@ def why_unshared(transformer: torch.nn.Module) -> str:
 def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
     """The attention kernel that rounds more than exact ones and by which ComfyUI computes a file here; "" for none.
 
-    A file may ask for one itself: the config of a `ComfyAttention` among its tensors, which has a function where this
-    machine has the kernel.
+    A file may ask for one itself, for each attention: the configs of `ComfyAttention`s among its tensors, each of which
+    has a function where this machine has the kernel.
     """
-    function = comfy.ldm.modules.attention.optimized_attention
-    config = next((tensor for name, tensor in weights.items() if name.endswith("comfy_attention.config")), None)
-    if config is not None and not is_absent(kind := comfy.ldm.modules.attention.ComfyAttention):
-        asked = kind()
-        asked.load_state_dict({"config": config})
-        function = asked.function or function
-    name = function.__name__.removeprefix("attention_")
-    return name if any(word in name for word in ROUNDING) else ""
+    functions = [comfy.ldm.modules.attention.optimized_attention]
+    configs = [tensor for name, tensor in weights.items() if name.endswith("comfy_attention.config")]
+    if configs and not is_absent(kind := comfy.ldm.modules.attention.ComfyAttention):
+        asked = [kind() for _ in configs]
+        for each, config in zip(asked, configs, strict=True):
+            each.load_state_dict({"config": config})
+        functions = list(dict.fromkeys(each.function or functions[0] for each in asked))
+    names = (title_of(function) for function in functions)
+    return next((name for name in names if any(word in name for word in ROUNDING)), "")
 
 
 def this_comfyui() -> ComfyUI:

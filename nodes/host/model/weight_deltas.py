@@ -6,12 +6,13 @@ weight. Computes nothing.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ....parallel_runtime.models.hosted.deltas import complaints
+from ....parallel_runtime.models.hosted.stock_attention import title_of
 from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas, misfit
 from ..contract.comfyui import LoRAAdapter, adapters, comfy
 from ..contract.refusals import refuse_by
@@ -66,6 +67,16 @@ def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, i
     return (
         f"{len(left_out)} of {new} changes of weights do not fit this model and are left out, as in ComfyUI; the first "
         f"is of {first.key}"
+    )
+
+
+def attention_left_out(layer: Any) -> str:  # noqa: ANN401  a `ComfyAttention`
+    """What is said of a LoRA that brings a function for a layer to attend by; "" where this machine has none of it."""
+    if layer.function is None:
+        return ""
+    return (
+        f"attention by {title_of(layer.function)}, which the LoRA asks for, is left out: workers attend as without it, "
+        "nearer to an exact result and slower"
     )
 
 

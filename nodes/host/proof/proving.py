@@ -177,6 +177,7 @@ class Prover:
         """What a proof of such a call holds for."""
         spec, kind = self.pooled.spec, type(self.transformer)
         options = () if spec.comfyui is None else spec.comfyui.options
+        kernel = self.pooled.rounding_attention  # Ring has an exact one in its place
         return ProofKey(
             comfyui=comfyui_version() or "unknown",
             pack=f"{parallel_runtime.VERSION} {_pack_source()}",
@@ -184,7 +185,7 @@ class Prover:
             source=self._source,
             plan=_told(plan),
             kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
-            weights=" ".join(filter(None, (spec.kept, f"{spec.dtype} of {', '.join(self._formats)}"))),
+            weights=" ".join(filter(None, (spec.kept, f"{spec.dtype} of {', '.join(self._formats)}", kernel))),
             arguments=arguments,
         )
 

@@ -253,7 +253,7 @@ def _pixels_of(vae: VAE, latent: torch.Tensor) -> tuple[int, ...]:
     sizes = latent.shape[2:]
     scales = vae.upscale_ratio if isinstance(vae.upscale_ratio, tuple | list) else [vae.upscale_ratio] * len(sizes)
     grown = [round(scale(size) if callable(scale) else scale * size) for size, scale in zip(sizes, scales, strict=True)]
-    return latent.shape[0], 3 if vae.latent_dim == 2 else vae.output_channels, *grown
+    return latent.shape[0], vae.output_channels, *grown
 
 
 def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Tensor:

@@ -33,7 +33,7 @@ START = 0.3  # of the way from noise to image, where one single call is made
 COUNTED = frozenset(("GenmoMochi", "LTXV"))
 TEXT_MASK = "attention_mask"  # of all text tokens, for models that do not
 # Models of images whose latents have frames all the same, by ComfyUI's names.
-IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
+IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow", "MingImage"))
 
 # What graphs give besides a text: a picture to edit, smaller than the image; a mask by which the first half of the
 # latent's frames, or of its rows, stays; a mask of the text, whose last tokens are padding.

@@ -6,6 +6,7 @@ kernel attended. Does not own what of it ranks share (attention.py).
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class StockAttention:
         """
         tensors = [self.peek(each) for each in (q, k, v)]
         own = _of_file(options)
-        by = overriding(options) or ("" if own is None else _title(own))
+        by = overriding(options) or ("" if own is None else title_of(own))
         kind = (
             *(by, *((each.dtype, each.device.type, each.ndim, each.shape[-1]) for each in tensors)),
             *(heads, skip_reshape and tensors[1].shape[1], mask is None),
@@ -142,7 +143,7 @@ class StockAttention:
 
     def _name(self, tensors: list[Tensor], heads: int, mask: Tensor | None, by_heads: bool) -> str:
         """For the report of this process: ComfyUI's function, with the kernel that torch takes."""
-        name = _title(self.stock)
+        name = title_of(self.stock)
         if name != TORCHS:
             return name
         if not by_heads:
@@ -158,7 +159,10 @@ def _of_file(options: dict[str, Any]) -> Callable[..., Tensor] | None:
     return getattr(options.get("preferred_attention"), "function", None)
 
 
-def _title(function: Callable[..., Tensor]) -> str:
+def title_of(function: Callable[..., Tensor]) -> str:
+    """The name of one of ComfyUI's attention functions, for users; of one with arguments that a file gives, its own."""
+    while isinstance(function, partial):
+        function = function.func
     return getattr(function, "__name__", "attention").removeprefix("attention_")
 
 

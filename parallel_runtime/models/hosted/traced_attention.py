@@ -23,7 +23,7 @@ SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, SymInt heads, Tensor? mask, ScalarType? attn_precision, bool by_heads, "
     "float? scale, str site, str flags) -> Tensor"
 )
-FLAGS = ("enable_gqa", "low_precision_attention")  # options of ComfyUI's function that are true or false
+FLAGS = ("enable_gqa", "low_precision_attention", "causal")  # options of ComfyUI's function that are true or false
 OPTIONS = "transformer_options"
 PREFERRED = "preferred_attention"
 

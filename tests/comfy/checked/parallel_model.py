@@ -39,7 +39,7 @@ new_model, pools, deltas, stand_in, convert, workload, run_context = (
     )
 )
 choice = importlib.import_module(f"{NAME}.nodes.choice")
-ELSEWHERE = importlib.import_module(f"{model_nodes}.model.patcher").ELSEWHERE
+patcher = importlib.import_module(f"{model_nodes}.model.patcher")
 plans, decisions, counting, works, caches = (
     importlib.import_module(f"{runtime}.{name}")
     for name in ("plan", "planner.automatic", "planner.counting", "planner.work", "stock_caches")
@@ -419,6 +419,45 @@ refused(
     "does not fit double_blocks.0.img_attn.qkv.weight, a weight of [768, 256]",
 )
 again_with.clone().add_patches({first: misfits[1]})  # of a LoRA that is added weight by weight
+
+
+# A LoRA that would have layers attend by another function, as ComfyUI applies it from 0.39 on: not among its patches,
+# and at a strength of 0 not at all. The class is a newer ComfyUI's.
+AT = "diffusion_model.double_blocks.0.comfy_attention"
+
+
+class Attention(torch.nn.Module):
+    function = None
+
+
+def attention_comfy_kitchen_sol(): ...
+
+
+def add(self, patches, strength=1.0, *more):
+    if strength:
+        self.add_object_patch(AT, wish)
+    return [f"{AT}.config", *stock_add(self, patches, strength, *more)]
+
+
+core, attentions = (
+    importlib.import_module("comfy.model_patcher").ModelPatcher,
+    importlib.import_module("comfy.ldm.modules.attention"),
+)
+wish, unmet, stock_add, said = Attention(), Attention(), core.add_patches, []
+wish.function = partial(attention_comfy_kitchen_sol, tau=0.5)
+refused(lambda: again.clone().add_object_patch(AT, wish), f"it replaces {AT}")
+on_node = patch.object(patcher, "NodeText", lambda: SimpleNamespace(say=said.append))
+with on_node, patch.object(attentions, "ComfyAttention", Attention, create=True):
+    with patch.object(core, "add_patches", add):
+        for strength in (0.0, 1.0):
+            again_with = again.clone()
+            assert again_with.add_patches({weight: adapter}, strength) == [f"{AT}.config", weight]
+            assert AT not in again_with.object_patches and len(said) == strength
+    again_with = again.clone()
+    for layer in (unmet, wish, wish):
+        again_with.add_object_patch(AT, layer)
+assert len(said) == 2 and said[0] == said[1], said
+assert said[0].startswith("attention by comfy_kitchen_sol, which the LoRA asks for, is left out"), said
 second = (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)
 lying = deltas.delta_set({first: [padded, second]}, "u", shape_of=shape_of)
 assert len(lying.deltas) == 2, "the second fits what the first makes"
@@ -967,12 +1006,12 @@ one, two = replace(it.plan, ulysses=1), it.plan
 for lie, plan, size, loaded in (
     (two, two, SIZE, SIZE),
     (two, one, SIZE, SIZE),
-    (one, one, 0, ELSEWHERE),
-    (one, two, SIZE, ELSEWHERE),
+    (one, one, 0, patcher.ELSEWHERE),
+    (one, two, SIZE, patcher.ELSEWHERE),
 ):
     kind.held_layout = lambda self, plan, lie=lie: lie.layout if held else None
     it.decision = replace(it.decision, plan=plan)
     assert (it.model_size(), it.loaded_size()) == (size, loaded), (lie, plan)
-    assert (it.current_loaded_device() is None) == (loaded == ELSEWHERE)
+    assert (it.current_loaded_device() is None) == (loaded == patcher.ELSEWHERE)
 kind.held_layout = lambda self, plan: two.layout if held else None
 assert it.partially_unload(elsewhere, 1) == SIZE and not held

@@ -442,6 +442,8 @@ other.weight = torch.nn.Parameter(torch.zeros(3, 4))
 assert not decode._alike(one, other)
 scaled = SimpleNamespace(upscale_ratio=(lambda frames: frames * 4 - 3, 8, 8), latent_dim=3, output_channels=4)
 assert decode._pixels_of(scaled, torch.zeros(2, 16, 5, 8, 4)) == (2, 4, 17, 64, 32)
+flat = SimpleNamespace(upscale_ratio=8, latent_dim=2, output_channels=4)  # as of Qwen-Image 2.1's previews
+assert decode._pixels_of(flat, torch.zeros(2, 16, 5, 8)) == (2, 4, 40, 64)
 by_itself = SimpleNamespace(
     handles_tiling=True,
     first_stage_model=SimpleNamespace(decoder=SimpleNamespace(out_channels=3, patch_size=4, patch_size_t=2)),

@@ -127,8 +127,8 @@ scales of each rank's own are wrong by 5e-2. It still differs from stock
 - nvfp4, mxfp8 and fp8 as GPUs multiply in them: a CPU has no such product. What they round is tested as said above.
 - `svdquant_w4a4` and `awq_w4a16`: comfy_kitchen has layouts of them, this ComfyUI's loader does not read them; a file
   that says so is refused by its layer.
-- `asym_w4a8_int8` and `w6a8_int8`: ComfyUI 0.30.0 does not know them. Newer ones do; there a file in them takes the same
-  way, which this page does not show.
+- `asym_w4a8_int8` and `w6a8_int8`: ComfyUI 0.30.0 does not know them. Newer ones do; there a file in them takes the
+  same way, which this page does not show.
 - Layers of experts (`MoEExperts`): in ComfyUI 0.30.0 only a text encoder has them.
 
 ## What is refused

@@ -18,6 +18,7 @@ from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.hosted.valueless import without_values
 from ....parallel_runtime.models.specs import BETWEEN
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT
+from ..contract.allocations import is_recorded, unrecorded
 from ..contract.comfyui import WrappersMP, check_cancelled, get_all_wrappers
 from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
@@ -109,6 +110,8 @@ class RemoteForward(_Remote):
                 raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if not self.wrapped or not get_all_wrappers(AROUND_FORWARD, options):
             return self._send(x, args, kwargs)
+        if is_recorded((x if isinstance(x, torch.Tensor) else x[0]).device):
+            self._run(options).call_late()  # ComfyUI records a preview, too, and no record inside of another
         return type(self.transformer).forward(self._stand, x, *args, **kwargs)
 
     def inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -120,7 +123,9 @@ class RemoteForward(_Remote):
             of = self.signature_inside.parameters[name]
             if value is not of.default:  # as of a class's own kinds of values, which cannot travel
                 named |= value if of.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        return self._send(x, (), {**named, "transformer_options": named.get("transformer_options") or {}}, inside=True)
+        named["transformer_options"] = named.get("transformer_options") or {}
+        with unrecorded():
+            return self._send(x, (), named, inside=True)
 
     def _send(self, x: Any, args: Sequence[Any], kwargs: dict[str, Any], *, inside: bool = False) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options") or {}

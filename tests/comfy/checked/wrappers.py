@@ -3,10 +3,13 @@
 Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
 """
 
+import contextlib
 import copy
 import importlib
 import sys
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from trace_samplers import NAME, load
@@ -27,6 +30,7 @@ class Elsewhere(forward.RemoteForward):
     def _run(self, options):
         def call(sent, **_):
             self.sent.append(sent)
+            events.append("call")
             given = calls.from_tree(sent.options["call"], [each.clone() for each in sent.tensors.values()])
             function = self.transformer._forward if sent.options.get("inside") else self.transformer
             out = function(*given["args"], **given["kwargs"])
@@ -34,7 +38,8 @@ class Elsewhere(forward.RemoteForward):
             return torch.cat([each.reshape(sent.out_shape[0], -1) for each in outs], 1)
 
         self.sent = []
-        return SimpleNamespace(call=call, written={}, plan=None, deltas=SimpleNamespace(deltas=()))
+        late = partial(events.append, "late")
+        return SimpleNamespace(call=call, call_late=late, written={}, plan=None, deltas=SimpleNamespace(deltas=()))
 
 
 def around(executor, *args, **kwargs):
@@ -68,6 +73,7 @@ TRIED = (
 )
 computing = set()
 told: list[object] = []
+events: list[str] = []
 for name in TRIED:
     case: Case = CASES[name]()
     model, given = case
@@ -85,6 +91,34 @@ for name in TRIED:
             assert torch.equal(one.float(), other.float()), (name, wrapper)
     stock = [asked(each, given, lambda executor, *args, **named: executor(*args, **named)) for each in (model, remote)]
     assert all(map(torch.equal, *[[each.float() for each in outs] for outs in stock])), name
+
+# ComfyUI's compiler, which this process has none of on a CPU: what wrappers allocate is recorded, a call is not, and no
+# preview is made inside of a record. A task's thread leaves none.
+prefetch = importlib.import_module("comfy.model_prefetch")
+remote = Elsewhere(model, None, want[0].shape[1])
+
+
+@contextlib.contextmanager
+def pause():
+    events.append("pause")
+    yield
+    events.append("resume")
+
+
+def recorded(executor, *args, **kwargs):
+    events.append("wrapper")
+    return executor(*args, **kwargs)
+
+
+for enabled in (False, True):
+    has = {"malloc_graph_enabled": lambda device, it=enabled: it and device.type == "cpu", "pause_malloc_graph": pause}
+    with patch.multiple(prefetch, create=True, **has):
+        events.clear()
+        asked(remote, given, recorded)
+    assert events == [*["late"] * enabled, "wrapper", "pause", "call", "resume"], events
+with patch.multiple(prefetch, create=True, cleanup_malloc_graph=partial(events.append, "forgotten")):
+    assert importlib.import_module(f"{NAME}.nodes.host.contract.allocations").then_forgotten(lambda: 3) == 3
+assert events[-1] == "forgotten"
 
 # Of these, a step cache keeps something else than what the class returns.
 assert "Z-Image in pixel space" in computing and computing <= {"Z-Image in pixel space", "MiniMax H3"}, computing

@@ -42,6 +42,8 @@ Asked.here = False
 found.append(source.rounding_attention(asking))
 sol = config([{"attention": "comfy_kitchen_sol", "tau": 0.5}, {"attention": "comfy_kitchen_int8"}])
 found.append(source.rounding_attention(asking | {"blocks.1.attn.comfy_attention.config": sol}))
+assert source.by_blocks(found[-1]).startswith("ranks cannot share an image of a file that asks for attention by comfy_")
+assert source.by_blocks("comfy_kitchen_int8") == source.by_blocks("") == ""
 attention.optimized_attention = attention_sage
 found += [source.rounding_attention(asking), source.rounding_attention(plain)]
 import comfy.cli_args

@@ -133,7 +133,10 @@ def test_the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGro
     switch(*parts, 6, None, torch.float32, True, enable_gqa=True, **said)
     parts = mine(call, "q", q), mine(call, "k", q), mine(call, "k", q)
     switch(*parts, 6, None, torch.float32, True, **said)
-    assert seen == [{**said, "enable_gqa": True}, said]
+    switch(*parts, 6, None, torch.float32, True, causal=False)
+    assert seen == [{**said, "enable_gqa": True}, said, {"causal": False}]
+    with refused("Tiny: attention is causal, which no plan says"):
+        switch(*parts, 6, None, torch.float32, True, causal=True)
 
 
 class Container:

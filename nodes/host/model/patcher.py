@@ -15,6 +15,7 @@ from weakref import WeakSet, finalize, ref
 import torch
 
 from ....parallel_runtime.exchange_formats import EXACT
+from ....parallel_runtime.models.hosted.stock_attention import title_of
 from ....parallel_runtime.plan import Layout, ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.work import Work
@@ -75,6 +76,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
         self.left_out = ""  # what was said last of changes that do not fit
+        self._wishes = set[str]()  # attention functions that changes ask for, of which nothing was said yet
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
@@ -300,15 +302,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
         """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,
-        as they do not fit it. Raises `ValueError` where none does, and for what cannot travel."""
-        self._tell_left_out(refuse_misfit(patches, before, self.model.shape_of))
-
-    def _tell_left_out(self, text: str) -> None:
-        """Say once on the node that executes what of its changes is left out; "" for nothing."""
-        if text and text != self.left_out:
-            NodeText().say(text)
-            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), text)
-        self.left_out = text
+        as they do not fit it, and what else of them. Raises `ValueError` where none fits, and for what cannot travel.
+        """
+        wishes, self._wishes = self._wishes, set()
+        told = attention_left_out(wishes), refuse_misfit(patches, before, self.model.shape_of)
+        self.left_out = "; ".join(filter(None, told))
+        if self.left_out:
+            NodeText().say(self.left_out)
+            log.warning("%s: %s", os.path.basename(self.model.pooled.spec.path), self.left_out)
 
     def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
@@ -415,7 +416,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused for parts of the transformer, but for the function that a LoRA would have a layer attend by."""
         if is_of_transformer(name):
             if is_attention(obj):
-                self._tell_left_out(attention_left_out(obj))
+                self._wishes |= {title_of(obj.function)} if obj.function is not None else set()
                 return
             raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj, *more, **named)

@@ -34,6 +34,7 @@ from .pooled_model import WeightSizes
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8, or leaves out blocks of keys.
 ROUNDING = ("sage", "attention3", "int8", "sol")
+SPARSE = "sol"  # in that of one that leaves out blocks of tokens by how they lie in a whole image
 META = torch.device("meta")
 
 
@@ -111,11 +112,11 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     on_cpu = device.type == "cpu"
     if not on_cpu and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
         held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
-    shared_by = find_spec(model.diffusion_model)
+    shared_by, kernel = find_spec(model.diffusion_model), rounding_attention(recognised.weights)
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
-        unshared=why_unshared(model.diffusion_model),
+        unshared=by_blocks(kernel) or why_unshared(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(
             path,
@@ -128,7 +129,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         keeps_state=keeps_of(model.diffusion_model, shared_by) is not None,
         sizes=_sizes(recognised.weights, model.diffusion_model, held),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
-        rounding_attention=rounding_attention(recognised.weights),
+        rounding_attention=kernel,
         widened_formats=() if on_cpu else widened_formats(recognised.config, recognised.weights),
     )
 
@@ -204,8 +205,18 @@ def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
         for each, config in zip(asked, configs, strict=True):
             each.load_state_dict({"config": config})
         functions = list(dict.fromkeys(each.function or functions[0] for each in asked))
-    names = (title_of(function) for function in functions)
+    names = sorted(map(title_of, functions), key=lambda name: SPARSE not in name)
     return next((name for name in names if any(word in name for word in ROUNDING)), "")
+
+
+def by_blocks(kernel: str) -> str:
+    """Why no ranks can share the tokens of a file that attends by `kernel`; "" where they can."""
+    if SPARSE not in kernel:
+        return ""
+    return (
+        f"ranks cannot share an image of a file that asks for attention by {kernel}, which leaves out blocks of "
+        "neighbouring tokens, as a whole image has them"
+    )
 
 
 def this_comfyui() -> ComfyUI:

@@ -4,15 +4,14 @@ Owns the reading of ComfyUI's patch tuples, and which do not travel: refused one
 weight. Computes nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ....parallel_runtime.models.hosted.deltas import complaints
-from ....parallel_runtime.models.hosted.stock_attention import title_of
 from ....parallel_runtime.weight_delta import KINDS, WeightDelta, WeightDeltas, misfit
 from ..contract.comfyui import LoRAAdapter, adapters, comfy
 from ..contract.refusals import refuse_by
@@ -70,14 +69,10 @@ def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, i
     )
 
 
-def attention_left_out(layer: Any) -> str:  # noqa: ANN401  a `ComfyAttention`
-    """What is said of a LoRA that brings a function for a layer to attend by; "" where this machine has none of it."""
-    if layer.function is None:
-        return ""
-    return (
-        f"attention by {title_of(layer.function)}, which the LoRA asks for, is left out: workers attend as without it, "
-        "nearer to an exact result and slower"
-    )
+def attention_left_out(wishes: Iterable[str]) -> str:
+    """What is said of a LoRA whose `wishes` are attention functions by name; "" for none."""
+    names = ", ".join(sorted(wishes))
+    return f"attention by {names}, which the LoRA asks for, is left out: workers attend as without it" if names else ""
 
 
 def _with_fit(patches: Mapping[str, Sequence[tuple]], shape_of: ShapeOf) -> Iterator[tuple[WeightDelta, bool]]:

@@ -150,7 +150,14 @@ class AttentionSwitch:
     def _kernel(
         self, call: TokenCall, attn_precision: torch.dtype | None, options: dict[str, Any], *, owned: bool
     ) -> AttentionFunction:
-        """ComfyUI's function with the options of this call, for the heads that a rank attends with."""
+        """ComfyUI's function with the options of this call, for the heads that a rank attends with.
+
+        Raises `ValueError` where each token is to see those before it alone: Ring and named kernels would not know.
+        """
+        if options.get("causal"):
+            raise ValueError(
+                f"{call.name}: attention is causal, which no plan says; use a ComfyUI the plan was made for"
+            )
         return partial(
             self.kernel.heads, attn_precision=attn_precision, options=options, owned=owned, named=call.group.named
         )

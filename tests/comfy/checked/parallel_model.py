@@ -447,17 +447,20 @@ wish, unmet, stock_add, said = Attention(), Attention(), core.add_patches, []
 wish.function = partial(attention_comfy_kitchen_sol, tau=0.5)
 refused(lambda: again.clone().add_object_patch(AT, wish), f"it replaces {AT}")
 on_node = patch.object(patcher, "NodeText", lambda: SimpleNamespace(say=said.append))
+left_out = "attention by comfy_kitchen_sol, which the LoRA asks for, is left out: workers attend as without it"
 with on_node, patch.object(attentions, "ComfyAttention", Attention, create=True):
     with patch.object(core, "add_patches", add):
-        for strength in (0.0, 1.0):
+        for strength in (0.0, 1.0, 1.0):
             again_with = again.clone()
             assert again_with.add_patches({weight: adapter}, strength) == [f"{AT}.config", weight]
-            assert AT not in again_with.object_patches and len(said) == strength
-    again_with = again.clone()
-    for layer in (unmet, wish, wish):
-        again_with.add_object_patch(AT, layer)
-assert len(said) == 2 and said[0] == said[1], said
-assert said[0].startswith("attention by comfy_kitchen_sol, which the LoRA asks for, is left out"), said
+            assert AT not in again_with.object_patches and again_with.left_out == (left_out if strength else "")
+        again_with.add_patches({first: misfits[1], weight: adapter})
+    assert said[:2] == [left_out] * 2 and said[2] == again_with.left_out == f"{left_out}; {told}", said
+    with_wish = again.clone()
+    for layer in (wish, unmet, wish):
+        with_wish.add_object_patch(AT, layer)
+    with_wish.tell_misfits({}, {})
+    assert with_wish.left_out == left_out and len(said) == 4
 second = (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)
 lying = deltas.delta_set({first: [padded, second]}, "u", shape_of=shape_of)
 assert len(lying.deltas) == 2, "the second fits what the first makes"

@@ -42,8 +42,6 @@ Asked.here = False
 found.append(source.rounding_attention(asking))
 sol = config([{"attention": "comfy_kitchen_sol", "tau": 0.5}, {"attention": "comfy_kitchen_int8"}])
 found.append(source.rounding_attention(asking | {"blocks.1.attn.comfy_attention.config": sol}))
-assert source.by_blocks(found[-1]).startswith("ranks cannot share an image of a file that asks for attention by comfy_")
-assert source.by_blocks("comfy_kitchen_int8") == source.by_blocks("") == ""
 attention.optimized_attention = attention_sage
 found += [source.rounding_attention(asking), source.rounding_attention(plain)]
 import comfy.cli_args
@@ -64,6 +62,12 @@ def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, k
     found = module_of_pack("nodes.host.model.measures").exact_ring(kernel, ring)
     assert len(found) == said
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
+
+
+@pytest.mark.parametrize("ring", [1, 2])
+def test_workers_say_under_every_plan_that_they_attend_to_all_tokens(module_of_pack, ring: int) -> None:
+    (found,) = module_of_pack("nodes.host.model.measures").exact_ring("comfy_kitchen_sol", ring)
+    assert found.startswith("workers attend to all tokens, not by comfy_kitchen_sol, which the file asks for")
 
 
 SAGE, FP8 = {"attention": "SageAttention"}, {"exchange": "fp8"}

@@ -5,18 +5,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
-from parallel_runtime.models.hosted.stock_attention import split_heads
+from parallel_runtime.models.hosted.stock_attention import attend_to_all, split_heads
 from parallel_runtime.models.hosted.stock_functions import OVERRIDE, attention_named, overriding
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
@@ -362,3 +363,16 @@ def test_an_attention_function_of_comfyuis_is_called_by_its_name(group: GlooGrou
 def test_heads_lie_apart_of_any_number_of_tokens(tokens: int) -> None:
     for shape in ((2, tokens, 20), (2, tokens, 5, 4)):
         assert split_heads(torch.zeros(shape), 4).shape == (2, 5, tokens, 4)
+
+
+def test_layers_attend_to_all_tokens_where_their_file_asks_for_a_function_that_leaves_some_out() -> None:
+    def attention_comfy_kitchen_sol() -> None: ...
+    def attention_comfy_kitchen_int8() -> None: ...
+
+    asked = (partial(attention_comfy_kitchen_sol, tau=0.5), attention_comfy_kitchen_int8, None)
+    kind = type("ComfyAttention", (nn.Module,), {})
+    module = nn.ModuleList(kind() for _ in asked)
+    for each, function in zip(module, asked, strict=True):
+        each.function = function
+    attend_to_all(module)
+    assert [each.function for each in module] == [None, attention_comfy_kitchen_int8, None]

@@ -33,6 +33,11 @@ def then_forgotten(task: Callable[[], T]) -> T:
     try:
         return task()
     finally:
-        forget = comfy.model_prefetch.cleanup_malloc_graph
-        if not is_absent(forget):
-            forget()
+        forget_records()
+
+
+def forget_records() -> None:
+    """Have ComfyUI forget the record of this thread, an open one too."""
+    forget = comfy.model_prefetch.cleanup_malloc_graph
+    if not is_absent(forget):
+        forget()

@@ -7,6 +7,7 @@ Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor wh
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ....parallel_runtime.models.hosted.stock_functions import OVERRIDE
 from ....parallel_runtime.models.hosted.valueless import without_values
 from ....parallel_runtime.models.specs import BETWEEN
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT
-from ..contract.allocations import is_recorded, unrecorded
+from ..contract.allocations import forget_records, is_recorded, unrecorded
 from ..contract.comfyui import WrappersMP, check_cancelled, get_all_wrappers
 from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer_options, refuse_added, refuse_by
 from ..contract.writers import nodes_of
@@ -29,6 +30,7 @@ from .source import refuse_unplanned
 from .stock_functions import sent
 
 AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
+RECORDS = "malloc_graph_begin"  # what a class's `forward` calls that has allocations recorded
 # What of a call's transformer_options a class writes to, by the node that adds it.
 WRITTEN = {"ar_state": "SamplerARVideo"}
 
@@ -98,6 +100,7 @@ class RemoteForward(_Remote):
         super().__init__(transformer, pooled)
         self.channels = channels  # of a latent; a call's input may have more channels
         self.wrapped = runs_wrappers(type(transformer))
+        self.records = RECORDS in inspect.unwrap(type(transformer).forward).__code__.co_names
         self.signature = inspect.signature(type(transformer).forward)
         self.signature_inside = inspect.signature(type(transformer)._forward) if self.wrapped else self.signature
         self._stand = _WithForward(weakref.proxy(self))
@@ -110,9 +113,14 @@ class RemoteForward(_Remote):
                 raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if not self.wrapped or not get_all_wrappers(AROUND_FORWARD, options):
             return self._send(x, args, kwargs)
-        if is_recorded((x if isinstance(x, torch.Tensor) else x[0]).device):
-            self._run(options).call_late()  # ComfyUI records a preview, too, and no record inside of another
-        return type(self.transformer).forward(self._stand, x, *args, **kwargs)
+        if not self.records or not is_recorded((x if isinstance(x, torch.Tensor) else x[0]).device):
+            return type(self.transformer).forward(self._stand, x, *args, **kwargs)
+        self._run(options).call_late()  # ComfyUI records a preview, too, and no record inside of another
+        try:
+            return type(self.transformer).forward(self._stand, x, *args, **kwargs)
+        except BaseException:
+            forget_records()
+            raise
 
     def inside(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """As `_forward`, in whatever way a wrapper hands on its arguments."""
@@ -124,7 +132,7 @@ class RemoteForward(_Remote):
             if value is not of.default:  # as of a class's own kinds of values, which cannot travel
                 named |= value if of.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         named["transformer_options"] = named.get("transformer_options") or {}
-        with unrecorded():
+        with unrecorded() if self.records else nullcontext():
             return self._send(x, (), named, inside=True)
 
     def _send(self, x: Any, args: Sequence[Any], kwargs: dict[str, Any], *, inside: bool = False) -> Any:  # noqa: ANN401

@@ -33,7 +33,7 @@ from ....parallel_runtime.planner.finding import find_plan
 from ....parallel_runtime.redact_paths import redact_paths
 from ..contract.comfyui import check_cancelled
 from ..panel.progress import NodeText
-from .source import HostedSource, by_blocks, this_comfyui, why_unshared
+from .source import HostedSource, this_comfyui, why_unshared
 
 log = logging.getLogger(__name__)
 LIMIT_S = 30.0
@@ -74,7 +74,7 @@ class SpecSearch:
         transformer = source.model.diffusion_model
         kind, file_kind = type(transformer), source.recognised.kind
         key = key_of(kind, file_kind) if may_be_found(kind) else None
-        if key is None or by_blocks(source.rounding_attention):
+        if key is None:
             return source
 
         def fits(known: Found) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ....parallel_runtime.devices import Device
+from ....parallel_runtime.models.hosted.stock_attention import SPARSE
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.choose import HEADROOM
 from ....parallel_runtime.planner.machine import kinds_here, whole_bytes
@@ -128,7 +129,13 @@ def widened(formats: Sequence[str]) -> list[str]:
 
 
 def exact_ring(kernel: str, ring: int) -> list[str]:
-    """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact."""
+    """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact; or ranks
+    by an exact one under every plan."""
+    if SPARSE in kernel:
+        return [
+            f"workers attend to all tokens, not by {kernel}, which the file asks for and which leaves some out: it is "
+            "slower and nearer to an exact result"
+        ]
     if ring == 1 or not kernel:
         return []
     return [

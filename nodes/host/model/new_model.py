@@ -46,7 +46,7 @@ from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
 from .readable_weights import readable_weights
-from .source import HostedSource, by_blocks, read_hosted, refuse_unplanned, this_comfyui
+from .source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
 from .stand_in import remote_hosted
 
 REMEMBERED = 64  # decisions of a MODEL, by work
@@ -200,8 +200,6 @@ def refuse_unfit(source: HostedSource, plan: ParallelPlan, asked: Chooser) -> No
     """Raise `ValueError` for a plan, a step cache or shares that do not fit a file, and where memory lacks."""
     transformer = source.model.diffusion_model
     refuse_unplanned(transformer, plan)
-    if plan.parts * plan.pipefusion > 1 and (reason := by_blocks(source.rounding_attention)):
-        raise ValueError(f"{plan.describe()}: {reason}; use cfg, data or sharded weights, or a file without that wish")
     refuse_step_cache(transformer, asked.step_cache)
     refuse_stages_with_cache(plan.pipefusion, asked.step_cache)
     refuse_beyond_room(plan, asked.selection.devices, asked.shares, source.sizes.total)

@@ -76,7 +76,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
         self.left_out = ""  # what was said last of changes that do not fit
-        self._wishes = set[str]()  # attention functions that changes ask for, of which nothing was said yet
+        self.takes_wishes = False  # whether a LoRA is being added, which may ask for other attention functions
+        self._wishes = set[str]()  # those, of which nothing was said yet
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
@@ -349,7 +350,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge, or
         none fits. That node says how many do not."""
         before = {name: len(entries) for name, entries in self.patches.items()}
-        applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
+        self._wishes, self.takes_wishes = set(), True
+        try:
+            applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
+        finally:
+            self.takes_wishes = False
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
         # a LoRA's wish for another attention function is applied, and no patch of a weight
         self.tell_misfits({name: self.patches[name] for name in sorted(names & self.patches.keys())}, before)
@@ -415,7 +420,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
         """Refused for parts of the transformer, but for the function that a LoRA would have a layer attend by."""
         if is_of_transformer(name):
-            if is_attention(obj):
+            if is_attention(obj) and self.takes_wishes:
                 self._wishes |= {title_of(obj.function)} if obj.function is not None else set()
                 return
             raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")

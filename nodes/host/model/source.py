@@ -21,7 +21,7 @@ from ....parallel_runtime.models.hosted.formats import widened_formats
 from ....parallel_runtime.models.hosted.hook_points import find_hook_points
 from ....parallel_runtime.models.hosted.kept_state import keeps_of
 from ....parallel_runtime.models.hosted.stage import refuse_stages
-from ....parallel_runtime.models.hosted.stock_attention import title_of
+from ....parallel_runtime.models.hosted.stock_attention import SPARSE, title_of
 from ....parallel_runtime.models.specs import SPECS, ShardingSpec, find_spec, not_sampled, spec_of, why_without
 from ....parallel_runtime.models.specs.whole import find_whole
 from ....parallel_runtime.plan import ParallelPlan
@@ -34,7 +34,6 @@ from .pooled_model import WeightSizes
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8, or leaves out blocks of keys.
 ROUNDING = ("sage", "attention3", "int8", "sol")
-SPARSE = "sol"  # in that of one that leaves out blocks of tokens by how they lie in a whole image
 META = torch.device("meta")
 
 
@@ -112,11 +111,11 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     on_cpu = device.type == "cpu"
     if not on_cpu and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
         held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
-    shared_by, kernel = find_spec(model.diffusion_model), rounding_attention(recognised.weights)
+    shared_by = find_spec(model.diffusion_model)
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
-        unshared=by_blocks(kernel) or why_unshared(model.diffusion_model),
+        unshared=why_unshared(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(
             path,
@@ -129,7 +128,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         keeps_state=keeps_of(model.diffusion_model, shared_by) is not None,
         sizes=_sizes(recognised.weights, model.diffusion_model, held),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
-        rounding_attention=kernel,
+        rounding_attention=rounding_attention(recognised.weights),
         widened_formats=() if on_cpu else widened_formats(recognised.config, recognised.weights),
     )
 
@@ -207,16 +206,6 @@ def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
         functions = list(dict.fromkeys(each.function or functions[0] for each in asked))
     names = sorted(map(title_of, functions), key=lambda name: SPARSE not in name)
     return next((name for name in names if any(word in name for word in ROUNDING)), "")
-
-
-def by_blocks(kernel: str) -> str:
-    """Why no ranks can share the tokens of a file that attends by `kernel`; "" where they can."""
-    if SPARSE not in kernel:
-        return ""
-    return (
-        f"ranks cannot share an image of a file that asks for attention by {kernel}, which leaves out blocks of "
-        "neighbouring tokens, as a whole image has them"
-    )
 
 
 def this_comfyui() -> ComfyUI:

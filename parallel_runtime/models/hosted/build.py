@@ -18,6 +18,7 @@ import torch
 from ...checkpoint import FAST, FP8
 from ..specs import may_be_found
 from .formats import check_formats, check_metadata, give_back_copies
+from .stock_attention import attend_to_all
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
@@ -248,6 +249,7 @@ def build(
         )
     if any(buffer.is_meta for buffer in model.buffers()):  # computed when the module is made, so no file has it
         whole, declared, _ = _assigned(recognised, CPU)
+    attend_to_all(whole.diffusion_model)
     rounded = _rounded(whole.diffusion_model, declared, quantised=recognised.quantised, widened=widened)
     return Built(whole, declared, rounded | plain if widened else rounded)
 

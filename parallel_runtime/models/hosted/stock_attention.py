@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...parallel.attention import QKV
 from ...parallel.kernels import ATTENDED
@@ -19,6 +19,8 @@ from .sdpa import backend_of, failed, falling_back, may_fall_back
 from .stock_functions import overriding
 
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
+# In the name of a function that leaves out blocks of keys by how tokens lie in a whole image, which ranks do not have.
+SPARSE = "sol"
 # ComfyUI's functions that compute each head without the others, to the last bit. Others were not looked at.
 EACH_HEAD_ALONE = frozenset(f"attention_{name}" for name in ("pytorch", "flash", "xformers", "sage"))
 
@@ -157,6 +159,14 @@ class StockAttention:
 def _of_file(options: dict[str, Any]) -> Callable[..., Tensor] | None:
     """The function that a layer's file names for it, which attends in the place of ComfyUI's; None for none."""
     return getattr(options.get("preferred_attention"), "function", None)
+
+
+def attend_to_all(module: nn.Module) -> None:
+    """Have the layers attend to all tokens whose file asks for a function that does not."""
+    layers: list[Any] = [each for each in module.modules() if type(each).__name__ == "ComfyAttention"]
+    for each in layers:
+        if each.function is not None and SPARSE in title_of(each.function):
+            each.function = None
 
 
 def title_of(function: Callable[..., Tensor]) -> str:

@@ -456,11 +456,13 @@ with on_node, patch.object(attentions, "ComfyAttention", Attention, create=True)
             assert AT not in again_with.object_patches and again_with.left_out == (left_out if strength else "")
         again_with.add_patches({first: misfits[1], weight: adapter})
     assert said[:2] == [left_out] * 2 and said[2] == again_with.left_out == f"{left_out}; {told}", said
+    refused(lambda: again_with.add_object_patch(AT, wish), f"it replaces {AT}")  # of another node than a LoRA's
     with_wish = again.clone()
+    with_wish.takes_wishes = True
     for layer in (wish, unmet, wish):
         with_wish.add_object_patch(AT, layer)
     with_wish.tell_misfits({}, {})
-    assert with_wish.left_out == left_out and len(said) == 4
+    assert with_wish.left_out == said[-1] == left_out
 second = (1.0, ("diff", (torch.ones(256, 128),)), 1.0, None, None)
 lying = deltas.delta_set({first: [padded, second]}, "u", shape_of=shape_of)
 assert len(lying.deltas) == 2, "the second fits what the first makes"

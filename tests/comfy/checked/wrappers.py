@@ -110,13 +110,19 @@ def recorded(executor, *args, **kwargs):
     return executor(*args, **kwargs)
 
 
+forgets = partial(events.append, "forgotten")
 for enabled in (False, True):
     has = {"malloc_graph_enabled": lambda device, it=enabled: it and device.type == "cpu", "pause_malloc_graph": pause}
-    with patch.multiple(prefetch, create=True, **has):
+    remote.records = enabled
+    with patch.multiple(prefetch, create=True, **has, cleanup_malloc_graph=forgets):
         events.clear()
         asked(remote, given, recorded)
-    assert events == [*["late"] * enabled, "wrapper", "pause", "call", "resume"], events
-with patch.multiple(prefetch, create=True, cleanup_malloc_graph=partial(events.append, "forgotten")):
+        assert events == [*["late"] * enabled, "wrapper", *["pause"] * enabled, "call", *["resume"] * enabled], events
+        events.clear()
+        with contextlib.suppress(ZeroDivisionError):
+            asked(remote, given, lambda *_, **__: 1 / 0)
+        assert events == ["late", "forgotten"] * enabled, events
+with patch.multiple(prefetch, create=True, cleanup_malloc_graph=forgets):
     assert importlib.import_module(f"{NAME}.nodes.host.contract.allocations").then_forgotten(lambda: 3) == 3
 assert events[-1] == "forgotten"
 

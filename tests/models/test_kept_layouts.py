@@ -31,11 +31,18 @@ def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(gro
             made.append(args)
         return stock(*args, **kwargs)
 
-    cases = [make for name, make in CASES.items() if name.startswith("MiniMax H3")]
-    for make in cases:
+    cases, failed = (
+        {name: make for name, make in CASES.items() if name.startswith("MiniMax H3")},
+        dict[str, Exception](),
+    )
+    for name, make in cases.items():
         model, given = make()
         with torch.no_grad():
-            want = [model(**given) for _ in range(3)]
+            try:
+                want = [model(**given) for _ in range(3)]
+            except AttributeError as error:  # as of a mask in a class between 0.37 and 0.39
+                failed[name] = error
+                continue
             module.PackedLayout = counting
             try:
                 made.clear()
@@ -51,6 +58,8 @@ def test_layouts_of_minimax_h3_are_made_once_for_each_size_and_change_no_bit(gro
         for each, other in zip(got, want, strict=True):
             for mine, theirs in zip(each, other, strict=True):
                 assert torch.equal(mine, theirs)
+    for name, error in failed.items():
+        raise StockFailsError(f"{name}: {error}") from error
     assert cases
 
 

@@ -500,6 +500,11 @@ def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_ne
     assert pinned == ([TOTAL] if "offloaded" in plan else []), "host memory that ComfyUI has pinned"
     assert emptied == ([True] if kind == "cuda" and held is None else []), "what torch keeps for ComfyUI is no rank's"
     asked.clear()
+    management.get_torch_device = lambda: torch.device("cuda", 1)  # ComfyUI's own GPU is another
+    model._make_room(model.plan)
+    assert 1 not in asked and (0 in asked) == (kind == "cuda" and 0 in used)
+    management.get_torch_device = lambda: CUDA_0
+    asked.clear()
     del management.ensure_pin_budget  # as in an older ComfyUI
     there.offload_device = CUDA_0  # --gpu-only: what is given up goes there
     model._make_room(model.plan)

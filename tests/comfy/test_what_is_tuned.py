@@ -237,3 +237,20 @@ def test_the_button_tunes_what_was_loaded_last_while_the_workers_have_it(module_
         root = SimpleNamespace(model=SimpleNamespace(last_run=loaded)) if plan else None
         monkeypatch.setattr(panel, "POOLS", SimpleNamespace(last_loaded=root))
         assert panel.last_run() is found
+
+
+def test_a_budget_that_ends_before_a_plan_was_timed_says_what_would_do(
+    tuned, case, module_of_pack, monkeypatch
+) -> None:
+    made, module = case({}).plans, module_of_pack("nodes.host.proof.tuning")
+    tries = module_of_pack("parallel_runtime.planner.tries").Tries(plans=(made.uly2, made.ring2), copies=2)
+    now = [0.0]
+
+    def try_plans(self: Any, *_: object) -> None:
+        self.tries, now[0] = tries, 50.0
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(module_of_pack("nodes.host.proof.trying").Trier, "try_plans", try_plans)
+    told, found = tuned(SECONDS, NEAR, seconds=60)
+    want = "60 s were not enough: 2 copies of a step took 50.0 s; nothing is kept, use "
+    assert told["line"] == f"{want}{module.ENOUGH * 50 * 6 / 2:.0f} s or more" and found.store.load(found.key) is None

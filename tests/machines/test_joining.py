@@ -440,6 +440,7 @@ def test_a_connection_that_is_closed_before_all_is_read_is_said_to_be_closed():
     """The system then says that it was reset, and of what is sent later that its pipe is broken."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
         connection = joined._Connection(sock, SimpleNamespace(frame=lambda _: b"a frame"))
+        assert sock.gettimeout() == joined.CONNECT_S, "neither side is waited for without end"
         with listener.accept()[0] as far:
             connection.send(Beat())
             assert select.select([far], [], [], 30)[0]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallel_runtime.models.finder import compose
+from parallel_runtime.models.finder import arguments, compose
 from parallel_runtime.models.finder.arguments import find_words
 from parallel_runtime.models.finder.blocks import BlockList, NotFoundError
 from parallel_runtime.models.finder.lists import ListWords, merge_calls
@@ -368,6 +368,18 @@ def test_a_dim_of_one_row_is_no_stream_of_tokens(monkeypatch: pytest.MonkeyPatch
     names: Any = SimpleNamespace(streams=[])
     for shape, word in (((1, 5, 3), "rows 5"), ((1, 1, 3), "rows 3@2"), ((2, 5), "rows 2@0"), ((1, 1), None)):
         assert compose._word_of(call, "x", (), shape, names, SimpleNamespace()) == word  # type: ignore[arg-type]
+
+
+def test_lists_behind_the_second_by_their_tokens_are_named_for_text_too() -> None:
+    each: Any = SimpleNamespace(flows={0: SimpleNamespace(grid=False)})
+    names = compose.Names()
+    assert [names.new(each, 0, rank) for rank in (0, 1, 2, 3)] == ["img", "txt", "txt2", "txt3"]
+
+
+def test_a_range_is_a_first_row_and_an_end_and_may_have_more_behind() -> None:
+    ranges: list[object] = [(0, 3), [2, None], (0, 3, "a row of a table")]
+    assert all(map(arguments._is_range, ranges))
+    assert not any(map(arguments._is_range, [(0,), ("x", 3), (0, "x"), 3, None]))
 
 
 def test_calls_are_noted_in_their_order_until_the_watch_ends() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from host.outcomes import RefusedError, StockFailsError
+from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.models.hosted.deltas import MergedDeltas
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_as_branch
@@ -234,6 +236,22 @@ def test_a_lora_for_which_there_is_no_memory_is_not_said_to_misfit(group: GlooGr
     with pytest.MonkeyPatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
         patch.setattr(torch, "mm", full)
         changes.merge({"weight": [delta]}, device=CPU, cancelled=lambda: False, beat=lambda: None)
+
+
+@in_ranks(1)
+def test_a_cancelled_change_goes_on_where_all_ranks_are_needed_for_it(group: GlooGroup) -> None:
+    delta = WeightDelta(key="weight", kind="diff", strength=1.0, values=(torch.ones(4, 4),))
+    for spread, goes_on in ((None, False), (False, False), (True, True)):
+        held = (
+            None
+            if spread is None
+            else SimpleNamespace(collective=spread, pristine=lambda _: None, by_block=lambda paths: [list(paths)])
+        )
+        changes = MergedDeltas(nn.Linear(4, 4), {}, held)
+        beats: list[int] = []
+        with nullcontext() if goes_on else pytest.raises(RequestCancelledError):
+            changes.merge({"weight": [delta]}, device=CPU, cancelled=lambda: True, beat=partial(beats.append, 1))
+        assert bool(beats) == goes_on, spread
 
 
 @pytest.mark.parametrize(

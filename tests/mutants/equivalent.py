@@ -2,6 +2,41 @@
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "arithmetic",
+        "_refuse_parted(guider, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)",
+        "_refuse_parted(guider, rows=(len(x) + len(names)), whole=len(seen) == 1 and len(images) == 1)",
+    ): "one row alone is always whole, and of more either number is above 1",
+    (
+        "comparison",
+        "if q.shape[-1] >= width:",
+        "if (q.shape[-1] > width):",
+    ): "of the same width nothing is put behind",
+    (
+        "constant off by one",
+        "F.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width or each.stride(-1) != 1 else each",
+        "F.pad(each, (0, width - each.shape[-1])) if each.shape[-1] < width or each.stride(-1) != 2 else each",
+    ): "a copy has the same numbers, and kernels of a CPU take them apart, too",
+    (
+        "constant off by one",
+        "needs = max((each.activations + each.buffers for each in self.memory.values()), default=0)",
+        "needs = max((each.activations + each.buffers for each in self.memory.values()), default=1)",
+    ): "one byte is always free",
+    (
+        "statement left out",
+        "self.model.eval().requires_grad_(False)",
+        "pass",
+    ): "the model drops nothing out, and nobody asks for gradients",
+    (
+        "statement left out",
+        "torch.set_grad_enabled(False)",
+        "pass",
+    ): "ranks compute in inference mode, and no weight asks for gradients",
+    (
+        "wait not made",
+        "self._thread.join()",
+        "pass",
+    ): "the thread has been told to end, and ends by itself",
+    (
         "constant off by one",
         "before = 0 if common is None else common[0].shape[1]",
         "before = 0 if common is None else common[1].shape[1]",

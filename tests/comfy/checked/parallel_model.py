@@ -886,6 +886,10 @@ refused(lambda: called({"ar_state": 1}), "it keeps state in the model (ar_state)
 refused(lambda: called({"patches": {"attn1_patch": [print]}}), "it patches the model's blocks (attn1_patch)")
 refused(lambda: called({"an object": SimpleNamespace()}), "a SimpleNamespace")
 assert called({"patches": {}, "patches_replace": {}})[1]
+of_another = [{"module": "a module", "patch": "ADiffSynth"}]
+passes = {"check_transformer_options": lambda *_, **__: None, "refuse_unplanned": print}
+with patch.multiple(forward, records=lambda *_: of_another, **passes):
+    refused(lambda: called({"patches": {"double_block": [print]}}), "that another MODEL carries (ADiffSynth)")
 other_run = running(whole)
 transformer.outside_runs, outside = other_run, transformer.outside_runs
 assert remote._run({}) is other_run and remote._run({run_context.RUN_KEY: SimpleNamespace(model=3)}) is other_run

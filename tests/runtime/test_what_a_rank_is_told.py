@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("number", "printed"), [("3", b"--rank=3 2 True b''"), ("2", b"torchrun's agent numbers this process 2, its comm")]
+    ("number", "printed"), [("8", b"--rank=8 2 True b''"), ("2", b"torchrun's agent numbers this process 2, its comm")]
 )
 def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(
     number: str, printed: bytes, request: pytest.FixtureRequest
 ) -> None:
-    """The second of eight ranks here, number 3 of all; in a process of its own."""
+    """The seventh of eight ranks here, number 8 of all; in a process of its own."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pipes = [os.pipe() for _ in range(3 * MAX_RANKS)]
     lines = [[f"--rank={number}"] for number in range(2, 2 + MAX_RANKS)]
@@ -48,7 +48,7 @@ def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(
             os.dup2(theirs.fileno(), 0)
             before = len(os.listdir("/proc/self/fd"))
             entry.main = main  # type: ignore[assignment]
-            os.environ |= {"LOCAL_RANK": "1", "RANK": number}
+            os.environ |= {"LOCAL_RANK": "6", "RANK": number}
             by_torchrun.main()
         except ValueError as error:
             os.write(2, str(error).encode())
@@ -59,12 +59,12 @@ def test_a_rank_that_torchrun_starts_has_its_own_descriptors_alone(
     theirs.detach()
     os.waitpid(child, 0)
     said = [os.read(read, 99) for read, _ in pipes]
-    channel, lifeline, output = said[3:6]
+    channel, lifeline, output = said[18:21]
     for read, _ in pipes:
         os.close(read)
     ours.close()
-    assert not any(said[:3] + said[6:]) and output.startswith(printed)
-    assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "3" else (b"", b""))
+    assert not any(said[:18] + said[21:]) and output.startswith(printed)
+    assert (channel, lifeline) == ((b"channel", b"lifeline") if number == "8" else (b"", b""))
 
 
 def test_ranks_wait_for_each_other_as_long_as_the_parent_lets_them() -> None:

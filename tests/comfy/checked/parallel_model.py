@@ -469,6 +469,11 @@ assert len(lying.deltas) == 2, "the second fits what the first makes"
 reshaped = change("wider", (3, 2), (2, 5))
 assert not deltas.delta_set({first: [reshaped, second]}, "u", shape_of=shape_of).deltas, "nothing is padded"
 
+# A latent that is none ends a benchmark before anything runs.
+benchmark = importlib.import_module(f"{NAME}.nodes.benchmark").ParallelBenchmark
+none = {"samples": torch.zeros(0, 16, 8, 8)}
+refused(lambda: benchmark.execute(model, none, "", 0, 1, False), "latent_image has shape [0, 16, 8, 8]")
+
 # Two MODELs on the same weights.
 new_model._refuse_other_weights(model, [model_with, again, 3])
 again_with = again.clone()

@@ -2,11 +2,6 @@
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "axis swapped",
-        "skips = decision.skips(call, rows, x.flatten(2))",
-        "skips = decision.skips(call, rows, x.flatten(1))",
-    ): "numbers are compared by their place among all of a row",
-    (
         "arithmetic",
         "_refuse_parted(guider, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)",
         "_refuse_parted(guider, rows=(len(x) + len(names)), whole=len(seen) == 1 and len(images) == 1)",

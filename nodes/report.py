@@ -25,7 +25,7 @@ from ..parallel_runtime.report.build import (
 from ..parallel_runtime.report.environment import utilisation
 from .host.contract.like_host import options_part
 from .host.contract.version import comfyui_version
-from .host.model.measures import exact_ring, unequal, widened
+from .host.model.measures import other_attention, unequal, widened
 from .host.model.pooled_model import PooledModel
 from .host.panel.progress import prompt_id
 from .host.sampling.run_context import MeasuredRequest
@@ -244,7 +244,7 @@ def _report(
             *pooled.unlike_host,
             *([f"{why}; {OVER_HOST}"] if (why := pooled.pool.broken_copies) else []),
             *unequal(devices, pooled.measured[: plan.ranks]),
-            *exact_ring(pooled.rounding_attention, plan.ring),
+            *other_attention(pooled.rounding_attention, plan.ring),
             *widened(pooled.widened_formats),
         ]
         file = re.split(r"[/\\]", pooled.spec.path)[-1]  # archives of Windows leave backslashes in names

@@ -18,7 +18,7 @@ WORTHWHILE = 1.05  # how much faster another plan must have been to be named
 MEASURED_ON = ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
 ASKED = ("steps", "sampler", "denoise")
 WORK_CHARS = 12
-ROUNDING = ("rounds", "sage", "attention3", "int8", "sol")  # in the names of attention kernels that are not exact
+ROUNDING = ("rounds", "sage", "attention3", "int8")  # in the names of attention kernels that are not exact
 ENOUGH = 3  # timed steps from which the first, which also warms up, does not weigh
 
 

@@ -59,14 +59,14 @@ def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_l
 
 @pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])
 def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, kernel: str, said: int) -> None:
-    found = module_of_pack("nodes.host.model.measures").exact_ring(kernel, ring)
+    found = module_of_pack("nodes.host.model.measures").other_attention(kernel, ring)
     assert len(found) == said
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
 
 
 @pytest.mark.parametrize("ring", [1, 2])
 def test_workers_say_under_every_plan_that_they_attend_to_all_tokens(module_of_pack, ring: int) -> None:
-    (found,) = module_of_pack("nodes.host.model.measures").exact_ring("comfy_kitchen_sol", ring)
+    (found,) = module_of_pack("nodes.host.model.measures").other_attention("comfy_kitchen_sol", ring)
     assert found.startswith("workers attend to all tokens, not by comfy_kitchen_sol, which the file asks for")
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -76,6 +77,22 @@ def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(turns
     assert requests.seen == [[0, 1, 2], [10, 11, 12]]
     inside = [turns.inside_a_task] * 2
     assert [turns.run_in_turns(inside, at_once=count) for count in (2, 1)] == [[True] * 2, [False] * 2]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_each_thread_that_a_task_has_ends_with_what_it_is_told(turns, at_once: int) -> None:
+    where: dict[str, list[object]] = {"ran": [], "ended": []}
+
+    def task(error: bool) -> None:
+        where["ran"].append(threading.current_thread())
+        if error:
+            raise ZeroDivisionError
+
+    told = {"at_once": at_once, "at_end": lambda: where["ended"].append(threading.current_thread())}
+    turns.run_in_turns([partial(task, False)] * 3, **told)
+    with pytest.raises(ZeroDivisionError):
+        turns.run_in_turns([partial(task, True)], **told)
+    assert where["ended"] == ([] if at_once == 1 else where["ran"])
 
 
 def test_what_a_tasks_thread_keeps_is_gone_once_the_tasks_have_ended(turns, requests) -> None:

@@ -14,7 +14,7 @@ const INK = { ground: '#14171d', panel: '#1d222b', text: '#e8ebf0', quiet: '#a3a
 const MOST_TIMELINE = 186 // pixels, of however many ranks
 const LARGER = 1.6 // so much larger is the card's timeline than the tab's: it is read as a small picture
 const PICTURE = 330
-const ROUNDING = /rounds|sage|attention3|int8|sol/i
+const ROUNDING = /rounds|sage|attention3|int8/i
 
 /**
  * Show the card of `report` with what can be done with it; resolves when it is drawn. `speedup`: { factor, one_s } over

@@ -4,15 +4,11 @@ Such an allocation must not outlive the block that made it, or the process ends.
 number. Owns what this pack keeps out of records; under --disable-comfy-compiler there are none.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
 
 import torch
 
 from .comfyui import comfy, is_absent
-
-T = TypeVar("T")
 
 
 def is_recorded(device: torch.device) -> bool:
@@ -28,16 +24,8 @@ def unrecorded() -> AbstractContextManager[object]:
     return found
 
 
-def then_forgotten(task: Callable[[], T]) -> T:
-    """The task's result. Its thread ends with it, and a later one of the same number gets no record of this one."""
-    try:
-        return task()
-    finally:
-        forget_records()
-
-
 def forget_records() -> None:
-    """Have ComfyUI forget the record of this thread, an open one too."""
+    """Have ComfyUI forget the record of this thread, an open one too. A later thread of its number would get it."""
     forget = comfy.model_prefetch.cleanup_malloc_graph
     if not is_absent(forget):
         forget()

@@ -51,9 +51,8 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     _refuse_what_stays_behind(model)
     refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model)
     refuse_held(values_in([model.model_options, model.wrappers, model.callbacks]), model.model.diffusion_model)
-    ours.takes_wishes = True
+    ours.note_kernels()
     copy_changes(model, ours)
-    ours.takes_wishes = False
     ours.tell_misfits(ours.patches, {})
     return ours
 

@@ -128,7 +128,7 @@ def widened(formats: Sequence[str]) -> list[str]:
     ]
 
 
-def exact_ring(kernel: str, ring: int) -> list[str]:
+def other_attention(kernel: str, ring: int) -> list[str]:
     """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact; or ranks
     by an exact one under every plan."""
     if SPARSE in kernel:

@@ -76,8 +76,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.shares: tuple[int, ...] | None = ()  # of each device; () for equal ones, None as they are measured
         self.memory_text = ""  # what a device needs, for people
         self.left_out = ""  # what was said last of changes that do not fit
-        self.takes_wishes = False  # whether a LoRA is being added, which may ask for other attention functions
-        self._wishes = set[str]()  # those, of which nothing was said yet
+        self._kernels: set[str] | None = None  # that a LoRA asks for to attend by, while it is added
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
@@ -301,12 +300,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             hook_weights=hook_weights(self.model_options["transformer_options"]),
         )
 
+    def note_kernels(self) -> None:
+        """Until `tell_misfits`: leave out attention functions that a LoRA would have layers attend by, to be told."""
+        self._kernels = set()
+
     def tell_misfits(self, patches: Mapping[str, Sequence[tuple]], before: Mapping[str, int]) -> None:
         """Say on the node that executes how many of the patches behind the first `before` of each weight are left out,
         as they do not fit it, and what else of them. Raises `ValueError` where none fits, and for what cannot travel.
         """
-        wishes, self._wishes = self._wishes, set()
-        told = attention_left_out(wishes), refuse_misfit(patches, before, self.model.shape_of)
+        kernels, self._kernels = self._kernels or (), None
+        told = attention_left_out(kernels), refuse_misfit(patches, before, self.model.shape_of)
         self.left_out = "; ".join(filter(None, told))
         if self.left_out:
             NodeText().say(self.left_out)
@@ -350,13 +353,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge, or
         none fits. That node says how many do not."""
         before = {name: len(entries) for name, entries in self.patches.items()}
-        self._wishes, self.takes_wishes = set(), True
+        self.note_kernels()
         try:
             applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
-        finally:
-            self.takes_wishes = False
+        except BaseException:
+            self._kernels = None
+            raise
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
-        # a LoRA's wish for another attention function is applied, and no patch of a weight
+        # what a LoRA asks for to attend by is among what was applied, and no patch of a weight
         self.tell_misfits({name: self.patches[name] for name in sorted(names & self.patches.keys())}, before)
         return applied
 
@@ -420,8 +424,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
         """Refused for parts of the transformer, but for the function that a LoRA would have a layer attend by."""
         if is_of_transformer(name):
-            if is_attention(obj) and self.takes_wishes:
-                self._wishes |= {title_of(obj.function)} if obj.function is not None else set()
+            if is_attention(obj) and self._kernels is not None:
+                self._kernels |= {title_of(obj.function)} if obj.function is not None else set()
                 return
             raise self._refuse(*COMPILES) if is_compiled(obj) else self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj, *more, **named)

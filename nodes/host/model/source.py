@@ -33,7 +33,7 @@ from ..contract.like_host import options_for_ranks
 from .pooled_model import WeightSizes
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8, or leaves out blocks of keys.
-ROUNDING = ("sage", "attention3", "int8", "sol")
+ROUNDING = ("sage", "attention3", "int8", SPARSE)
 META = torch.device("meta")
 
 

@@ -69,9 +69,9 @@ def refuse_misfit(patches: Mapping[str, Sequence[tuple]], before: Mapping[str, i
     )
 
 
-def attention_left_out(wishes: Iterable[str]) -> str:
-    """What is said of a LoRA whose `wishes` are attention functions by name; "" for none."""
-    names = ", ".join(sorted(wishes))
+def attention_left_out(kernels: Iterable[str]) -> str:
+    """What is said of a LoRA that asks for these attention functions; "" for none."""
+    names = ", ".join(sorted(kernels))
     return f"attention by {names}, which the LoRA asks for, is left out: workers attend as without it" if names else ""
 
 

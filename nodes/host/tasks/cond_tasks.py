@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ....parallel_runtime.plan import ParallelPlan, auto_plan
-from ..contract.allocations import then_forgotten
+from ..contract.allocations import forget_records
 from ..contract.comfyui import WrapperExecutor, comfy
 from ..contract.order import why_calls_keep_order
 from ..contract.version import off
@@ -76,7 +76,7 @@ def calc_together(
             log.info("conditionings run one after the other: %s", reason)
         return whole()
     tasks = [partial(executor, model, _only(group, conds), x_in, timestep, model_options) for group in groups]
-    outs = run_in_turns([partial(then_forgotten, task) for task in tasks], at_once=len(tasks))
+    outs = run_in_turns(tasks, at_once=len(tasks), at_end=forget_records)
     return _combined(outs, groups, len(conds), x_in)
 
 

@@ -107,8 +107,12 @@ def inside_a_task() -> bool:
     return TASK.get() is not None
 
 
-def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequence[Kept] = ()) -> list[T]:
+def run_in_turns(
+    tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequence[Kept] = (), at_end: Callable[[], None] = int
+) -> list[T]:
     """Run the tasks, up to `at_once` of them begun and not ended at any time, and return their results in order.
+
+    `at_end`: called last in each thread that was made for a task.
 
     Each has the caller's context variables and torch's settings of the caller's thread. The first error of any task is
     raised, once all others have ended too. A task may run tasks of its own.
@@ -125,7 +129,7 @@ def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequen
                 _go_on(number, running, present, results)
             while ahead and len(present) < at_once:
                 number, task = ahead.popleft()
-                present[number] = _RunningTask(task, threads, kept)
+                present[number] = _RunningTask(task, threads, kept, at_end)
                 _go_on(number, present[number], present, results)
             _exchange(list(present.values()))
     finally:
@@ -139,8 +143,10 @@ def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequen
 class _RunningTask:
     """One task in a thread of its own, which runs only within `go_on` and `end`."""
 
-    def __init__(self, task: Callable[[], Any], threads: list[Thread], kept: Sequence[Kept]) -> None:
-        self._task = task
+    def __init__(
+        self, task: Callable[[], Any], threads: list[Thread], kept: Sequence[Kept], at_end: Callable[[], None]
+    ) -> None:
+        self._task, self._at_end = task, at_end
         self._kept = [(each, each.get()) for each in kept]
         self._thread_state = ThreadState.here()
         self._turn, self._turn_is_over = Semaphore(0), Semaphore(0)
@@ -185,8 +191,11 @@ class _RunningTask:
     def _run(self) -> object:
         self._turn.acquire()
         TASK.set(self)
-        with self._thread_state.restored():
-            return self._task()
+        try:
+            with self._thread_state.restored():
+                return self._task()
+        finally:
+            self._at_end()
 
 
 def _note_result(given: list[Any]) -> None:

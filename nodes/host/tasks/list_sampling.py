@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from ..contract.allocations import then_forgotten
+from ..contract.allocations import forget_records
 from ..contract.comfyui import BaseModel, ControlBase, ModelPatcher, comfy, latent_preview
 from ..contract.order import why_runs_keep_order
 from ..contract.version import refuse_off
@@ -116,9 +116,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
         for number, (run, each) in enumerate(zip(runs, record.runs, strict=True))
     ]
     began_s = time.perf_counter()
-    if at_once > 1:  # each in a thread of its own
-        tasks = [partial(then_forgotten, task) for task in tasks]
-    latents = run_in_turns(tasks, at_once=at_once, kept=kept)
+    latents = run_in_turns(tasks, at_once=at_once, kept=kept, at_end=forget_records)
     record.denoise_s = time.perf_counter() - began_s
     return latents, record
 

@@ -458,7 +458,7 @@ with on_node, patch.object(attentions, "ComfyAttention", Attention, create=True)
     assert said[:2] == [left_out] * 2 and said[2] == again_with.left_out == f"{left_out}; {told}", said
     refused(lambda: again_with.add_object_patch(AT, wish), f"it replaces {AT}")  # of another node than a LoRA's
     with_wish = again.clone()
-    with_wish.takes_wishes = True
+    with_wish.note_kernels()
     for layer in (wish, unmet, wish):
         with_wish.add_object_patch(AT, layer)
     with_wish.tell_misfits({}, {})

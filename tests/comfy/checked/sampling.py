@@ -84,7 +84,13 @@ def calculated(plan, conds=CONDS, **more):
     run = SimpleNamespace(plan=plan, captured=more.get("captured"), model=more.get("model", toy.pooled))
     options = {"transformer_options": {run_context.RUN_KEY: run} if more.get("run", True) else {}}
     turns = together.run_in_turns
-    together.run_in_turns = lambda tasks, at_once: seen.append((len(tasks), at_once)) or turns(tasks, at_once=at_once)
+
+    def in_turns(tasks, at_once, at_end):
+        seen.append((len(tasks), at_once))
+        assert at_end is together.forget_records, "a later thread of its number"
+        return turns(tasks, at_once=at_once, at_end=at_end)
+
+    together.run_in_turns = in_turns
     try:
         executor = extension.WrapperExecutor.new_executor(samplers._calc_cond_batch, [together.calc_together])
         return executor.execute(toy, conds, x, t, options), seen

@@ -4,7 +4,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
@@ -81,39 +80,25 @@ def test_attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(grou
             torch.testing.assert_close(attention(*flat, 6, mask, None, **options), want)
 
 
-@in_ranks(2)
-def test_a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
-    numbers = torch.Generator().manual_seed(6)
-    q, k = torch.randn(1, 2, 7, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
-    mask = torch.randn(1, 1, 7, 11, generator=numbers)
-    call = shared_attention(group, q, k, parse_attention("q<-k"))
-    stock = installed().kernel.stock
-    parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
-    with under_way(call) as attention:
-        want = mine(call, "q", stock(q, k, k, 2, mask[:, :, :1], skip_reshape=True), 1)
-        got = attention(*parts, 2, mine(call, "k", mask[:, :, :1], 3), skip_reshape=True)
-        torch.testing.assert_close(got, want)
-        want = mine(call, "q", stock(q, k, k, 2, mask, skip_reshape=True), 1)
-        got = attention(*parts, 2, mine(call, "q", mask), skip_reshape=True)
-        torch.testing.assert_close(got, want)
-        with refused("Tiny: a mask of", "this rank's keys alone", "use cfg parallel"):
-            attention(*parts, 2, mine(call, "q", mine(call, "k", mask, 3)), skip_reshape=True)
-
-
 @in_ranks(3)
-def test_a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group: GlooGroup) -> None:
-    """With a query more than ranks some of them have one; with as many, all have."""
+def test_a_mask_of_this_ranks_queries_or_keys_is_gathered_and_one_of_all_is_not(group: GlooGroup) -> None:
+    """One row is for all queries, or of the one query of this rank: with a query more than ranks some have one; with as
+    many, all have."""
     numbers = torch.Generator().manual_seed(8)
     stock = installed().kernel.stock
-    for queries in (group.parts + 1, group.parts):
+    for queries in (2 * group.parts + 1, group.parts + 1, group.parts):
         q, k = torch.randn(1, 2, queries, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
         mask = torch.randn(1, 1, queries, 11, generator=numbers) * 3
         call = shared_attention(group, q, k, parse_attention("q<-k"))
         parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+        row, rows = mask[:, :, :1], mine(call, "q", mask)
         with under_way(call) as attention:
-            for whole, given in ((mask, mine(call, "q", mask)), (mask, mask), (mask[:, :, :1], mask[:, :, :1])):
+            for whole, given in ((mask, rows), (mask, mask), (row, row), (row, mine(call, "k", row, 3))):
                 want = mine(call, "q", stock(q, k, k, 2, whole, skip_reshape=True), 1)
                 torch.testing.assert_close(attention(*parts, 2, given, skip_reshape=True), want)
+            if queries > 2 * group.parts:  # each rank has several
+                with refused("Tiny: a mask of", "this rank's keys alone", "use cfg parallel"):
+                    attention(*parts, 2, mine(call, "k", rows, 3), skip_reshape=True)
 
 
 @in_ranks(1)
@@ -318,22 +303,6 @@ def test_attention_is_not_replaced_after_a_models_file_was_imported(group: GlooG
     finally:
         module.optimized_attention = switch
         del sys.modules["late_model"]
-
-
-@in_ranks(3)
-def test_a_window_of_this_ranks_tokens_is_that_of_all(group: GlooGroup) -> None:
-    x = torch.randn(1, 6, 11, 4, generator=torch.Generator().manual_seed(6))
-    at, stock = torch.arange(11), installed().kernel.stock
-    for window in (0, 2, 5, 99):
-        call = shared_attention(group, x, x, UNPLANNED)
-        call.attention = replace(parse_attention("k within width"), window=window)
-        far = torch.zeros(11, 11).masked_fill((at[:, None] - at).abs() > window, torch.finfo(x.dtype).min)
-        want = mine(call, "k", stock(x, x, x, 6, far, skip_reshape=True), 1)
-        part = mine(call, "k", x)
-        own = far[: part.shape[2], : part.shape[2]]  # what a module makes of its own tokens
-        with under_way(call) as attention:
-            got = attention(part, part, part, 6, own[None, None], skip_reshape=True)
-        torch.testing.assert_close(got, want, msg=f"{window} tokens")
 
 
 @in_ranks(3)

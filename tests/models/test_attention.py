@@ -194,19 +194,6 @@ def test_what_a_ranks_own_function_is_changes_no_exchange_where_ring_goes_from_m
     assert sent == [3 * 2, chunks * 2]
 
 
-def test_over_all_keys_the_kernel_is_told_how_many_heads_the_queries_have() -> None:
-    sequence = SequenceParallelAttention(ulysses=SilentAxis("ulysses", size=3))
-    qkv = [torch.zeros(1, heads, 2, 16) for heads in (4, 2, 2)]  # of two groups three ranks can share none
-    told: list[tuple[int, tuple[int, ...]]] = []
-
-    def kernel(qkv: list[torch.Tensor], heads: int, mask: torch.Tensor | None) -> torch.Tensor:
-        told.append((heads, tuple(qkv[1].shape)))
-        return qkv[0]
-
-    sequence.attend(kernel, qkv, query_lengths=(2, 2, 2), key_lengths=(2, 2, 2))
-    assert told == [(4, (1, 2, 6, 16))]
-
-
 @pytest.mark.parametrize(("exchange", "sent_bytes"), [("exact", 4), ("fp8", 1 + 1 / 16)])
 def test_the_number_of_chunks_is_that_of_the_rank_with_the_most_heads(exchange: str, sent_bytes: float) -> None:
     """The planner prices that rank: seven groups of two heads on two ranks are four groups' attention."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from parallel_runtime.models.block_chain import BEAT, ORDER, chain_at, entries_of, hook_entries
 from parallel_runtime.models.hosted.hook_points import find_hook_points
 from parallel_runtime.models.hosted.sites import name_site
-from parallel_runtime.models.hosted.stock_functions import SkippedBlocks
 from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
 from parallel_runtime.weights.unit_feed import UnitFeed
@@ -229,18 +228,6 @@ def test_an_argument_of_a_method_that_another_one_stands_for_is_not_taken() -> N
     find_hook_points(model, plan(cut={**CUT, "blocks.0": {"x": "x"}, "blocks.1": {"y": "x"}}))
     with pytest.raises(ValueError, match=r"Model: blocks.1 of this ComfyUI takes no argument 'x'"):
         find_hook_points(model, plan(cut={**CUT, "blocks.1": {"x": "x"}}))
-
-
-def test_blocks_that_can_be_skipped_run_until_a_call_skips_them() -> None:
-    block, x = Block(), torch.ones(1, 4)
-    model = nn.Module()
-    model.blocks = nn.ModuleList([block])
-    want = block(x)
-    skipped = SkippedBlocks(model, plan(cut={"blocks.0": {"x": "x"}}))
-    (skip,) = skipped.replacing([("double_block", 0)])["dit"].values()
-    assert torch.equal(block(x), want)
-    assert skip({"x": x}, {"original_block": lambda given: block(given["x"])}) is x
-    assert torch.equal(block(x), want)
 
 
 def test_a_site_is_named_once_and_around_a_function_that_an_instance_has() -> None:

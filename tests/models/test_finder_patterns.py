@@ -1,15 +1,13 @@
 """What is said of the rows that moved: patterns as exact figures, at the edges where one becomes another; and trees."""
 
-import contextlib
 from collections.abc import Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from parallel_runtime.models.finder.mixing import first_mixing
 from parallel_runtime.models.finder.probe import Pattern, Rows, Runs, described
 from parallel_runtime.models.finder.values import copied, leaf_at, leaves, moved, nudged, tensors, with_leaf
 
@@ -105,34 +103,3 @@ def test_rows_that_moved_are_those_with_another_number() -> None:
     assert moved(before, after, 0) == (0, 1) and moved(before, after, 1) == (0, 2) and moved(before, after, 2) == (0, 3)
     after[0, 1, 2] = 0
     assert moved(before, after, 1) == (0, 1, 2)
-
-
-class Mean(nn.Module):
-    """Mixes tokens, x (B, S, C)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(1, keepdim=True)
-
-
-class Mixing(nn.Module):
-    """A block that mixes tokens in the first of these places alone that it is told to."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.inside = nn.Sequential(nn.Linear(4, 4), Mean() if where == "inside" else nn.Identity())
-        self.norm, self.code = nn.LayerNorm(4), where == "code"
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.inside(x)) + (x.mean(1, keepdim=True) if self.code else 0)
-
-
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [("inside", "blocks.0.inside.1 (Mean) mixes tokens"), ("code", "tokens are mixed in code of its own")],
-)
-def test_the_module_that_mixes_tokens_is_named(where: str, said: str) -> None:
-    x, keys = torch.arange(28.0).sin().reshape(1, 7, 4), torch.zeros(1, 2, 7, 2)
-    call = SimpleNamespace(args={"x": x}, keys={"x": 0}, positional=(x,), named={}, path="blocks.0")
-    call.module = Mixing(where)
-    probe: Any = SimpleNamespace(call=call, base={("q", 0): keys})
-    assert first_mixing(probe, lambda _: contextlib.nullcontext()) == said  # type: ignore[arg-type]

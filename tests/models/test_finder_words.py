@@ -347,20 +347,6 @@ def test_a_dim_of_more_indices_than_attention_has_rows_holds_no_tokens() -> None
     assert probed(nn.Linear(6, 6), noise(2, 10, 6)).most == sys.maxsize
 
 
-def test_a_module_that_does_not_run_alone_says_why_and_one_that_does_nothing() -> None:
-    class Once(nn.Module):
-        ran = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.ran:
-                raise ValueError("it ran before")
-            self.ran = True
-            return x
-
-    assert probed(nn.Identity(), noise(2, 3)).failed == ""
-    assert probed(Once(), noise(2, 3)).failed == "ValueError: it ran before"
-
-
 def test_a_dim_of_one_row_is_no_stream_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between lists: as of one image a call, whose rows other rows would explain."""
     monkeypatch.setattr(compose, "_rows_of", lambda streams, between, place, name, at, dim, rows: f"rows {rows}")

@@ -25,7 +25,7 @@ from parallel_runtime.planner.cost import step_cost
 from parallel_runtime.planner.counted import CountedModel, kept_by_class
 from parallel_runtime.planner.counting import Counts
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.memory import memory_of, where_kept
+from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.work import Work
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
@@ -144,21 +144,3 @@ if qwen21 in NEWER:
         slow = replace(quick, link=replace(quick.link, latency_s=0.1 * one[0].step_s))
         chosen = [choose_plan(model, each, [10**12] * 2, slow).plan for each in (there, off)]
         assert [plan and plan.parts for plan in chosen] == [2, 1]
-
-    def test_what_is_kept_lies_where_there_is_room_or_where_the_node_says(model: CountedModel) -> None:
-        table, plan = known_calibration("H100"), ParallelPlan(ulysses=2)
-        work = Work(image_tokens=1024, text_tokens=4096, guided=True, element_bytes=4)
-        memory = memory_of(model, work, plan, table.rates)
-        of_call, none = kept_by_class(model, work, table.rates)
-        assert none == 0
-        for room, place in ((4.1, "gpu"), (3.9, "cpu")):
-            free = round(memory.weights + memory.runtime + room * of_call)
-            placed = where_kept(model, work, plan, memory, free=free)
-            assert placed.kept_on == place
-            found = memory_of(model, placed, plan, table.rates)
-            assert (found.host_bytes > 0) == (place == "cpu")
-            assert found.total + found.host_bytes == pytest.approx(memory.total, abs=2)
-        cpu = replace(work, kept_on="cpu")
-        costs = [step_cost(model, each, plan, table) for each in (work, cpu)]
-        assert costs[0].communication_s < costs[1].communication_s, "it comes to the device in every step"
-        assert where_kept(model, cpu, plan, memory, free=10**12) == cpu

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallel_runtime.models.block_chain import BEAT, GATHER, SHARE, chain_at
 from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, call_layers, runs_as_branch
 from parallel_runtime.weight_delta import WeightDelta
 
@@ -214,26 +213,6 @@ def test_a_lora_counts_once_by_what_is_multiplied_where_a_layer_takes_what_stand
         assert not torch.allclose(out, plain, atol=1e-2)
         side.have(nn.Sequential(layer), {})
         assert torch.equal(layer(x, *args, **named), plain)
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_lora_stays_and_sees_what_its_layer_is_given_whichever_hook_comes_first(first: bool) -> None:
-    layer, x = nn.Linear(5, 6), torch.randn(4, 5)
-    module, given, side = nn.Sequential(layer), branches(layer, [lora(layer.weight, 2)]), SideBranches()
-    plain = layer(x[:2])
-    side.have(module, {"0": given})
-    want = layer(x[:2])
-    side.have(module, {})
-    chain = chain_at(layer)
-    chain.put(GATHER, lambda inner: lambda x: inner(x))
-    if first:
-        side.have(module, {"0": given})
-    chain.put(SHARE, lambda inner: lambda x: inner(x[:2]))
-    for loras, out in ((given, want), ([], plain), (given, want)):
-        side.have(module, {"0": loras} if loras else {})
-        assert torch.equal(layer(x), out)
-    chain.put(BEAT, lambda inner: lambda x: inner(x))
-    assert torch.equal(layer(x), want) and not torch.equal(want, plain)
 
 
 @pytest.mark.parametrize(

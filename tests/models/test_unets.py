@@ -106,6 +106,8 @@ def test_a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself
             orders.append(shards._ran)
         assert orders[0] == orders[1] and set(orders[0]) == set(blocks), title
         if make is sdxl:
+            inner = {f"middle_block.1.transformer_blocks.{number}" for number in (0, 1)}
+            assert {*inner, "middle_block.0"} <= blocks.keys() and "middle_block.1" not in blocks, "gathered one by one"
             shards._shards[orders[0][-1]].zero_()
             shards.begin()
             assert (called(model, inputs) - want).norm() > 1e-3 * want.norm(), "a block's weights do not matter"
@@ -134,15 +136,6 @@ def test_a_lora_beside_a_block_that_is_one_layer_stays_when_hooks_come_later(gro
         shards.begin()
         assert difference(called(model, inputs), out) <= 1e-5
         shards.end()
-
-
-@in_ranks(1)
-def test_transformer_blocks_of_a_unet_are_gathered_one_by_one(group: GlooGroup) -> None:
-    model, _ = sdxl()
-    known = WHOLE[CLASS]
-    blocks = blocks_of(model, known.blocks, inner=known.inner)
-    assert {f"middle_block.1.transformer_blocks.{number}" for number in (0, 1)} <= blocks.keys()
-    assert "middle_block.1" not in blocks and "middle_block.0" in blocks
 
 
 def rows_of(value: Any, first: int, length: int) -> Any:

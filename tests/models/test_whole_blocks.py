@@ -363,12 +363,6 @@ def test_memory_that_is_refused_is_room_for_fewer_blocks_and_no_error(monkeypatc
         assert here.step(whole, "a form", 0) == 2, "a later run tries again"
 
 
-def test_the_switch_turns_all_of_it_off() -> None:
-    here = Alone(10_000_000)
-    with kept_on(here.device, Axis("shards"), **{WHOLE_BLOCKS: "0"}) as whole:
-        assert [here.step(whole, "a form", 0) for _ in range(3)] == [0, 0, 0]
-
-
 @pytest.mark.parametrize("count", range(1, BLOCKS + 1))
 def test_blocks_that_stay_lie_apart_and_more_of_them_are_the_same_and_others(count: int) -> None:
     """So each block that is gathered has about as many others to hide behind, and another room moves few."""

@@ -6,7 +6,7 @@ Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -106,8 +106,17 @@ def added(self: Any, x: Tensor, same: Tensor) -> Any:
     return x + out, same + out
 
 
+Found: TypeAlias = tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], list[str], dict[str, Any]]
+
+
+def of_x(module: nn.Module, words: dict[str, Any] | None = None, *, within: str = "", **given: Any) -> Found:
+    """A block whose tokens are its argument `x`, and attend to each other; what else it is given, and words of that."""
+    attends, said = Attends("", OF_X, OF_X, within=within), f"{{0}} within {within}" if within else "{0}"
+    return module, {"x": noise(2, 10, 6)} | given, [X], [attends], [said], {"x": "{0}"} | (words or {})
+
+
 GRID = Flow("x", (), 1, 24, (), grid=True)
-FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], list[str], dict[str, Any]]] = {
+FOUND: dict[str, Found] = {
     "two streams": (
         block(two_streams),
         {"img": noise(2, 10, 6), "txt": noise(2, 4, 6), "vec": noise(2, 6), "pe": noise(1, 1, 14, 6)}
@@ -138,14 +147,7 @@ FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], lis
         ["{0}", "local"],
         {"x": "{0}", "freqs": ("{0}", "")},
     ),
-    "a rope in two tables": (
-        block(turned),
-        {"x": noise(2, 10, 6), "rope": (noise(1, 10, 6), noise(1, 10, 6))},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}", "rope": "{0}"},
-    ),
+    "a rope in two tables": of_x(block(turned), {"rope": "{0}"}, rope=(noise(1, 10, 6), noise(1, 10, 6))),
     "text that is cropped": (
         block(cropped),
         {"img": noise(2, 10, 6), "txt": noise(2, 4, 6), "crop": 3},
@@ -154,75 +156,25 @@ FOUND: dict[str, tuple[nn.Module, dict[str, Any], list[Flow], list[Attends], lis
         ["{0}+index:{1}"],
         {"img": "{0}", "txt": "{1}", "crop": "index:{1}"},
     ),
-    "a number of tokens": (
-        block(counting),
-        {"x": noise(2, 10, 6), "count": 7, "flag": True, "other": 3},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}", "count": "index:{0}"},
-    ),
-    "all tokens by their number": (
-        block(counting),
-        {"x": noise(2, 10, 6), "count": 10, "flag": True, "other": 11},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}", "count": "index:{0}"},
-    ),
-    "ranges": (
+    "a number of tokens": of_x(block(counting), {"count": "index:{0}"}, count=7, flag=True, other=3),
+    "all tokens by their number": of_x(block(counting), {"count": "index:{0}"}, count=10, flag=True, other=11),
+    "ranges": of_x(
         block(ranged),
-        {"x": noise(2, 10, 6), "ranges": [(0, 3, noise(1)), (3, None, noise(6))], "steps": noise(2, 2, 6)},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}", "ranges": "ranges:{0}"},
+        {"ranges": "ranges:{0}"},
+        ranges=[(0, 3, noise(1)), (3, None, noise(6))],
+        steps=noise(2, 2, 6),
     ),
-    "a row for each frame": (
+    "a row for each frame": of_x(
         block(by_frame),
-        {
-            "x": noise(2, 10, 6),
-            "e": noise(2, 3, 1, 6),
-            "tail": noise(2, 4, 6),
-            "transformer_options": {"a": noise(2, 10, 6)},
-        },
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}", "e": "frames4:{0}", "tail": "last:{0}"},
+        {"e": "frames4:{0}", "tail": "last:{0}"},
+        e=noise(2, 3, 1, 6),
+        tail=noise(2, 4, 6),
+        transformer_options={"a": noise(2, 10, 6)},
     ),
-    "a window": (
-        block(windowed, wide=True, reach=1, boolean=True),
-        {"x": noise(2, 10, 6)},
-        [X],
-        [Attends("", OF_X, OF_X, within="reach")],
-        ["{0} within reach"],
-        {"x": "{0}"},
-    ),
-    "a window that is added": (
-        block(windowed, reach=8, boolean=False),
-        {"x": noise(2, 10, 6)},
-        [X],
-        [Attends("", OF_X, OF_X, within="reach")],
-        ["{0} within reach"],
-        {"x": "{0}"},
-    ),
-    "a window of all": (
-        block(windowed, reach=9, boolean=True),
-        {"x": noise(2, 10, 6)},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}"},
-    ),
-    "a window of no attribute": (
-        block(windowed, reach=2.5, boolean=True),
-        {"x": noise(2, 10, 6)},
-        [X],
-        [Attends("", OF_X, OF_X)],
-        ["{0}"],
-        {"x": "{0}"},
-    ),
+    "a window": of_x(block(windowed, wide=True, reach=1, boolean=True), within="reach"),
+    "a window that is added": of_x(block(windowed, reach=8, boolean=False), within="reach"),
+    "a window of all": of_x(block(windowed, reach=9, boolean=True)),
+    "a window of no attribute": of_x(block(windowed, reach=2.5, boolean=True)),
     "a grid": (
         block(gridded),
         {

@@ -144,16 +144,22 @@ def by_frames(self: Any, img: Tensor, e: Tensor) -> Tensor:
     return img
 
 
-MANY = {"attention": {"joint": "txt+img", "single": "txt+img"}}
+def spec(attention: dict[str, str], cut: dict[str, Any], gather: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A plan as `to_data` has it."""
+    return {"attention": attention, "cut": cut, "gather": gather} | more
+
+
+TOGETHER, APART = {"joint": "txt+img", "single": "txt+img"}, {"joint": "txt+img", "single": "img2"}
 CUT = {"joint.0": {"img": "img", "txt": "txt"}, "joint.*": {"pe": "txt+img@2"}, "single.*": {"pe": "txt+img@2"}}
-CONTROL = {"control": {"input": "img"}}
-OF_DOUBLE, OF_BOTH = {"joint.-1": ["img", "txt"]}, {"img": "img", "txt": "txt", "pe": "txt+img@2"}
+CONTROL = {"input": "img"}
+OF_ALL, OF_IMAGE = {"pe": "txt+img@2"}, {"pe": "img2@2"}
+OF_BOTH = {"img": "img", "txt": "txt", "pe": "txt+img@2"}
+LASTS, ALL = {"joint.-1": ["img", "txt"], "single.-1": "img2"}, {"joint.*": ["img", "txt"], "single.*": "img2"}
 TAGGED = {name: words for name, words in CUT.items() if name != "single.*"}
-INNER = {"attention": {"wrap.inner.blocks": "img"}, "each_call": "wrap.inner"}
-GRID = {"attention": {"blocks": "grid"}}
+TWO_SIZES, GRID = {"fine": "img", "coarse": "img2"}, {"blocks": "grid"}
+FIRSTS = {"fine.0": {"x": "img"}, "coarse.0": {"x": "img2"}}
 ROPE = {"blocks.0": {"x": "grid@1"}, "blocks.*": {"rope": "flat:grid@0"}}
-REFINED = {"attention": {"blocks": "img|local"}}
-ALONE = {"attention": {"blocks": "img"}}
+INNER, REFINED, ALONE = {"wrap.inner.blocks": "img"}, {"blocks": "img|local"}, {"blocks": "img"}
 FRAMES = {"blocks.0": {"x": "img"}, "blocks.*": {"e": "frames3:img"}}
 FOUND: dict[str, tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] = {
     "two lists and a head": (
@@ -167,94 +173,66 @@ FOUND: dict[str, tuple[nn.Module, list[dict[str, Any]], list[dict[str, Any]]]] =
         ),
         [IMG | TXT],
         [
-            MANY | {"cut": CUT | {"head": {"e": "img"}}, "gather": {"head": "img"}} | CONTROL,
-            MANY | {"cut": CUT, "gather": {"norm": "img"}} | CONTROL,
-            MANY | {"cut": CUT, "gather": {"single.-1": "txt+img"}} | CONTROL,
-            {
-                "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": CUT | {"single.0": {"x": "img2"}, "single.*": {"pe": "img2@2"}},
-                "gather": OF_DOUBLE | {"single.-1": "img2"},
-            },
-            {
-                "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": {"joint.*": OF_BOTH, "single.*": {"x": "img2", "pe": "img2@2"}},
-                "gather": {"joint.*": ["img", "txt"], "single.*": "img2"},
-            },
+            spec(TOGETHER, CUT | {"head": {"e": "img"}}, {"head": "img"}, control=CONTROL),
+            spec(TOGETHER, CUT, {"norm": "img"}, control=CONTROL),
+            spec(TOGETHER, CUT, {"single.-1": "txt+img"}, control=CONTROL),
+            spec(APART, CUT | {"single.0": {"x": "img2"}, "single.*": OF_IMAGE}, LASTS),
+            spec(APART, {"joint.*": OF_BOTH, "single.*": OF_IMAGE | {"x": "img2"}}, ALL),
         ],
     ),
     "tokens that are others in the second list": (
         block(pooled, fine=blocks(plain, plain), coarse=blocks(plain)),
         [IMG],
         [
-            {"attention": {"fine": "img", "coarse": "img2"}, "cut": {"fine.0": {"x": "img"}, "coarse.0": {"x": "img2"}}}
-            | {"gather": {"coarse.-1": "img2", "fine.-1": "img"}},
-        ]
-        * 2
-        + [
-            {"attention": {"fine": "img", "coarse": "img2"}, "cut": {"fine.*": {"x": "img"}, "coarse.*": {"x": "img2"}}}
-            | {"gather": {"fine.*": "img", "coarse.*": "img2"}},
+            spec(TWO_SIZES, FIRSTS, {"coarse.-1": "img2", "fine.-1": "img"}),
+            spec(TWO_SIZES, FIRSTS, {"coarse.-1": "img2", "fine.-1": "img"}),
+            spec(TWO_SIZES, {"fine.*": {"x": "img"}, "coarse.*": {"x": "img2"}}, {"fine.*": "img", "coarse.*": "img2"}),
         ],
     ),
     "ranges that a model may have counted": (
         block(tagged, joint=blocks(pair), single=blocks(ranged)),
         [IMG | TXT],
         [
-            MANY
-            | {
-                "cut": TAGGED | {"single.*": {"ranges": "ranges:txt+img", "pe": "txt+img@2"}},
-                "gather": {"single.-1": "txt+img"},
-            },
-            MANY
-            | {
-                "cut": TAGGED | {"single.*": {"ranges": "ranges:-txt+img", "pe": "txt+img@2"}},
-                "gather": {"single.-1": "txt+img"},
-            },
-            {
-                "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": TAGGED | {"single.0": {"x": "img2"}, "single.*": {"ranges": "ranges:img2", "pe": "img2@2"}},
-                "gather": OF_DOUBLE | {"single.-1": "img2"},
-            },
-            {
-                "attention": {"joint": "txt+img", "single": "img2"},
-                "cut": {"joint.*": OF_BOTH, "single.*": {"x": "img2", "ranges": "ranges:img2", "pe": "img2@2"}},
-                "gather": {"joint.*": ["img", "txt"], "single.*": "img2"},
-            },
+            spec(TOGETHER, TAGGED | {"single.*": OF_ALL | {"ranges": "ranges:txt+img"}}, {"single.-1": "txt+img"}),
+            spec(TOGETHER, TAGGED | {"single.*": OF_ALL | {"ranges": "ranges:-txt+img"}}, {"single.-1": "txt+img"}),
+            spec(APART, TAGGED | {"single.0": {"x": "img2"}, "single.*": OF_IMAGE | {"ranges": "ranges:img2"}}, LASTS),
+            spec(APART, {"joint.*": OF_BOTH, "single.*": OF_IMAGE | {"x": "img2", "ranges": "ranges:img2"}}, ALL),
         ],
     ),
     "a grid": (
         block(gridded, blocks=blocks(of_grid, of_grid), head=block(of_rows)),
         [{"x": noise(2, 2, 3, 4, WIDTH)}],
         [
-            GRID | {"cut": ROPE | {"head": {"e": "grid@1"}}, "gather": {"head": "grid@1"}},
-            GRID | {"cut": ROPE, "gather": {"blocks.-1": "grid@1"}},
-            GRID | {"cut": ROPE, "gather": {"blocks.-1": "grid@1"}},
-            GRID | {"cut": {"blocks.*": {"x": "grid@1", "rope": "flat:grid@0"}}, "gather": {"blocks.*": "grid@1"}},
+            spec(GRID, ROPE | {"head": {"e": "grid@1"}}, {"head": "grid@1"}),
+            spec(GRID, ROPE, {"blocks.-1": "grid@1"}),
+            spec(GRID, ROPE, {"blocks.-1": "grid@1"}),
+            spec(GRID, {"blocks.*": {"x": "grid@1", "rope": "flat:grid@0"}}, {"blocks.*": "grid@1"}),
         ],
     ),
     "a module that runs twice": (
         block(wrapped, wrap=block(in_turns, inner=block(one_after_another, blocks=blocks(plain, plain)))),
         [IMG],
         [
-            INNER | {"cut": {"wrap.inner.blocks.0": {"x": "img"}}, "gather": {"wrap.inner.blocks.-1": "img"}},
-            INNER | {"cut": {"wrap.inner.blocks.*": {"x": "img"}}, "gather": {"wrap.inner.blocks.*": "img"}},
+            spec(INNER, {"wrap.inner.blocks.0": {"x": "img"}}, {"wrap.inner.blocks.-1": "img"}, each_call="wrap.inner"),
+            spec(INNER, {"wrap.inner.blocks.*": {"x": "img"}}, {"wrap.inner.blocks.*": "img"}, each_call="wrap.inner"),
         ],
     ),
     "a short list, which all ranks compute, and keys of the text": (
         block(refined, refiner=blocks(plain), blocks=blocks(plain, on_context)),
         [IMG | TXT],
         [
-            REFINED | {"cut": {"blocks.0": {"x": "img"}}, "gather": {"blocks.-1": "img"}},
-            REFINED | {"cut": {"blocks.0": {"x": "img"}}, "gather": {"blocks.-1": "img"}},
-            REFINED | {"cut": {"blocks.*": {"x": "img"}}, "gather": {"blocks.*": "img"}},
+            spec(REFINED, {"blocks.0": {"x": "img"}}, {"blocks.-1": "img"}),
+            spec(REFINED, {"blocks.0": {"x": "img"}}, {"blocks.-1": "img"}),
+            spec(REFINED, {"blocks.*": {"x": "img"}}, {"blocks.*": "img"}),
         ],
     ),
     "of two calls, one with a row for each token": (
         block(by_frames, blocks=blocks(framed)),
         [IMG | {"e": noise(2, 2, WIDTH)}, IMG | {"e": noise(2, 10, WIDTH)}],
         [
-            ALONE | {"cut": FRAMES, "gather": {"blocks.-1": "img"}},
-            ALONE | {"cut": FRAMES, "gather": {"blocks.-1": "img"}},
-            ALONE | {"cut": {"blocks.*": {"x": "img", "e": "frames3:img"}}, "gather": {"blocks.*": "img"}},
+            spec(ALONE, FRAMES, {"blocks.-1": "img"}),
+            spec(ALONE, FRAMES, {"blocks.-1": "img"}),
+            spec(ALONE, {"blocks.*": {"x": "img", "e": "frames3:img"}}, {"blocks.*": "img"}),
         ],
     ),
 }

@@ -126,21 +126,11 @@ def test_what_two_ranks_halve_is_shared_and_the_rest_every_ranks() -> None:
     one, two = [], []
     for place in range(len(POINTS)):
         here = {name: each[place] for name, each in others.items()}
-        one.append(
-            [
-                {},
-                here
-                | {
-                    "tokens": 5.0,
-                    "module.scores": whole[place] + split[place],
-                    "held_bytes": 300.0 if place == 2 else 9e9,
-                },
-            ]
-        )
-        two.append(
-            [{}, here | {"module.scores": whole[place] + split[place] / 2, "held_bytes": 200.0 if place == 2 else 9e9}]
-        )
-        two[-1][1] |= {name: each[place] for name, each in exchanged.items()}
+        sent = {name: each[place] for name, each in exchanged.items()}
+        held_by_one, held_by_two = (300.0, 200.0) if place == 2 else (9e9, 9e9)
+        of_one = {"tokens": 5.0, "module.scores": whole[place] + split[place], "held_bytes": held_by_one}
+        one.append([{}, here | of_one])
+        two.append([{}, here | sent | {"module.scores": whole[place] + split[place] / 2, "held_bytes": held_by_two}])
     every, shared = count._fitted(TOKENS, one, two, 1, shares=True, real=False)
     held = sum(TOKENS[2])
     assert every == {

@@ -31,48 +31,36 @@ def candidates(model: nn.Module, inputs: dict[str, Any]) -> list[Candidate]:
     return list(plans([look(model, partial(call, model, inputs), attention_to)]))
 
 
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [
-        (
-            "Wan 5B, a timestep for each frame",
-            {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img", "e": "frames4:img"}, "head": {"e": "frames3:img"}},
-        ),
-        (
-            "Flux.1, ControlNet and mask",
-            {
-                "double_blocks.0": {"img": "img", "txt": "txt"},
-                "double_blocks.*": {"pe": "txt+img@2", "attn_mask": "order:txt+img"},
-                "single_blocks.*": {"pe": "txt+img@2", "attn_mask": "order:txt+img"},
-            },
-        ),
-        (
-            "Cosmos Predict2, a timestep for each frame",
-            {
-                "blocks.0": {"x_B_T_H_W_D": "grid@1"},
-                "blocks.*": {"rope_emb_L_1_1_D": "flat:grid@1", "extra_per_block_pos_emb": "grid@1"},
-            },
-        ),
-        (
-            "Mochi, cropped text",
-            {
-                "blocks.0": {"x": "img", "y": "txt"},
-                "blocks.*": {"**rope_cos": "img@0", "**rope_sin": "img@0", "**crop_y": "index:txt"},
-            },
-        ),
-        (
-            "Mage-Flow, reference, text mask, ControlNet",  # the last token is padding in all texts
-            {
-                "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
-                "transformer_blocks.*": {"image_rotary_emb": "txt+img@2", "encoder_hidden_states_mask": "txt"},
-            },
-        ),
-    ],
-)
+# Case -> what the plan that people wrote for its class cuts.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "Wan 5B, a timestep for each frame": {
+        "blocks.0": {"x": "img"},
+        "blocks.*": {"freqs": "img", "e": "frames4:img"},
+        "head": {"e": "frames3:img"},
+    },
+    "Flux.1, ControlNet and mask": {
+        "double_blocks.0": {"img": "img", "txt": "txt"},
+        "double_blocks.*": {"pe": "txt+img@2", "attn_mask": "order:txt+img"},
+        "single_blocks.*": {"pe": "txt+img@2", "attn_mask": "order:txt+img"},
+    },
+    "Cosmos Predict2, a timestep for each frame": {
+        "blocks.0": {"x_B_T_H_W_D": "grid@1"},
+        "blocks.*": {"rope_emb_L_1_1_D": "flat:grid@1", "extra_per_block_pos_emb": "grid@1"},
+    },
+    "Mochi, cropped text": {
+        "blocks.0": {"x": "img", "y": "txt"},
+        "blocks.*": {"**rope_cos": "img@0", "**rope_sin": "img@0", "**crop_y": "index:txt"},
+    },
+    "Mage-Flow, reference, text mask, ControlNet": {  # the last token is padding in all texts
+        "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
+        "transformer_blocks.*": {"image_rotary_emb": "txt+img@2", "encoder_hidden_states_mask": "txt"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 @in_ranks(2)
-def test_what_is_found_is_what_people_wrote_and_equals_one_process(
-    group: GlooGroup, name: str, cut: dict[str, Any]
-) -> None:
+def test_what_is_found_is_what_people_wrote_and_equals_one_process(group: GlooGroup, name: str) -> None:
     """One rank looks, as one process does for all, and tells the other."""
     model, inputs = CASES[name]()
     want = call(model, inputs)
@@ -81,7 +69,7 @@ def test_what_is_found_is_what_people_wrote_and_equals_one_process(
     dist.broadcast_object_list(told)
     spec = from_data(told[0])
     assert looked in (None, spec)
-    assert {path: dict(words) for path, words in spec.cut.items()} == cut
+    assert {path: dict(words) for path, words in spec.cut.items()} == WRITTEN[name]
     shared = SharedModel(model, spec, group)
     assert difference(call(model, inputs), want) <= ERROR
     shared.group = OwnTokensOnly()

@@ -200,16 +200,10 @@ def forward(self: object) -> None:
 WAN = of_comfyui("comfy.ldm.wan.model.WanModel", forward_orig=forward, forward=forward)
 
 
-def test_a_class_has_the_plan_of_its_path() -> None:
+def test_a_class_has_the_plan_of_its_path_and_a_subclass_that_of_its_base_or_its_own() -> None:
     assert spec_of(WAN) is SPECS["comfy.ldm.wan.model.WanModel"]
     assert spec_of(of_comfyui("comfy.ldm.flux.model.Flux")).control == {"input": "img", "output": "img"}
-
-
-def test_a_subclass_has_the_plan_of_its_base() -> None:
     assert spec_of(of_comfyui("pack.Mine", WAN, name_of_it=forward, __init__=forward)) is spec_of(WAN)
-
-
-def test_a_subclass_with_a_plan_has_its_own() -> None:
     vace = of_comfyui("comfy.ldm.wan.model.VaceWanModel", WAN, forward_orig=forward)
     assert spec_of(vace) is SPECS["comfy.ldm.wan.model.VaceWanModel"]
 

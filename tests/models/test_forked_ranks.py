@@ -46,7 +46,6 @@ class MixesRuns(Odd):
     """Between blocks, tokens in runs of eight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, 16)."""
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
@@ -58,7 +57,6 @@ class MixesValues(Block):
     """Attends to values of runs of four tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         import comfy.ldm.modules.attention as attention
 
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -71,7 +69,6 @@ class CountsOnce(Block):
     tokens = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         self.tokens = self.tokens or x.shape[1]
         return super().forward(x * math.log(self.tokens) / 4)
 
@@ -82,7 +79,6 @@ class CountsRowsOnce(Block):
     rows = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         self.rows = self.rows or x.shape[0]
         return super().forward(x * self.rows)
 
@@ -95,7 +91,6 @@ class KeepsMean(Block):
         self.kept: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         return super().forward(x + self.kept.setdefault("mean", x.mean((0, 1))))
 
 
@@ -107,7 +102,6 @@ class KeepsNumbers(Block):
         self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         if not self.mean.any():
             self.mean.copy_(x.mean((0, 1)))
         return super().forward(x + self.mean)
@@ -117,7 +111,6 @@ class Spreads(Block):
     """Takes the spread of the tokens behind the third, which is no number for fewer than two of them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, C)."""
         return super().forward(x + 0.0 * x[:, 3:].std(1, keepdim=True))
 
 

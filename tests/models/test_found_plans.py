@@ -118,7 +118,6 @@ class Registers(Odd):
         self.registers = nn.Parameter(torch.zeros(1, 3, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, 16)."""
         x, half = self.embed(x), x.shape[1] // 2
         x = torch.cat((x[:, :half], self.registers.expand(x.shape[0], -1, -1), x[:, half:]), 1)
         for block in self.blocks:
@@ -130,7 +129,6 @@ class TakesResiduals(Odd):
     """Takes a residual of a ControlNet before each block, as HunYuanDiT does, whose lists are as long as its own."""
 
     def forward(self, x: Tensor, control: dict[str, Any] | None = None) -> Tensor:
-        """x (B, S, 16)."""
         left = None if control is None else control.get("output", None)
         x = self.embed(x)
         for block in self.blocks:

@@ -17,7 +17,7 @@ from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.model_call import CallPlace, ModelCall
-from parallel_runtime.models.hosted.calls import to_tree
+from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.comfyui_process import find_comfyui
@@ -42,17 +42,10 @@ def call(step: int, text: int, run: str | None, *, stored: str = "", reference: 
     x = torch.randn(1, 64, 5, 7, generator=numbers.manual_seed(step))
     told = {"qwen_image21_cache": {"device": "gpu", "dtype": stored}} if stored else {}
     kwargs = {"ref_latents": references if reference else [], "transformer_options": told}
-    tree, tensors = to_tree({"args": [x, torch.tensor([0.9 - 0.2 * step]), context], "kwargs": kwargs})
-    options = {
-        "call": tree,
-        "tensors": len(tensors),
-        "batched": [*range(len(tensors))],
-        "residuals": [],
-        "method": None,
-    }
+    given = [x, torch.tensor([0.9 - 0.2 * step]), context]
+    tensors, options = travelling("Qwen-Image 2.1", given, kwargs, batched=[*given, *kwargs["ref_latents"]])
     place = None if run is None else CallPlace(run, "")
-    named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
-    return ModelCall(tensors=named, out_shape=(1, x.numel()), options=options, place=place)
+    return ModelCall(tensors=tensors, out_shape=(1, x.numel()), options=options, place=place)
 
 
 def step_of(pool: Pool, spec: ModelSpec, plan: ParallelPlan, step: int, run: str | None, **more: Any) -> RunResult:

@@ -347,8 +347,5 @@ def test_inputs_of_layers_are_coarse_where_products_are_in_the_files_format(
     monkeypatch: pytest.MonkeyPatch, said: list[dict[str, Any]], without: set[str], coarse: float
 ) -> None:
     monkeypatch.setattr(formats, "_without_product", lambda config: without)
-    marks = {
-        f"{number}{formats.MARK}": torch.tensor(list(json.dumps(each).encode()), dtype=torch.uint8)
-        for number, each in enumerate(said)
-    }
+    marks = {f"{number}{formats.MARK}": mark(each) for number, each in enumerate(said)}
     assert formats.coarse_inputs(None, {**marks, "a.weight": torch.zeros(1)}) == coarse

@@ -1,6 +1,5 @@
 """Corrupting copies are found byte by byte, between ranks that are threads here."""
 
-import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -104,32 +103,3 @@ def test_bytes_are_of_one_sender_one_receiver_and_one_place() -> None:
     runs = {(a, b): pattern._run(a, b, 600, CPU) for a in range(3) for b in range(3)}
     assert runs[1, 2][[0, 1, 250, 251, 511]].tolist() == [69, 100, 139, 171, 40] and runs[1, 2].dtype == torch.uint8
     assert len({tuple(each.tolist()) for each in runs.values()}) == 9
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_each_stage_counts_the_bytes_that_arrived_otherwise_from_the_one_before(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pattern, "RUN_BYTES", 600)
-    sent = {(index, (index + 1) % size): queue.SimpleQueue[torch.Tensor]() for index in range(size)}
-    own = threading.local()
-
-    def found(spoil: Spoil) -> list[int]:
-        def counts(rank: int) -> int:
-            def receive(shape: tuple[int], *_: Any, **__: Any) -> torch.Tensor:
-                run = sent[before.peer, rank].get(timeout=10).clone()
-                assert run.shape == shape
-                return spoil(before.peer, rank, run)
-
-            own.rank = rank
-            before = SimpleNamespace(peer=(rank - 1) % size, receive=receive)
-            after = SimpleNamespace(peer=(rank + 1) % size, drain=lambda: None)
-            after.send = sent[rank, after.peer].put
-            return pattern.count_wrong_bytes_of_links(before, after, CPU)  # type: ignore[arg-type]
-
-        with ThreadPoolExecutor(size) as ranks:
-            return list(ranks.map(counts, range(size)))
-
-    monkeypatch.setattr(pattern, "dist", SimpleNamespace(get_rank=lambda: own.rank))
-    assert found(lambda sender, receiver, run: run) == [0] * size
-    assert found(flipped) == [int(index == 2 % size) for index in range(size)]

@@ -107,13 +107,11 @@ def test_packing_takes_as_many_copies_whatever_the_number_of_ranks(
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize(("heads", "groups", "shares"), [(7, 7, ()), (12, 6, ()), (14, 7, (4, 2, 1))])
-def test_heads_come_back_to_the_rows_whose_queries_they_are(
-    heads: int, groups: int, shares: tuple[int, ...], chunks: int
-) -> None:
-    """Over ranks that are threads, of unequal lengths, values wider than keys."""
+def test_heads_by_shares_come_back_to_the_rows_whose_queries_they_are(chunks: int) -> None:
+    """Over ranks that are threads, of unequal lengths, values wider than keys. Without shares it is
+    `models/test_attention.py`'s."""
     numbers, lengths = torch.Generator().manual_seed(3), [5, 4, 2]
-    q, k, v = (torch.randn(2, n, 11, w, generator=numbers) for n, w in ((heads, 4), (groups, 4), (groups, 6)))
+    q, k, v = (torch.randn(2, n, 11, w, generator=numbers) for n, w in ((14, 4), (7, 4), (7, 6)))
     want = F.scaled_dot_product_attention(q, k, v, enable_gqa=True).split(lengths, 2)
     wire = Wire(3, lambda sender, receiver, run: run)
 
@@ -122,7 +120,7 @@ def test_heads_come_back_to_the_rows_whose_queries_they_are(
 
     def attended(rank: int) -> torch.Tensor:
         axis = Threads(3, rank, wire)
-        sequence = SequenceParallelAttention(ulysses=axis, chunks=lambda _: chunks, shares=((), shares))
+        sequence = SequenceParallelAttention(ulysses=axis, chunks=lambda _: chunks, shares=((), (4, 2, 1)))
         mine = [each.split(lengths, 2)[rank] for each in (q, k, v)]
         return sequence.attend(kernel, mine, query_lengths=lengths, key_lengths=lengths)
 

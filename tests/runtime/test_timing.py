@@ -16,7 +16,7 @@ import torch.distributed as dist
 from noted import FOLDER, Notes
 
 from host.hosted_runs import make_run, with_options
-from host.tiny_hosted import call, spec_of, write_tiny
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.exchange_groups import WEIGHTS, ExchangeGroup
@@ -285,17 +285,6 @@ def test_every_rank_of_a_request_looks_at_the_clock_after_all_its_work(
         assert notes[-2:] == ["mark", "read"]
         assert notes.count("mark") == 1
         assert rank.step_s > 0
-
-
-@pytest.mark.slow
-def test_ranks_that_load_say_how_long_and_others_do_not(noting_ranks: Pool, tmp_path: Path) -> None:
-    spec = spec_of(write_tiny(tmp_path / "another.safetensors"))
-    alone = noting_ranks.load(spec, ParallelPlan())
-    assert set(alone.rank_load_s) == {0}
-    assert 0 < alone.rank_load_s[0] < alone.wall_s
-    grown = noting_ranks.load(spec, ParallelPlan(ulysses=2))
-    assert set(grown.rank_load_s) == {1}, "rank 0 had it already"
-    assert [size > 0 for size in grown.parameter_bytes] == [True, True, False, False]
 
 
 @pytest.mark.slow

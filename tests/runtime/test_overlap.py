@@ -48,11 +48,6 @@ def test_of_an_exchange_that_attention_can_hide_the_first_and_last_chunks_show(n
     assert found == pytest.approx(20 + 8 / number)
 
 
-def test_an_exchange_longer_than_attention_shows_the_difference_at_least() -> None:
-    found = chunked_s(attend_s=2.0, arriving_s=6.0, returning_s=2.0, latency_s=0.0, chunks=10)
-    assert 8.0 <= found < 8.5
-
-
 @pytest.mark.parametrize(("hop_s", "seconds"), [(1.0, 8.0), (2.0, 8.0), (3.0, 3 * 3.0 + 2.0), (0.0, 8.0)])
 def test_a_ring_shows_what_its_hops_take_beyond_attention_to_one_ranks_keys(hop_s: float, seconds: float) -> None:
     assert ring_s(attend_s=8.0, hop_s=hop_s, ring=4) == pytest.approx(seconds)

@@ -58,12 +58,6 @@ def benchmark() -> dict:
     )
 
 
-def test_a_benchmark_names_what_a_plan_gains_over_one_rank_and_over_one_process() -> None:
-    row = benchmark()["contenders"][2]
-    assert row["speedup"] == pytest.approx(2.0)
-    assert row["speedup_over_one_process"] == pytest.approx(1.1)
-
-
 def test_speed_ups_are_over_one_rank_or_over_the_case_that_is_named() -> None:
     report = benchmark()
     told = [drawn(report, "speedup")[1]]
@@ -75,14 +69,16 @@ def test_speed_ups_are_over_one_rank_or_over_the_case_that_is_named() -> None:
     ]
 
 
-def test_workers_are_held_against_the_process_of_as_many_threads() -> None:
+def test_a_plan_is_held_against_one_rank_and_against_the_process_of_as_many_threads() -> None:
     rows = [
-        case("diffusers, 1 thread", "one_process", "diffusers", [4.0], threads=1),
-        case("diffusers, 2 threads", "one_process", "diffusers", [3.0], threads=2),
-        case("uly2", "plan", "parallel-dit", [1.5], threads=2),
+        case("one rank", "one_rank", "parallel-dit", [4.0, 4.2, 3.9]),
+        case("diffusers, 1 thread", "one_process", "diffusers", [3.0], threads=1),
+        case("diffusers, 2 threads", "one_process", "diffusers", [2.2, 2.4, 2.1], threads=2),
+        case("uly2", "plan", "parallel-dit", [2.5, 2.0, 1.9], threads=2),
     ]
     compare(rows)
-    assert rows[2]["speedup_over_one_process"] == pytest.approx(2.0)
+    assert rows[3]["speedup"] == pytest.approx(2.0)
+    assert rows[3]["speedup_over_one_process"] == pytest.approx(1.1)
 
 
 def test_a_timeline_has_a_row_for_each_rank_with_the_area_of_its_seconds() -> None:

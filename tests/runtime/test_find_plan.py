@@ -42,7 +42,6 @@ from parallel_runtime.planner.comfyui_process import ComfyUIProcess, NoAnswerErr
 from parallel_runtime.planner.finding import find_plan as find_plan_of
 from tools.ship_plans import ship
 
-ROOT = Path(__file__).resolve().parents[2]
 FLUX, WAN = "comfy.ldm.flux.model.Flux", "comfy.ldm.wan.model.WanModel"
 KEY = FoundKey(model_class=FLUX, source="1f", comfyui="0.30.0")
 

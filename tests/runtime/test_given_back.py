@@ -154,15 +154,16 @@ def test_whole_blocks_go_with_any_request_that_is_no_run_of_their_model_and_thei
     assert happened[:2] == ([] if stay else ["dropped", "given back"])
 
 
-@pytest.mark.parametrize(("stay", "raised"), [(5, RuntimeError("no memory")), (None, RuntimeError("no memory"))])
-def test_an_error_says_that_blocks_stayed_whole_beside_what_failed(stay: int | None, raised: RuntimeError) -> None:
+@pytest.mark.parametrize("stay", [5, 0])
+def test_an_error_says_that_blocks_stayed_whole_beside_what_failed(stay: int) -> None:
     engine: Any = Engine(rank=0, device=torch.device("cpu"), segments=table())
+    raised = RuntimeError("no memory")
 
     def step(*_: object, **__: object) -> None:
         raise raised
 
     engine._step = step
-    shards = SimpleNamespace(staying_bytes=stay or 0)
+    shards = SimpleNamespace(staying_bytes=stay)
     engine.models[7] = SimpleNamespace(weights=SimpleNamespace(shards=shards), end_run=nothing)
     with pytest.raises(RuntimeError, match="no memory") as told:
         request = Step(model=7, **STEP)

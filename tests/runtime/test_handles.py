@@ -26,13 +26,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
 
 
 @pytest.fixture(scope="module")
-def model_bytes(files: list[ModelSpec]) -> int:
-    return sum(tensor.num_bytes for tensor in read_header(files[0].path).tensors.values())
-
-
-@pytest.fixture(scope="module")
-def room_for_two(model_bytes: int) -> Iterator[Pool]:
-    budget = 2 * model_bytes + 1000
+def room_for_two(files: list[ModelSpec]) -> Iterator[Pool]:
+    budget = 2 * sum(tensor.num_bytes for tensor in read_header(files[0].path).tensors.values()) + 1000
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
         yield pool
 

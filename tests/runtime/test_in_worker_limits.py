@@ -59,7 +59,7 @@ def test_more_noise_than_a_message_names_is_refused() -> None:
 
 def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
     recurrence = steps(2)
-    call = make_run(recurrence).conds[0]
+    run = make_run(recurrence)
     for given, words in (
         (torch.zeros(0, 1, 24), "at least one of each"),
         (torch.zeros(1, 24), "at least one of each"),
@@ -67,7 +67,7 @@ def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
         (torch.zeros(1, 1, 24), r"images of shape \(2, 1, 24\), the latent is \(1, 1, 24\)"),
     ):
         with pytest.raises(ValueError, match=words):
-            WorkerLoopRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: given})
+            replace(run, given={0: given})
     parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 1, 6)]
     with pytest.raises(ValueError, match="inpaint.latent"):
         make_run(recurrence, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
@@ -75,12 +75,9 @@ def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
 
 
 def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
-    recurrence = steps(2, noise=True)
-    call = make_run(recurrence).conds[0]
+    run = make_run(steps(2, noise=True))
     with pytest.raises(ValueError, match="given.1"):
-        WorkerLoopRun(
-            recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 1, 24)}
-        )
+        replace(run, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 1, 24)})
 
 
 def test_the_longest_report_of_a_run_fits_into_a_message() -> None:

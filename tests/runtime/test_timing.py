@@ -223,12 +223,10 @@ def until_a_graph_is_captured(stream: Stream, patched: pytest.MonkeyPatch) -> fl
     return began_s[0] - asked_s
 
 
-TIMED = (
-    *(of_a_product, of_a_probe, of_a_load, of_a_chunk, of_a_trace, until_groups_are_freed, until_a_graph_is_captured),
+@pytest.mark.parametrize(
+    "seconds",
+    [of_a_product, of_a_probe, of_a_load, of_a_chunk, of_a_trace, until_groups_are_freed, until_a_graph_is_captured],
 )
-
-
-@pytest.mark.parametrize("seconds", TIMED, ids=lambda seconds: seconds.__name__)
 def test_what_is_timed_or_begun_anew_waits_for_what_a_device_was_asked(
     seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

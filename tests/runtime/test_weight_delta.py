@@ -28,14 +28,14 @@ def test_an_unknown_kind_is_refused() -> None:
         WeightDelta(key="w", kind="lorra", strength=1, values=())
 
 
-NOT_FINITE = [
-    ({"strength": math.nan}, "w: a patch has strength=nan; use a finite number"),
-    ({"strength_model": -math.inf}, "w: a patch has strength_model=-inf; use a finite number"),
-    ({"values": (noise(3, 4), noise(4, 2), math.inf, None)}, "w: a patch has an alpha of inf; its file is damaged"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), NOT_FINITE)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"strength": math.nan}, "w: a patch has strength=nan; use a finite number"),
+        ({"strength_model": -math.inf}, "w: a patch has strength_model=-inf; use a finite number"),
+        ({"values": (noise(3, 4), noise(4, 2), math.inf, None)}, "w: a patch has an alpha of inf; its file is damaged"),
+    ],
+)
 def test_a_number_that_no_message_carries_is_refused_where_it_comes_in(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         lora("w", 3, 2, **given)

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,6 @@ from parallel_runtime.wire.replies import RankError
 from parallel_runtime.worker import by_torchrun, entry, start
 
 from .test_a_ranks_calls import table
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

@@ -19,32 +19,28 @@ from parallel_runtime.report.environment import SAMPLE_S, describe_devices, util
 from parallel_runtime.report.interleave import BenchmarkCase, CaseRun, Timed, interleave, table
 
 
-def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
-    """The names of `count` cases in the order that they ran in."""
+def noting(ran: list[str], name: str, error: Exception | None = None, *, at: int = 1) -> BenchmarkCase:
+    """A case that writes its name into `ran` as it runs, and raises `error` in its run number `at`."""
+
+    def run() -> CaseRun:
+        ran.append(name)
+        if error is not None and ran.count(name) == at:
+            raise error
+        return CaseRun(result=torch.zeros(1))
+
+    return BenchmarkCase(name=name, kind="one_rank" if name == "a" else "plan", engine="parallel-dit", run=run)
+
+
+@pytest.mark.parametrize(("names", "warmup", "order"), [("abc", 1, "abc bca cab abc"), ("ab", 0, "ab ba ab")])
+def test_each_round_begins_with_the_next_case(names: str, warmup: int, order: str) -> None:
     ran: list[str] = []
-
-    def case(name: str) -> BenchmarkCase:
-        def run() -> CaseRun:
-            ran.append(name)
-            return CaseRun(result=torch.zeros(1))
-
-        return BenchmarkCase(name=name, kind="one_process", engine="diffusers", run=run)
-
-    interleave([case(name) for name in "abc"[:count]], warmup=warmup, runs=runs)
-    return ran
-
-
-def test_each_round_begins_with_the_next_case() -> None:
-    assert "".join(in_turn(3, warmup=1, runs=3)) == "abc bca cab abc".replace(" ", "")
-    assert "".join(in_turn(2, warmup=0, runs=3)) == "ab ba ab".replace(" ", "")
+    interleave([noting(ran, name) for name in names], warmup=warmup, runs=3)
+    assert "".join(ran) == order.replace(" ", "")
 
 
 def test_a_case_is_told_of_before_each_run() -> None:
     heard: list[tuple[str, int, int]] = []
-    case = BenchmarkCase(
-        **{"name": "a", "kind": "one_process", "engine": "diffusers"},
-        run=lambda: CaseRun(result=torch.zeros(1)),
-    )
+    case = noting([], "a")
     (timed,) = interleave([case], warmup=1, runs=1, told=lambda *each: heard.append(each))
     assert heard == [("a", 1, 2), ("a", 2, 2)]
     assert len(timed.run_s) == 1 and timed.busy_s == []
@@ -57,18 +53,8 @@ def test_a_case_is_told_of_before_each_run() -> None:
 
 def test_a_case_that_fails_is_left_out_and_the_others_go_on() -> None:
     ran: list[str] = []
-
-    def case(name: str, error: Exception | None = None, *, at: int = 1) -> BenchmarkCase:
-        def run() -> CaseRun:
-            ran.append(name)
-            if error is not None and ran.count(name) == at:
-                raise error
-            return CaseRun(result=torch.zeros(1))
-
-        return BenchmarkCase(name=name, kind="one_rank" if name == "a" else "plan", engine="parallel-dit", run=run)
-
     too_large = ValueError("no room; use two\nand a traceback")
-    cases = [case("a", too_large), case("b"), case("c", ValueError(""), at=3)]
+    cases = [noting(ran, "a", too_large), noting(ran, "b"), noting(ran, "c", ValueError(""), at=3)]
     timed = interleave(cases, warmup=1, runs=2, left_out=(ValueError,))
     assert "".join(ran) == "abc bc cb".replace(" ", "")
     rows, warnings = table(timed, error=lambda *_: 0.0)
@@ -77,10 +63,11 @@ def test_a_case_that_fails_is_left_out_and_the_others_go_on() -> None:
     assert too_large.__traceback__ is None
     for error, left_out in ((KeyError("other"), (ValueError,)), (too_large, ())):
         with pytest.raises(type(error)):
-            interleave([case("d", error), case("e")], warmup=0, runs=1, left_out=left_out)
+            interleave([noting(ran, "d", error), noting(ran, "e")], warmup=0, runs=1, left_out=left_out)
         ran.clear()
+    cases = [noting(ran, "f", too_large), noting(ran, "g", ValueError("later"))]
     with pytest.raises(ValueError, match="no room"):
-        interleave([case("f", too_large), case("g", ValueError("later"))], warmup=0, runs=1, left_out=(ValueError,))
+        interleave(cases, warmup=0, runs=1, left_out=(ValueError,))
 
 
 def test_rows_have_their_error_beside_one_rank_and_the_times_of_their_ranks() -> None:

@@ -20,7 +20,6 @@ from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.exchange_groups import WEIGHTS, ExchangeGroup
-from parallel_runtime.models.hosted.cuda_graphs import CudaRecorder
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
@@ -205,27 +204,8 @@ def until_groups_are_freed(stream: Stream, patched: pytest.MonkeyPatch) -> float
     return freed_s[0] - began_s
 
 
-def until_a_graph_is_captured(stream: Stream, patched: pytest.MonkeyPatch) -> float:
-    began_s = []
-
-    class Graph:
-        replay = capture_end = int
-
-        def capture_begin(self, **_: object) -> None:
-            began_s.append(time.perf_counter())
-
-    for name, value in (("Stream", int), ("graph_pool_handle", int), ("stream", nullcontext)):
-        patched.setattr(torch.cuda, name, lambda *_, value=value: value())
-    patched.setattr(torch.cuda, "CUDAGraph", Graph)
-    asked_s = time.perf_counter()
-    stream.run(0.5)
-    CudaRecorder(CUDA).record(int)
-    return began_s[0] - asked_s
-
-
 @pytest.mark.parametrize(
-    "seconds",
-    [of_a_product, of_a_probe, of_a_load, of_a_chunk, of_a_trace, until_groups_are_freed, until_a_graph_is_captured],
+    "seconds", [of_a_product, of_a_probe, of_a_load, of_a_chunk, of_a_trace, until_groups_are_freed]
 )
 def test_what_is_timed_or_begun_anew_waits_for_what_a_device_was_asked(
     seconds, monkeypatch: pytest.MonkeyPatch

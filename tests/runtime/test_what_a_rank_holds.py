@@ -181,14 +181,6 @@ def test_models_go_in_the_order_told_until_the_next_one_fits(
     assert [len(let_go), sorted(models)] == [len(evicted), sorted({1, 2, 3} - {*evicted})]
 
 
-def test_only_the_model_of_a_step_keeps_what_its_run_left() -> None:
-    models: Any = LoadedModels(rank=0, device=CPU, memory=lambda: None)  # type: ignore[arg-type,return-value]
-    ended = list[int]()
-    models.update((each, SimpleNamespace(end_run=lambda each=each: ended.append(each))) for each in (1, 2, 3))
-    models.end_runs(but=2)
-    assert ended == [1, 3]
-
-
 def test_strengths_alone_change_what_runs_beside_a_layer_and_nothing_that_is_merged() -> None:
     told = list[dict[str, list[float]]]()
     weights: Any = SimpleNamespace(branches=SimpleNamespace(set_strengths=told.append))

@@ -27,6 +27,7 @@ from parallel_runtime.planner.memory import PlannedMemory, left_to_others
 from parallel_runtime.planner.work import Work, image_tokens
 
 FLUX = usual_counted().model
+FP8 = usual_counted().with_weights(FLUX.weight_bytes // 2).model
 LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)
 
 
@@ -60,32 +61,28 @@ def test_what_cards_have_room_for_stays_whole_and_the_rest_alone_is_gathered() -
 
 def test_weights_that_a_decode_would_drive_out_are_weighed_with_their_load() -> None:
     """Flux.1 in fp8 on cards of 16 GiB: whole it leaves 3 GiB, and ComfyUI unloads it before each decode."""
-    blocks = tuple(each // 2 for each in FLUX.block_bytes)
-    model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
     work, cards = Work(image_tokens=4096, text_tokens=512, steps=20), known_calibration("RTX 4080", devices=2)
     for gib, decodes, weights in ((16, True, "sharded"), (16, False, "replicated"), (24, True, "replicated")):
-        choice = choose_plan(model, work, [gib * GIB] * 2, cards, decoder=0 if decodes else None, host_bytes=0)
+        choice = choose_plan(FP8, work, [gib * GIB] * 2, cards, decoder=0 if decodes else None, host_bytes=0)
         assert choice.plan == ParallelPlan(ulysses=2, weights=weights), (gib, decodes)
         whole = next(row for row in choice.table if row.plan == ParallelPlan(ulysses=2))
         assert whole.fits and (whole.reload_s > 3) == (decodes and gib == 16)
         said = "replicated weights would be loaded before each run, as they leave no room to decode: "
         assert any(reason.startswith(said) for reason in choice.reasons) == (weights == "sharded")
-        assert choose_plan(model, work, [gib * GIB] * 2, cards).plan.weights == "replicated"
+        assert choose_plan(FP8, work, [gib * GIB] * 2, cards).plan.weights == "replicated"
     for decoder, weights in ((0, "replicated"), (1, "sharded")):
-        choice = choose_plan(model, work, [24 * GIB, 16 * GIB], cards, decoder=decoder, host_bytes=0)
+        choice = choose_plan(FP8, work, [24 * GIB, 16 * GIB], cards, decoder=decoder, host_bytes=0)
         assert choice.plan == ParallelPlan(ulysses=2, weights=weights), "the card that decodes alone is asked for room"
-    alone = choose_plan(model, work, [24 * GIB, 16 * GIB], cards, decoder=1).table
+    alone = choose_plan(FP8, work, [24 * GIB, 16 * GIB], cards, decoder=1).table
     assert next(row for row in alone if row.plan.ranks == 1).reload_s == 0, "nothing lies on the card that decodes"
 
 
 def test_a_video_is_given_room_for_its_own_decode() -> None:
     """Whole weights of 11 GiB leave an image's decode its room on 24 GiB, and a video's not."""
-    blocks = tuple(each // 2 for each in FLUX.block_bytes)
-    model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
     cards = known_calibration("RTX 4090", devices=2)
     for frames, gib, reloads in ((1, 24, False), (81, 24, True), (81, 32, False)):
         work = Work(image_tokens=4096, text_tokens=512, frames=frames)
-        table = choose_plan(model, work, [gib * GIB] * 2, cards, decoder=0, host_bytes=0).table
+        table = choose_plan(FP8, work, [gib * GIB] * 2, cards, decoder=0, host_bytes=0).table
         whole = next(row for row in table if row.plan == ParallelPlan(ulysses=2))
         assert (whole.reload_s > 0) == reloads, (frames, gib)
 
@@ -116,17 +113,15 @@ def test_weights_go_to_host_memory_for_speed_only_where_that_has_room() -> None:
 
 def test_the_load_before_each_run_is_told_and_counted_in_what_a_plan_gains() -> None:
     """Whole weights of 11 GiB, taken because the user wants them, on a card that decodes as well."""
-    blocks = tuple(each // 2 for each in FLUX.block_bytes)
-    model = replace(FLUX, weight_bytes=FLUX.weight_bytes // 2, block_bytes=blocks)
     work, cards = Work(image_tokens=4096, text_tokens=512), known_calibration("RTX 4080", devices=2)
-    choice = choose_plan(model, work, [16 * GIB] * 2, cards, decoder=0, weights=("replicated",))
+    choice = choose_plan(FP8, work, [16 * GIB] * 2, cards, decoder=0, weights=("replicated",))
     chosen, single = choice.chosen, next(row for row in choice.table if row.plan == ParallelPlan())
     assert chosen.plan == ParallelPlan(ulysses=2) and chosen.reload_s > 3
     said = f"which takes {chosen.reload_s:.2f} s, as they leave no room to decode"
     assert f"its weights are loaded before each run, {said}" in choice.reasons
     assert choice.speedup == (single.run_s + single.reload_s) / (chosen.run_s + chosen.reload_s)
     assert choice.reasons[1].startswith(f"{choice.speedup:.2f}x as fast as one device (")
-    without = choose_plan(model, work, [16 * GIB] * 2, cards, weights=("replicated",))
+    without = choose_plan(FP8, work, [16 * GIB] * 2, cards, weights=("replicated",))
     assert not any("before each run" in why for why in without.reasons)
 
 
@@ -333,9 +328,8 @@ def test_what_fits_nowhere_names_the_plan_that_needs_least() -> None:
         said.format("single", "3.0", f"use sharded weights, {remedy}"),
     )
     assert _nothing_fits(FLUX, (large, least), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),)
-    small = usual_counted().with_weights(FLUX.weight_bytes // 2).model
     remedy = "free memory, use a smaller image, or more devices"
-    assert _nothing_fits(small, (least,), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),), "it is one"
+    assert _nothing_fits(FP8, (least,), [GIB // 2]) == (said.format("uly2-sharded", "2.0", remedy),), "it is one"
 
 
 def test_what_cannot_be_chosen_for_is_refused() -> None:
@@ -352,15 +346,8 @@ def test_work_is_of_tokens_and_rows() -> None:
     work = Work(image_tokens=3, text_tokens=2)
     assert asdict(work) == {
         **{"image_tokens": 3, "text_tokens": 2, "guided": False, "batch": 1, "steps": 20, "element_bytes": 2},
-        **{
-            "step_cache": False,
-            "graphs": False,
-            "kept_on": "auto",
-            "kept_as": "default",
-            "reference_tokens": 0,
-            "exchange": EXACT,
-            "frames": 1,
-        },
+        **{"step_cache": False, "graphs": False, "kept_on": "auto", "kept_as": "default"},
+        **{"reference_tokens": 0, "exchange": EXACT, "frames": 1},
     }
     assert (work.tokens, work.rows, replace(work, guided=True, batch=3).rows) == (5, 1, 6)
     assert Work(image_tokens=1, text_tokens=0, element_bytes=1).tokens == 1

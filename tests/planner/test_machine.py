@@ -44,7 +44,9 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CalibrationStore:
     return CalibrationStore.of_user()
 
 
-def test_devices_are_kept_by_what_they_are_and_how_many(store: CalibrationStore) -> None:
+def test_devices_are_kept_by_what_they_are_and_how_many(
+    store: CalibrationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert machine.device_set(L40) == f"2 x NVIDIA L40, {TORCH}"
     assert machine.device_set((*L40, Device("cuda", 2))) == f"3 x NVIDIA L20 + NVIDIA L40, {TORCH}"
     further = (*BOTH, Device("cuda", 0, "attic"))
@@ -53,6 +55,8 @@ def test_devices_are_kept_by_what_they_are_and_how_many(store: CalibrationStore)
     assert [machine.identity(device) for device in (*BOTH[1:], *CPU)] == [
         *("cuda:1 u1", str(BOTH[2]), *map(str, CPU)),
     ]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace())
+    assert machine.identity(L40[1]) == "cuda:1", "a torch that does not tell the UUID"
 
 
 def test_memory_is_each_devices_the_hosts_is_shared_and_further_machines_have_the_least(

@@ -13,7 +13,6 @@ from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.counting import usual_counted
 from parallel_runtime.planner.hardware import Calibration, Interconnect
 from parallel_runtime.planner.known import known_calibration, known_link
-from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.trials.calibrate import calibrate
 
 FLUX = usual_counted().model
@@ -26,24 +25,21 @@ def over(link: Interconnect, machines: tuple[int, ...] = (2, 2)) -> Calibration:
     return replace(known_calibration("H100", devices=machines[0]), between=link, machines=machines)
 
 
-def chosen(link: Interconnect, machines: tuple[int, ...] = (2, 2), **work: int) -> tuple[ParallelPlan, str]:
-    choice = choose_plan(FLUX, replace(usual_work(), **work), [FREE] * sum(machines), over(link, machines))
+def chosen(link: Interconnect, **work: int) -> tuple[ParallelPlan, str]:
+    choice = choose_plan(FLUX, replace(usual_work(), **work), [FREE] * 4, over(link))
     assert choice.plan is not None
     return choice.plan, "; ".join(choice.reasons)
 
 
-def test_it_says_that_a_second_machine_does_not_pay_for_one_image_and_pays_for_prompt_and_negative() -> None:
+def test_it_says_that_a_second_machine_pays_for_prompt_and_negative_and_for_a_batch_but_not_for_one_image() -> None:
     plan, why = chosen(known_link("ethernet1"))
     assert plan.ranks <= 2
     assert "a further machine does not pay" in why and "over ethernet1, 0.92 Gbit/s" in why
     plan, why = chosen(known_link("ethernet10"), guided=True)
     assert (plan.cfg, plan.parts, plan.ranks) == (2, 2, 4)
     assert "a further machine pays" in why
-
-
-def test_images_of_a_batch_cross_any_link() -> None:
     plan, why = chosen(known_link("ethernet1"), batch=2)
-    assert (plan.data, plan.ranks) == (2, 4)
+    assert (plan.data, plan.ranks) == (2, 4), "images of a batch cross any link"
     assert "a further machine pays" in why
 
 
@@ -63,12 +59,6 @@ def test_devices_of_unknown_speed_are_all_used_without_ulysses_between_machines(
     assert ranks_by_machine(devices) == (2, 2)
     decision = automatic_plan(FLUX, usual_work(), devices, [FREE] * 4, None)
     assert (decision.plan.ulysses, decision.plan.ring) == (2, 2)
-
-
-def test_what_was_measured_between_machines_is_kept(tmp_path: Path) -> None:
-    store, found = CalibrationStore(tmp_path / "kept.json"), over(known_link("ethernet10"))
-    store.save("these", found)
-    assert store.load("these") == replace(found, machines=())  # which devices say
 
 
 @pytest.mark.full

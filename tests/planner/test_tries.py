@@ -4,19 +4,15 @@ import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.devices import Device
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import Prediction, graphs_gain_s
 from parallel_runtime.planner.cost import Cost
 from parallel_runtime.planner.kept_plans import KEPT, KeptPlans, TriesKey
-from parallel_runtime.planner.machine import identity
 from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.tries import (
     CHANGE,
@@ -434,13 +430,6 @@ def test_what_is_kept_is_found_again_and_only_for_the_very_same_kind(tmp_path: P
         other = replace(KEY, **{each.name: (*value, value[0]) if isinstance(value, tuple) else value + "x"})
         assert store.load(other) is None, each.name
     assert [path.name for path in store.path.parent.iterdir()] == ["plans.json"]
-
-
-def test_a_card_of_another_machine_is_another_device(monkeypatch) -> None:
-    told = iter((SimpleNamespace(uuid="4a1f"), SimpleNamespace(uuid="9c02"), SimpleNamespace()))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: next(told))
-    assert [identity(Device("cuda", 0)) for _ in range(3)] == ["cuda:0 4a1f", "cuda:0 9c02", "cuda:0"]
-    assert identity(Device("cpu", 0)) == str(Device("cpu", 0))
 
 
 @pytest.mark.parametrize(

@@ -575,12 +575,9 @@ def test_a_signal_ends_the_command_wherever_it_comes():
             signal.signal(number, handler)
 
 
-def test_the_command_joins_where_standard_output_is_closed(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    join._say("joined; waiting for work")
-
-
 def test_the_command_joins_where_its_lines_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # which was closed
+    join._say("joined; waiting for work")
     full = open("/dev/full", "w", buffering=1)
     monkeypatch.setattr(sys, "stdout", full)
     join._say("joined; waiting for work")

@@ -65,8 +65,9 @@ def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.Mo
         (lambda pool: pool.unload(make_spec()), {"LOAD": 1, "CHANGE": 1}),
         (lambda pool: step(pool, WeightDeltas()), {"CHANGE": 1}),
         (lambda pool: pool.load(make_spec("other")), {}),
+        (lambda pool: (pool.close(), pool.start()), {"LOAD": 1, "CHANGE": 1, "MESH": 1}),
     ],
-    ids=["freed", "other patches", "another model"],
+    ids=["freed", "other patches", "another model", "fresh workers"],
 )
 def test_what_changed_in_between_is_made_right_before_a_step(pool: Any, between: Callable, asks: dict) -> None:
     step(pool, CHANGE)
@@ -119,13 +120,6 @@ def test_an_epoch_ends_where_ranks_may_differ_in_what_calls_left(pool: Any, betw
     assert asked_in() == before
     between(pool)
     assert asked_in() == before + epochs
-
-
-def test_fresh_workers_are_given_everything_anew(pool: Any) -> None:
-    step(pool, CHANGE)
-    pool.close()
-    pool.start()
-    assert asked(pool, lambda: step(pool, CHANGE)) == {"LOAD": 1, "CHANGE": 1, "MESH": 1, "STEP": 1}
 
 
 def test_ranks_are_told_what_the_pool_knows_of_devices_and_link(pool_of: Any) -> None:

@@ -164,12 +164,19 @@ def test_large_tensors_of_a_rank_lie_in_huge_pages_unless_the_user_says_otherwis
 
 
 @pytest.mark.parametrize(
-    ("devices", "backend"),
-    [("cpu:0 cpu:1", "gloo"), ("cuda:0 cuda:1", "nccl"), ("cuda:0 cuda:0", "gloo"), ("cuda:0 cpu:0", "gloo")],
+    ("devices", "backend", "over_nccl"),
+    [
+        ("cpu:0 cpu:1", "gloo", False),
+        ("cuda:0 cuda:1", "nccl", True),
+        ("cuda:0", "nccl", False),  # which exchanges nothing
+        ("cuda:0 cuda:0", "gloo", False),
+        ("cuda:0 cpu:0", "gloo", False),
+    ],
 )
-def test_ranks_that_share_a_device_talk_over_gloo(devices, backend):
+def test_ranks_exchange_over_nccl_where_each_has_a_gpu_of_its_own_and_else_over_gloo(devices, backend, over_nccl):
     parsed = tuple(Device(kind, int(index)) for kind, index in (name.split(":") for name in devices.split()))
-    assert RankSettings(devices=parsed, threads=1, engine="a:B").backend == backend
+    settings = RankSettings(devices=parsed, threads=1, engine="a:B")
+    assert (settings.backend, settings.over_nccl) == (backend, over_nccl)
 
 
 def test_a_rank_searches_the_folders_that_its_parent_found_by_a_relative_name(tmp_path):

@@ -121,13 +121,3 @@ def test_the_plan_that_was_used_last_needs_nothing_whatever_is_held() -> None:
         change = ranks.book.change_for(one, held)
         dropped += change is not None and last in change.dropped
     assert dropped, "the weights leave room for the other plan each time"
-
-
-def test_a_plan_without_groups_of_its_own_changes_nothing_for_others() -> None:
-    ranks = Ranks(4)
-    piped, whole = ParallelPlan(pipefusion=4), ParallelPlan(ulysses=4)
-    ranks.use(piped)
-    change = ranks.use(whole)
-    assert change is not None
-    assert (change.dropped, change.freed) == ((), ())
-    assert ranks.use(piped) is None

@@ -90,11 +90,9 @@ def test_a_device_that_is_not_in_the_table_is_no_other_one(name) -> None:
 
 
 def test_the_card_on_pcie_is_slower_than_the_board_on_nvlink() -> None:
-    for card, panel_state in (
-        ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"),
-        ("NVIDIA A100-PCIE-40GB", "A100-SXM4-80GB"),
-    ):
-        slow, fast = known_rates(card), known_rates(panel_state)
+    boards = {"NVIDIA H100 PCIe": "NVIDIA H100 80GB HBM3", "NVIDIA A100-PCIE-40GB": "A100-SXM4-80GB"}
+    for card, board in boards.items():
+        slow, fast = known_rates(card), known_rates(board)
         assert slow.matmul_flops <= fast.matmul_flops and slow.memory_bandwidth < fast.memory_bandwidth
     assert known_rates("NVIDIA A100-PCIE-40GB").memory_bytes == 40 * GIB
 

@@ -488,13 +488,11 @@ def test_idle_ranks_that_end_when_they_are_asked_to_are_not_waited_for_any_longe
         os.eventfd_write(fd, 1)
 
     made = Generation.__new__(Generation)
-    made.number, made.ranks = (
-        3,
-        [
-            SimpleNamespace(rank=rank, pidfd=fd, channel=SimpleNamespace(send=partial(ends, fd=fd)))
-            for rank, fd in enumerate(ended)
-        ],
-    )
+    made.number = 3
+    made.ranks = [
+        SimpleNamespace(rank=rank, pidfd=fd, channel=SimpleNamespace(send=partial(ends, fd=fd)))
+        for rank, fd in enumerate(ended)
+    ]
     monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
     made._dismiss()
     assert told == [(Op.STOP, 0), (Op.STOP, 1)]

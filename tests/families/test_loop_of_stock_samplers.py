@@ -10,6 +10,7 @@ import pytest
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, relative_error, saved_latent
 from host.server import ComfyServer
+from parity.edits import HERE, custom_sampling
 from parity.runner import parallelized
 
 from .conftest import Stock
@@ -36,12 +37,11 @@ def advanced() -> Workflow:
     return graph
 
 
-def custom(*, sampler: str = "KSamplerSelect", **inputs: Any) -> Workflow:
-    """With SamplerCustom; `sampler` makes the SAMPLER."""
+def custom(select: Any = None) -> Workflow:
+    """With SamplerCustom; `select` is the node that makes the SAMPLER, Euler by default."""
     graph = ksampler()
     given = graph["sampler"]["inputs"]
-    named = {"sampler_name": "euler"} if sampler == "KSamplerSelect" else {}
-    graph["select"] = node(sampler, **{**named, **inputs})
+    graph["select"] = select or node("KSamplerSelect", sampler_name="euler")
     model = given["model"]
     graph["sigmas"] = node("BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0)
     wanted = {name: given[name] for name in ("model", "positive", "negative", "latent_image", "cfg")}
@@ -50,25 +50,18 @@ def custom(*, sampler: str = "KSamplerSelect", **inputs: Any) -> Workflow:
     return graph
 
 
-def with_guider(kind: str) -> Workflow:
-    """With SamplerCustomAdvanced and a guider."""
-    graph = custom(sampler="SamplerDPMPP_2M_SDE", solver_type="midpoint", eta=1.0, s_noise=1.0, noise_device="cpu")
-    given = graph["sampler"]["inputs"]
-    sides = {"conditioning": given["positive"]}
-    if kind == "CFGGuider":
-        sides = {"positive": given["positive"], "negative": given["negative"], "cfg": 3.0}
-    graph["guider"] = node(kind, model=given["model"], **sides)
-    graph["noise"] = node("RandomNoise", noise_seed=7)
-    links = {"noise": ["noise", 0], "guider": ["guider", 0]}
-    same = {name: given[name] for name in ("sampler", "sigmas", "latent_image")}
-    graph["sampler"] = node("SamplerCustomAdvanced", **links, **same)
-    return graph
+def with_guider(kind: str, **inputs: Any) -> Workflow:
+    """With SamplerCustomAdvanced, a guider of this class, and a sampler that has options of its own."""
+    graph = ksampler()
+    custom_sampling(kind, **inputs)(graph)
+    options = {"solver_type": "midpoint", "eta": 1.0, "s_noise": 1.0, "noise_device": "cpu"}
+    return graph | {"select": node("SamplerDPMPP_2M_SDE", **options)}
 
 
 GRAPHS = {
     "KSampler": ksampler(),
     "KSampler (Advanced)": advanced(),
-    "SamplerCustomAdvanced, CFGGuider": with_guider("CFGGuider"),
+    "SamplerCustomAdvanced, CFGGuider": with_guider("CFGGuider", positive=HERE, negative=HERE, cfg=HERE),
 }
 
 
@@ -115,17 +108,6 @@ def test_sp_config_keeps_the_loop_in_comfyui(hosted_client: ComfyClient, stock: 
     assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock(ksampler())) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("config", "own"), [("host", "auto"), ("auto", "host"), ("auto", "auto")])
-def test_parallel_sampler_runs_its_loop_in_the_workers_where_both_say_auto(
-    config: str, own: str, hosted_client: ComfyClient
-) -> None:
-    graph = ours(ksampler(), loop=config)
-    graph["sampler"]["class_type"] = "ParallelSampler"
-    graph["sampler"]["inputs"]["loop"] = own
-    loop = hosted_client.queue(graph).report()["loop"]
-    assert loop == {"kind": "resident" if "host" not in (config, own) else "host"}
-
-
 LOOKS = {
     "callback": "looks at each step",
     "state": "a node looks at each step (look)",
@@ -154,15 +136,13 @@ def test_the_loop_stays_where_a_node_looks_at_each_step(way: str, hosted_client:
 def test_the_loop_stays_with_a_sampler_of_a_pack(
     way: str, reason: str, hosted_client: ComfyClient, stock: Stock
 ) -> None:
-    check_looked(hosted_client, stock(custom()), custom(sampler="SampleByPack", way=way), reason)
+    check_looked(hosted_client, stock(custom()), custom(node("SampleByPack", way=way)), reason)
 
 
 def test_the_loop_stays_with_a_guider_that_asks_otherwise(hosted_client: ComfyClient) -> None:
-    graph = with_guider("BasicGuider")
-    given = graph["guider"]["inputs"]
-    both = {"cond1": given["conditioning"], "cond2": given["conditioning"], "negative": given["conditioning"]}
+    positive = ksampler()["sampler"]["inputs"]["positive"]
     numbers = {"cfg_conds": 2.0, "cfg_cond2_negative": 1.5, "style": "regular"}
-    graph["guider"] = node("DualCFGGuider", model=given["model"], **both, **numbers)
+    graph = with_guider("DualCFGGuider", cond1=positive, cond2=positive, negative=positive, **numbers)
     stock, mine = hosted_client.queue(graph), check_stays(hosted_client, graph, "the guider is a Guider_DualCFG")
     assert progress_of(mine) == progress_of(stock), "a step is told later, and each is told"
     assert len(mine.previews) == len(stock.previews) > 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.pack_workflows import TOLERANCE, parallel, parallelized, relative_error, saved_latent
 from host.server import ComfyServer
 
 from .conftest import Stock
@@ -102,17 +102,15 @@ def test_heads_that_travel_as_fp8_change_the_picture_and_are_named_by_the_report
     for plan, loop, rounded in (("ulysses 2", "auto", True), ("ring 2", "host", True), ("cfg 2", "auto", False)):
         result = hosted_client.queue(ours(graph, plan, loop=loop, exchange="fp8"))
         report, error = result.report(), relative_error(saved_latent(hosted_client, result), stock(graph))
-        assert (report.get("exchange"), report["loop"]["kind"]) == ("fp8" if rounded else None, LOOPS[loop])
+        assert (report.get("exchange"), report["loop"]) == ("fp8" if rounded else None, {"kind": LOOPS[loop]})
         assert rounded == any("heads travel as fp8" in each for each in report.get("warnings", ()))
         assert (TOLERANCE < error < 0.1) if rounded else error <= TOLERANCE, (plan, error)
 
 
 def test_with_ksampler_and_parallelize_model_on_one_device_too(hosted_client: ComfyClient) -> None:
     graph = BY_NAME[WAN].graph(cfg=3.0, seed=531, steps=STEPS)
-    mine = ours(graph, "one rank", step_cache=THRESHOLD)
-    want = saved_latent(hosted_client, hosted_client.queue(mine))
-    graph["config"] = {**mine["config"], "inputs": {**mine["config"]["inputs"], "devices": "cpu:1"}}
-    graph = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
+    want = saved_latent(hosted_client, hosted_client.queue(ours(graph, "one rank", step_cache=THRESHOLD)))
+    graph = parallelized(graph, mode="manual", devices="cpu:1", step_cache=THRESHOLD)
     assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), want) <= TOLERANCE
 
 

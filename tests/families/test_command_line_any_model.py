@@ -20,6 +20,7 @@ from .variants import FILES
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 WAN = "tiny_wan_t2v.safetensors"
+VERIFY = ("verify", "--plan", "ulysses=2")
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +40,18 @@ def not_ours(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ["needs ComfyUI's own modules", "not in the custom_nodes", "--comfyui PATH"]),
-        (("--comfyui", "/nowhere"), ["/nowhere has no comfy/model_base.py", "--comfyui PATH"]),
-        (("--frames", "0"), ["--frames=0 is outside 1 to"]),
+        (VERIFY, ["needs ComfyUI's own modules", "not in the custom_nodes", "--comfyui PATH"]),
+        ((*VERIFY, "--comfyui", "/nowhere"), ["/nowhere has no comfy/model_base.py", "--comfyui PATH"]),
+        ((*VERIFY, "--frames", "0"), ["--frames=0 is outside 1 to"]),
+        (("doctor",), ["needs ComfyUI's own modules"]),
+        (("doctor", "--model", "/nowhere.safetensors"), ["/nowhere.safetensors does not exist"]),
     ],
 )
-def test_what_cannot_be_tried_is_refused_in_one_line_before_anything_starts(
+def test_what_cannot_be_looked_at_is_refused_in_one_line_before_anything_starts(
     not_ours: Path, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", "--model", str(not_ours), "--plan", "ulysses=2", "--devices", "cpu:2", *arguments]) == 2
+    command, *more = arguments
+    assert main([command, "--model", str(not_ours), "--devices", "cpu:2", *more]) == 2
     said = capsys.readouterr().err
     (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))  # what goes on is said before
     for word in words:
@@ -55,8 +59,7 @@ def test_what_cannot_be_tried_is_refused_in_one_line_before_anything_starts(
 
 
 def test_what_comfyui_does_not_know_is_refused(not_ours: Path, command: Command) -> None:
-    arguments = ("verify", "--plan", "ulysses=2", "--devices", "cpu:2", "--comfyui", str(comfyui_path()))
-    done = command(*arguments, "--model", str(not_ours))
+    done = command(*VERIFY, "--devices", "cpu:2", "--comfyui", str(comfyui_path()), "--model", str(not_ours))
     assert done.returncode == 2, done.stdout
     assert "ComfyUI recognises no diffusion model in this file" in done.stderr
 
@@ -94,13 +97,3 @@ def test_the_doctor_says_what_a_file_is_and_which_plans_it_takes_here(folder: Pa
     assert said.startswith(f"model {WAN}: WAN21, computed by ComfyUI's") and "\n  ulysses=2: yes, " in said
     small = describe_the_file({**report, "plans": [{**rows["cfg=2"], "fits": False}]})
     assert small[1].endswith("which does not fit")
-
-
-def test_the_doctor_refuses_a_file_that_it_cannot_look_at_in_one_line(
-    not_ours: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--model", str(not_ours), "--devices", "cpu:2"]) == 2
-    said = capsys.readouterr().err
-    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))
-    assert "needs ComfyUI's own modules" in sentence
-    assert main(["doctor", "--model", "/nowhere.safetensors", "--devices", "cpu:2"]) == 2

@@ -13,7 +13,7 @@ import torch
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
 from host.formats import allowed_by, stock_moves
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
+from host.pack_workflows import TOLERANCE, latent_of, parallel, parallelized, relative_error, saved_latent
 
 from .conftest import Stock
 from .graphs import node, picture
@@ -27,7 +27,6 @@ LORA, CHECKPOINT, CONTROLNET = "unet_lora.safetensors", "koala_v.safetensors", "
 # Of every file: attention on a way down, and what it goes through in the middle.
 MODULES = {f"input_blocks.{number}.1.transformer_blocks.0.attn1.to_q": (320, 320) for number in (3, 5, 8)}
 MODULES |= {"middle_block.1.transformer_blocks.0.ff.net.2": (320, 1280)}
-PLANS: dict[str, dict[str, Any]] = {"cfg 2, sharded": {"cfg": 2, "weights": "sharded"}, "cfg 2": {"cfg": 2}}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +55,9 @@ def controlled(graph: Workflow) -> Workflow:
     return graph
 
 
-def ours(graph: Workflow, plan: str) -> Workflow:
-    return parallel(graph, mode="manual", loader="ParallelModelLoader", **PLANS[plan])
+def ours(graph: Workflow, **more: Any) -> Workflow:
+    """The same graph with our loader, whose batch groups have a side of cfg each."""
+    return parallel(graph, mode="manual", loader="ParallelModelLoader", cfg=2, **more)
 
 
 def wrong(graph: Workflow) -> Workflow:
@@ -73,7 +73,7 @@ def test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock(
     graph = with_loras(controlled(small()), (LORA, 0.8))
     right = stock(graph)
     assert relative_error(stock(small()), right) > VISIBLE
-    mine = ours(graph, "cfg 2, sharded")
+    mine = ours(graph, weights="sharded")
     mine["sampler"]["class_type"] = "ParallelSampler"
     result = hosted_client.queue(mine)
     assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
@@ -95,7 +95,7 @@ def test_a_unet_of_published_width_equals_stock(
 ) -> None:
     write_families(family_models, only=[name])
     graph = BY_NAME[name].graph(cfg=CFG if name != "svd" else 2.5, steps=2)
-    right, mine = stock(graph), ours(graph, "cfg 2, sharded")
+    right, mine = stock(graph), ours(graph, weights="sharded")
     error = relative_error(latent_of(hosted_client, mine), right)
     assert error <= TOLERANCE or error <= allowed_by(stock_moves(hosted_client, graph, right), least=TOLERANCE)
     assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
@@ -115,15 +115,12 @@ def test_a_checkpoint_that_predicts_v_equals_stock(
     graph = plain | {"model": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT)}
     right = stock(graph)
     assert relative_error(stock(plain), right) > VISIBLE, "the file does not say it"
-    mine = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
-    inputs = {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1}
-    mine["config"] = node("SPConfig", **inputs, weights="sharded")
+    mine = parallelized(graph, source="lora 0", weights="sharded")
     assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
 
 
 def test_ranks_that_are_to_share_an_image_are_refused_with_what_works(hosted_client: ComfyClient) -> None:
-    plan = {"cfg": 2, "ulysses": 2, "devices": "cpu:4"}
-    result = hosted_client.queue(parallel(small(), mode="manual", loader="ParallelModelLoader", **plan))
+    result = hosted_client.queue(ours(small(), ulysses=2, devices="cpu:4"))
     said = result.error_line("ParallelModelLoader")
     for part in ("=2", "cannot share an image of UNetModel", "ulysses=1 and ring=1", "cfg=2", "data=2"):
         assert part in said, said
@@ -141,19 +138,16 @@ def test_a_node_whose_code_runs_between_the_blocks_is_refused_by_its_name(
     node_type: str, hosted_client: ComfyClient
 ) -> None:
     inputs, name, what = PATCHERS[node_type]
+
+    def patched(graph: Workflow) -> Workflow:
+        return between(graph, "patch", node_type, **inputs)
+
     for mine, places in (
-        (between(ours(small(), "cfg 2"), "patch", node_type, **inputs), {node_type, "KSampler"}),
-        (behind(between(small(), "patch", node_type, **inputs)), {"ParallelizeModel", "KSampler"}),
+        (patched(ours(small())), {node_type, "KSampler"}),
+        (parallelized(patched(small()), source="patch", mode="manual", cfg=2), {"ParallelizeModel", "KSampler"}),
     ):
         result = hosted_client.queue(mine)
         assert result.status == "error" and result.error_node in places, result.error_message
         said = result.error_message.splitlines()[0]
         assert what in said and "remove" in said, said
         assert name in said, said
-
-
-def behind(graph: Workflow) -> Workflow:
-    """The same graph with Parallelize Model in front of its sampler, under cfg 2."""
-    graph = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
-    inputs = {"mode": "manual", "devices": "cpu:2", "ulysses": 1, "ring": 1, "cfg": 2}
-    return graph | {"config": node("SPConfig", **inputs)}

@@ -26,6 +26,18 @@ def corrupting_pool(engine="Corrupting", devices=CPUS, **settings):
     return Pool(devices, threads_per_rank=1, engine=f"corrupting:{engine}", python_path=(folder,), **settings)
 
 
+def started_again(pool, caplog):
+    """Start a pool, whose workers start twice and do without peer access then; returns why, as it was said once."""
+    caplog.set_level(logging.WARNING)
+    pool.start()
+    (said,) = [record.getMessage() for record in caplog.records]
+    why, again, _ = said.partition("; starting the workers again without peer access")
+    assert again
+    assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
+    assert (pool.generation, pool.state, pool.status()["peer_access"]) == (2, "idle", False)
+    return why
+
+
 def test_workers_start_again_without_peer_access_and_say_so(caplog):
     """Also when the first request was cancelled before the copies had been checked."""
     caplog.set_level(logging.WARNING)
@@ -33,12 +45,7 @@ def test_workers_start_again_without_peer_access_and_say_so(caplog):
         with pytest.raises(Cancelled):
             pool.start(check_cancelled=lambda: cancel_once_there_is_a_mesh(pool))
         assert pool.generation == 1
-        pool.start()
-        (said,) = [record.getMessage() for record in caplog.records]
-        assert "copies between devices arrive damaged (1 wrong bytes at rank 1)" in said
-        assert "starting the workers again without peer access" in said
-        assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
-        assert (pool.generation, pool.state) == (2, "idle")
+        assert "copies between devices arrive damaged (1 wrong bytes at rank 1)" in started_again(pool, caplog)
         pool.close()
         assert pool.status()["peer_access"] is False, "the next start would find out anew"
 
@@ -78,14 +85,8 @@ def test_copies_that_stay_broken_even_so_are_one_clear_error_which_blames_no_pee
 )
 def test_where_cuda_fails_workers_start_again_without_peer_access_once_and_say_so(engine, why, caplog):
     """In the first copies, or when the first group is made: at no cost of the three failures in a minute."""
-    caplog.set_level(logging.WARNING)
     with corrupting_pool(engine, check_peers=True) as pool:
-        pool.start()
-        (said,) = [record.getMessage() for record in caplog.records]
-        assert said.startswith(why) and "; starting the workers again without peer access" in said
-        assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
-        status = pool.status()
-        assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
+        assert started_again(pool, caplog).startswith(why)
         assert pool.broken_copies.startswith(why) and pool._failures.last is None and not pool._failures._times
 
 
@@ -160,16 +161,10 @@ def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
     """After a deadline of their own, and at no cost of the three failures after which a pool wants its user."""
     assert of_pool.PEER_CHECK_S == 20.0
     monkeypatch.setattr(of_pool, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
-    caplog.set_level(logging.WARNING)
     with corrupting_pool("Hanging", check_peers=True) as pool:
         assert pool.deadline_s == 120.0
-        pool.start()
-        (said,) = [record.getMessage() for record in caplog.records]
-        assert "copies between devices do not arrive (no answer to CHECK and no heartbeat for" in said
-        assert "starting the workers again without peer access" in said
-        assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
-        status = pool.status()
-        assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
+        why = started_again(pool, caplog)
+        assert "copies between devices do not arrive (no answer to CHECK and no heartbeat for" in why
         assert pool._failures.last is None
 
 

@@ -42,12 +42,7 @@ def expect_bars(timeline: Locator, cases: Sequence[Mapping[str, Any]]) -> None:
     "factors",
     [
         {"one rank": 1.0, "ComfyUI, 2 threads": 0.26, "uly2": 1.42, "ring2": 0.2},
-        {
-            "one rank": 1.0,
-            "ComfyUI, 2 threads": 1 / 1.2,
-            "uly2": 1.1,
-            "ring2": 0.9,
-        },  # far from nought, near one another
+        {"one rank": 1.0, "ComfyUI, 2 threads": 1 / 1.2, "uly2": 1.1, "ring2": 0.9},  # far from nought
     ],
     ids=["far apart", "near one another"],
 )
@@ -69,30 +64,22 @@ def test_bars_are_as_long_as_their_cases_are_quick(made_up: MadeUp, factors: dic
     assert slowest in {text for text, *_ in made_up.comfy.page.evaluate("window.textEnds")}
 
 
-def test_cases_of_plans_that_read_alike_have_a_button_each_however_often_they_are_told(made_up: MadeUp) -> None:
-    plan = {"name": "pipe2-ring1-uly1", "ranks": 2, "degrees": ONE | {"pipefusion": 2}, "weights": "replicated"}
-    names = ["pipefusion=2,patches=2", "pipefusion=2,patches=8"]
-    case = {"kind": "plan", "median_s": 1.0, "speedup": 1.0}
-    cases = [{**case, "name": name, "plan": plan} for name in names]
-    cases.append({"name": "one rank", "kind": "one_rank", "median_s": 1.0})
-    timeline = made_up.comfy.open_timeline()
-    report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
-    for number in range(1, 5):
-        made_up.tell(reports=[made_up.report(number, report)])
-        buttons = timeline.locator("[data-chart=speedups] button")
-        expect(buttons).to_have_text([f"Use {name}" for name in names])
-
-
-def test_the_button_of_a_plan_with_stages_sets_its_patches_and_warm_up(made_up: MadeUp) -> None:
+def test_cases_of_plans_that_read_alike_have_a_button_each_that_sets_patches_and_warm_up(made_up: MadeUp) -> None:
+    """However often they are told."""
     plan = {"name": "pipe2-ring1-uly1", "ranks": 2, "degrees": ONE | {"pipefusion": 2}, "weights": "replicated"}
     plan |= {"patches": 8, "warmup_steps": 3}
-    cases = [{"name": "pipe2", "kind": "plan", "median_s": 1.0, "plan": plan}]
+    names = ["pipefusion=2,patches=8", "pipefusion=2,patches=8,warmup_steps=3"]
+    case = {"kind": "plan", "median_s": 1.0, "speedup": 1.0}
+    cases = [{**case, "name": name, "plan": plan} for name in names]
     cases.append({"name": "one rank", "kind": "one_rank", "median_s": 1.0})
     made_up.comfy.load_example(mode="auto")
     timeline = made_up.comfy.open_timeline()
     report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
-    made_up.tell(reports=[made_up.report(1, report)])
-    timeline.get_by_role("button", name="Use pipe2").click()
+    buttons = timeline.locator("[data-chart=speedups] button")
+    for number in range(1, 5):
+        made_up.tell(reports=[made_up.report(number, report)])
+        expect(buttons).to_have_text([f"Use {name}" for name in names])
+    buttons.first.click()
     values = made_up.comfy.values("SPConfig")
     asked = ("mode", "pipefusion", "ulysses", "patches", "warmup_steps")
     assert [values[name] for name in asked] == ["manual", 2, 1, 8, 3]

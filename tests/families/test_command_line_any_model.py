@@ -13,7 +13,6 @@ from parallel_runtime.__main__ import main
 from parallel_runtime.cli.doctor_model import describe as describe_the_file
 from parallel_runtime.cli.doctor_model import describe_file
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.planner.comfyui_process import find_comfyui
 
 from .files import write_model_files
 from .variants import FILES
@@ -62,15 +61,6 @@ def test_what_comfyui_does_not_know_is_refused(not_ours: Path, command: Command)
     done = command(*VERIFY, "--devices", "cpu:2", "--comfyui", str(comfyui_path()), "--model", str(not_ours))
     assert done.returncode == 2, done.stdout
     assert "ComfyUI recognises no diffusion model in this file" in done.stderr
-
-
-def test_a_pack_in_custom_nodes_knows_its_comfyui(tmp_path: Path) -> None:
-    pack = tmp_path / "ComfyUI" / "custom_nodes" / "pack"
-    (tmp_path / "ComfyUI" / "comfy").mkdir(parents=True)
-    with pytest.raises(ValueError, match="has no comfy/model_base.py"):
-        find_comfyui(None, pack)
-    (tmp_path / "ComfyUI" / "comfy" / "model_base.py").write_text("")
-    assert find_comfyui(None, pack).path == str(tmp_path / "ComfyUI")
 
 
 def test_the_doctor_says_what_a_file_is_and_which_plans_it_takes_here(folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_plans_that_do_not_fit_or_that_the_model_cannot_have_are_not_in_the_tabl
         assert found == [replace(each, plan=uly2.with_shares(shares)) for each in rows]
 
 
-def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, new_run, monkeypatch) -> None:
+def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, monkeypatch) -> None:
     begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
     choose, cost, memory, devices = (
         module_of_pack(f"parallel_runtime.{name}")

@@ -187,7 +187,7 @@ def test_a_task_has_the_settings_of_the_callers_thread(turns, requests) -> None:
     assert [each[:4] for each in both()] == [(False, True, "the caller's", False)] * 3
 
 
-def test_a_task_has_the_stream_of_the_callers_thread(turns, requests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_has_the_stream_of_the_callers_thread(turns, monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[str] = []
 
     @contextmanager

@@ -59,7 +59,7 @@ def test_weights_count_where_they_lie(plan: str, made) -> None:
     )
 
 
-def test_a_device_of_no_rank_keeps_nothing(made, plan_of) -> None:
+def test_a_device_of_no_rank_keeps_nothing(made) -> None:
     model = made("cuda", "ulysses=2")
     assert model.bytes_on(torch.device("cuda", 1), model.plan.layout) == TOTAL
     assert model.bytes_on(torch.device("cuda", 3), model.plan.layout) == 0
@@ -76,28 +76,6 @@ def test_plans_share_weights_that_differ_in_the_number_of_ranks_alone(made) -> N
     assert made("cpu", "ulysses=4").weights == made("cpu", "cfg=2").weights
     assert made("cpu", "ulysses=4,weights=sharded").weights != made("cpu", "ulysses=4").weights
     assert made("cpu", "ulysses=4,weights=sharded").weights != made("cpu", "ulysses=2,weights=sharded").weights
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_devices_are_measured_before_weights_are_loaded_where_there_are_several(
-    ranks: int, made, pooled_model, monkeypatch
-) -> None:
-    told: list[str] = []
-    pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
-    registry = SimpleNamespace(
-        measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
-        note_use=lambda weights, prompt: None,
-        load=lambda weights, plan, load, **_: load(pool),
-        is_alive=lambda devices: False,
-        pool=lambda devices: pool,
-    )
-    monkeypatch.setattr(pooled_model, "POOLS", registry)
-    monkeypatch.setattr(pooled_model, "unlike_host", lambda devices, ranks: [])
-    monkeypatch.setattr(pooled_model.ModelSpec, "refuse_changed", lambda spec: None)
-    model = made("cuda", "ulysses=2")
-    model.devices = model.devices[:ranks]
-    model.ensure(model.plan, None, progress=print, check_cancelled=print)
-    assert told == [*(["measure 2"] if ranks == 2 else []), "load", "load"]
 
 
 def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) -> None:
@@ -361,7 +339,7 @@ def test_weights_that_crowd_a_device_leave_where_another_set_of_workers_loads(
     ],
 )
 def test_two_sets_of_weights_crowd_a_gpu_that_both_have(
-    plan: str, other: str, gib: int, now: bool, crowded: bool, made, plan_of, pooled_model, monkeypatch
+    plan: str, other: str, gib: int, now: bool, crowded: bool, made, pooled_model, monkeypatch
 ) -> None:
     monkeypatch.setattr(pooled_model, "whole_bytes", lambda devices: [gib * 2**30] * len(devices))
     ours, theirs = made("cuda", plan), made("cuda", other)
@@ -514,11 +492,14 @@ def test_comfyui_gives_up_what_it_holds_on_the_other_gpus_of_ranks_where_they_ne
     assert asked == {}
 
 
-def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, pooled_model, made) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_room_is_made_before_workers_load_and_each_run_and_several_devices_are_measured_before_a_load(
+    ranks: int, monkeypatch, pooled_model, made
+) -> None:
     told: list[str] = []
     pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
     registry = SimpleNamespace(
-        measured=lambda devices, measure: told.append("measure"),
+        measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
         note_use=lambda weights, prompt: told.append("used"),
         load=lambda weights, plan, load, **_: told.append("unwanted go") or load(pool),
         pool=lambda devices: pool,
@@ -530,9 +511,11 @@ def test_room_is_made_before_workers_load_and_before_each_run(monkeypatch, poole
     monkeypatch.setattr(pooled_model.PooledModel, "holds", lambda self, plan: holds.pop(0))
     monkeypatch.setattr(pooled_model.PooledModel, "_make_room", lambda self, plan: told.append("room"))
     model = made("cuda", "ulysses=2")
+    model.devices = model.devices[:ranks]
     for _ in range(2):
         model.ensure(model.plan, None, progress=print, check_cancelled=print)
-    assert told == ["used", "unwanted go", "room", "measure", "load", "load", "used", "room", "load"]
+    measured = ["measure 2"] if ranks == 2 else []
+    assert told == ["used", "unwanted go", "room", *measured, "load", "load", "used", "room", "load"]
 
 
 def test_what_ranks_only_keep_on_comfyuis_gpu_is_free_for_their_next_call(module_of_pack, monkeypatch, made) -> None:

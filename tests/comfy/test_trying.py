@@ -189,7 +189,7 @@ def test_where_workers_fail_by_graphs_the_quickest_without_is_kept_and_no_others
     assert sorted(second.trier.tries.graphs_s.values()) == [0.4, math.inf], "what was tried before stays"
 
 
-def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case, trying, module_of_pack) -> None:
+def test_a_kept_plan_that_a_run_gave_up_leaves_the_next_best_by_graphs_too(case, module_of_pack) -> None:
     kept_plan = module_of_pack("parallel_runtime.planner.tries").KeptPlan
     found = case(SECONDS)
     uly2, ring2, cfg2 = found.plans.uly2, found.plans.ring2, found.plans.cfg2

@@ -20,6 +20,11 @@ def loop(module_of_pack: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def traced(module_of_pack: Callable[[str], ModuleType]) -> ModuleType:
+    return module_of_pack("nodes.host.sampling.trace_recurrence")
+
+
+@pytest.fixture(scope="module")
 def asked(loop: ModuleType, module_of_pack: Callable[[str], ModuleType]) -> Callable[[Any], object]:
     """Asks a model what a mask of some places keeps, as a run does."""
     recurrences = module_of_pack("parallel_runtime.sampler_recurrence")
@@ -109,8 +114,7 @@ def test_noise_that_memory_is_too_small_for_keeps_the_loop_in_comfyui_and_the_se
         loop._drawn(None, noisy, x)
 
 
-def test_samplers_that_call_or_end_steps_by_what_the_model_says_keep_the_loop_in_comfyui(module_of_pack: Any) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+def test_samplers_that_call_or_end_steps_by_what_the_model_says_keep_the_loop_in_comfyui(traced: ModuleType) -> None:
     zeros = {"sigmas": [0.9], "step_ends": [0]}
     for others in ({"sigmas": [0.8]}, {"step_ends": [1]}, {"sigmas": [0.8], "step_ends": [1]}):
 
@@ -283,8 +287,7 @@ def test_conditionings_that_some_steps_leave_out_keep_the_loop_in_comfyui(loop: 
             loop._refuse_ranges(Guider(negative=[entry]), {}, recurrence)
 
 
-def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_of_pack: Any) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(traced: ModuleType) -> None:
     options: dict[str, Any] = {}
     model, run = traced._Model.__new__(traced._Model), traced.TracedCalls()
     model._run, model._answer, model._options, model._max_calls = run, (lambda number, x: x + number), options, 3
@@ -302,24 +305,28 @@ def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(module_o
             model(x, torch.tensor([0.5, 0.25]), model_options=told)
 
 
-def answering(traced: Any) -> Callable[..., Any]:
-    """Makes the models that a traced sampler calls, without a guider."""
+@pytest.fixture
+def run_of(traced: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes the run of a sampler's function over some sigmas, whose models need no guider."""
     kind = traced._Model
 
-    def made(*_: object, **told: Any) -> Any:
-        model = kind.__new__(kind)
-        vars(model).update({f"_{name}": value for name, value in told.items()})
-        return model
+    def model(*_: object, **told: Any) -> Any:
+        made = kind.__new__(kind)
+        vars(made).update({f"_{name}": value for name, value in told.items()})
+        return made
 
-    return made
+    def make(sample: Callable[..., Any], num_sigmas: int, **extra_options: Any) -> Any:
+        sampler = SimpleNamespace(sampler_function=sample, extra_options=extra_options)
+        given = {"sampler": sampler, "guider": None, "extra_args": {"model_options": {}}}
+        return traced.SamplerRun(**given, sigmas=torch.ones(num_sigmas))
+
+    monkeypatch.setattr(traced, "_Model", model)
+    return make
 
 
 def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
-    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+    traced: ModuleType, run_of: Callable[..., Any]
 ) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
-    options: dict[str, Any] = {}
-
     def sample(model: Any, x: Tensor, sigmas: Tensor, *, calls: int, extra_args: Any, callback: Any, **_: Any) -> Any:
         for _ in range(calls):
             denoised = model(x, sigmas[:1], **extra_args)
@@ -328,11 +335,8 @@ def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
         return x
 
     def found(calls: int) -> Any:
-        sampler, sigmas = SimpleNamespace(sampler_function=sample, extra_options={"calls": calls}), torch.ones(13)
-        given = {"guider": None, "sigmas": sigmas, "extra_args": {"model_options": options}}
-        return traced.trace(traced.SamplerRun(sampler=sampler, **given), lambda sigma: sigma)[0]
+        return traced.trace(run_of(sample, 13, calls=calls), lambda sigma: sigma)[0]
 
-    monkeypatch.setattr(traced, "_Model", answering(traced))
     assert found(4 * 13 + 16).num_calls == 68
     with pytest.raises(traced.NotLinearError, match="it calls the model more than 68 times"):
         found(69)
@@ -340,10 +344,9 @@ def test_a_sampler_may_call_the_model_a_few_times_for_each_of_its_sigmas(
 
 @pytest.mark.parametrize("done", ["cdcd", "cdccd", "", "c", "dcd", "cdd"])
 def test_a_sampler_is_traced_whose_steps_each_end_with_a_call_of_the_model_or_that_makes_none(
-    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch, done: str
+    traced: ModuleType, run_of: Callable[..., Any], done: str
 ) -> None:
     """What it does: c, a call of the model; d, a step is done."""
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
 
     def sample(model: Any, x: Tensor, sigmas: Tensor, *, extra_args: Any, callback: Any, **_: Any) -> Any:
         for each in done:
@@ -353,20 +356,17 @@ def test_a_sampler_is_traced_whose_steps_each_end_with_a_call_of_the_model_or_th
                 callback({"denoised": x})
         return x
 
-    monkeypatch.setattr(traced, "_Model", answering(traced))
-    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
-    run = traced.SamplerRun(sampler=sampler, guider=None, sigmas=torch.ones(3), extra_args={"model_options": {}})
     ends = {"cdcd": (0, 1), "cdccd": (0, 2), "": ()}.get(done)
     refused = pytest.raises(traced.NotLinearError, match="its steps do not each end with a call of the model")
     with refused if ends is None else nullcontext():
-        assert traced.trace(run, lambda sigma: sigma)[0].step_ends == ends
+        assert traced.trace(run_of(sample, 3), lambda sigma: sigma)[0].step_ends == ends
 
 
 def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_each_call_may_be_cancelled(
-    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+    traced: ModuleType, run_of: Callable[..., Any]
 ) -> None:
     """A Brownian tree takes seconds to make, and seconds a draw."""
-    traced, trees, drawn = module_of_pack("nodes.host.sampling.trace_recurrence"), [], list[int]()
+    trees, drawn = [], list[int]()
 
     class Cancelled(BaseException):
         pass
@@ -383,10 +383,7 @@ def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_eac
             x = (x + denoised) / 2 + noise_sampler(sigmas[step], sigmas[step + 1])
         return x
 
-    monkeypatch.setattr(traced, "_Model", answering(traced))
-    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
-    given = {"guider": None, "sigmas": torch.ones(4), "extra_args": {"model_options": {}}}
-    run = traced.SamplerRun(sampler=sampler, **given)
+    run = run_of(sample, 4)
     recurrence = traced.trace(run, lambda sigma: sigma)[0]
     assert recurrence.given == (0, 1, 2, 3) and not trees
     told = traced.given_tensors(run, recurrence, torch.zeros(SHAPE), lambda: None)
@@ -403,10 +400,8 @@ def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_eac
 
 @pytest.mark.parametrize("more", [0.99, 1.01, 1.2])
 def test_a_sampler_that_changes_a_latents_size_a_little_is_not_traced(
-    module_of_pack: Any, monkeypatch: pytest.MonkeyPatch, more: float
+    traced: ModuleType, run_of: Callable[..., Any], more: float
 ) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
-
     def sample(model: Any, x: Tensor, sigmas: Tensor, *, extra_args: Any, callback: Any, **_: Any) -> Any:
         for _ in range(2):
             denoised = model(x, sigmas[:1], **extra_args)
@@ -415,15 +410,11 @@ def test_a_sampler_that_changes_a_latents_size_a_little_is_not_traced(
             x = torch.nn.functional.interpolate(denoised, size=size)
         return x
 
-    monkeypatch.setattr(traced, "_Model", answering(traced))
-    sampler = SimpleNamespace(sampler_function=sample, extra_options={})
-    run = traced.SamplerRun(sampler=sampler, guider=None, sigmas=torch.ones(3), extra_args={"model_options": {}})
     with pytest.raises(traced.NotLinearError, match="it changes the size of the latent"):
-        traced.trace(run, lambda sigma: sigma)
+        traced.trace(run_of(sample, 3), lambda sigma: sigma)
 
 
-def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(module_of_pack: Any) -> None:
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
+def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(traced: ModuleType) -> None:
     generator = torch.Generator().manual_seed(3)
     said, given, other = (torch.randn(64, generator=generator, dtype=torch.float64) for _ in range(3))
     for part, sigma in ((0.0, 1.0), (0.2, 0.2), (-0.2, 0.2), (0.04, 1.0), (0.04, 14.0), (9.0, 0.005)):
@@ -437,9 +428,8 @@ def test_what_steps_show_may_be_a_little_off_towards_what_the_model_was_given(mo
         traced._check_shown(other, given, said, 0.01)
 
 
-def test_a_samplers_states_are_written_by_the_fewest_calls_back(module_of_pack: Any) -> None:
+def test_a_samplers_states_are_written_by_the_fewest_calls_back(traced: ModuleType) -> None:
     """Rows: X_0, which is given, X_1 = 0.5 X_0 + 0.25 D_0, X_2 = 0.5 X_1 + 2 D_1, and the result, D_2."""
-    traced = module_of_pack("nodes.host.sampling.trace_recurrence")
     rows = [[1.0, 0, 0, 0], [0.5, 0.25, 0, 0], [0.25, 0.125, 2, 0], [0, 0, 0, 1]]
     found = [torch.tensor(row, dtype=torch.float64) for row in rows]
 

@@ -13,22 +13,14 @@ from parity.graphs import Graph, of
 from parity.runner import parallelized, prepare
 
 CFG_2 = {"devices": "cpu:2", "cfg": 2}
-WEIGHTED = {"conditioning": ["region", 0], "mask": ["mask", 0], "strength": 1.3, "set_cond_area": "default"}
-
-
-def masked(text: str) -> tuple[Edit, ...]:
-    """A second prompt that counts more in the middle of the picture, and not at all at its left."""
-    nothing_left = {"destination": ["middle", 0], "source": ["none", 0], "x": 0, "y": 0, "operation": "multiply"}
-    return (
-        add("middle", "SolidMask", value=0.7, width=64, height=96),
-        add("none", "SolidMask", value=0.0, width=32, height=96),
-        add("mask", "MaskComposite", **nothing_left),
-        prompt("region", text),
-        on_positive("ConditioningSetMask", mask=["middle", 0], strength=0.8, set_cond_area="default"),
-        add("weighted", "ConditioningSetMask", **WEIGHTED),
-        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["weighted", 0]),
-    )
-
+# A second prompt, and a mask that is weaker in the middle of the picture and leaves out its left.
+NOTHING_LEFT = {"destination": ["middle", 0], "source": ["none", 0], "x": 0, "y": 0, "operation": "multiply"}
+MASKED: tuple[Edit, ...] = (
+    add("middle", "SolidMask", value=0.7, width=64, height=96),
+    add("none", "SolidMask", value=0.0, width=32, height=96),
+    add("mask", "MaskComposite", **NOTHING_LEFT),
+    prompt("region", LONG),
+)
 
 # A graph, how many calls of the model each of its requests carries under cfg=2, and the pieces of each batch group.
 TOGETHER: dict[str, tuple[Graph, list[int], list[Any]]] = {
@@ -43,7 +35,7 @@ IN_ORDER: dict[str, Graph] = {
     "default conditioning": of(
         "",
         "default",
-        *masked(LONG)[:4],
+        *MASKED,
         on_positive("ConditioningSetMask", mask=["mask", 0], strength=1.0, set_cond_area="default"),
         on("positive", "ConditioningSetDefaultCombine", cond=HERE, cond_DEFAULT=["region", 0]),
         guided(3.0),

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -19,6 +20,12 @@ from comfy.test_run_context import run_context as run_context
 from comfy.test_trying import SECONDS, names
 from comfy.test_trying import case as case
 from comfy.test_trying import trying as trying
+
+
+def wait_for_end_of(tries: Any) -> None:
+    """Waits until the thread that tries plans has ended."""
+    while tries._thread is not None:
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -70,12 +77,8 @@ def idle(case, trying, module_of_pack, monkeypatch) -> Callable[..., Any]:
         found.run.trier = idle_trier
         idle_trier.after(found.run)
 
-        def settle() -> None:
-            while tries._thread is not None:
-                time.sleep(0.001)
-
-        settle()
-        found.settle = settle
+        found.settle = partial(wait_for_end_of, tries)
+        found.settle()
         return found, told
 
     return make
@@ -147,8 +150,7 @@ def test_plans_wait_while_prompts_follow_each_other(module_of_pack, monkeypatch)
 
     def settled() -> None:
         busy.clear()
-        while tries._thread is not None:
-            time.sleep(0.001)
+        wait_for_end_of(tries)
         busy.set()
 
     tries.offer(SimpleNamespace(trier=SimpleNamespace(key="before"), compute=compute))
@@ -183,8 +185,7 @@ def test_a_system_without_a_thread_more_costs_the_tries_and_not_the_run(module_o
         tries.offer(due)
     assert "plans are not tried: can't start new thread" in caplog.text and not done and not tries.waits("key")
     tries.offer(due)
-    while tries._thread is not None:
-        time.sleep(0.001)
+    wait_for_end_of(tries)
     assert done == [1]
 
 
@@ -249,5 +250,4 @@ def test_what_was_tried_is_not_held_while_prompts_run(module_of_pack) -> None:
     assert looked.wait(60)
     assert held() is None
     over.set()
-    while tries._thread is not None:
-        time.sleep(0.001)
+    wait_for_end_of(tries)

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from comfy.test_panel_routes import settled
 
 from host import workflows
 from host.client import ComfyClient
@@ -35,15 +35,6 @@ def listening(server: ComfyServer) -> set[str]:
     pids = {process.pid for process in (own, *relays)}
     found = [each for each in psutil.net_connections("inet") if each.pid in pids and each.status == "LISTEN"]
     return {f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.type == socket.SOCK_STREAM}
-
-
-def stop_listening(client: ComfyClient) -> None:
-    """The panel's button, and its end."""
-    client.post("/parallel_dit/stop_listening", {})
-    until = time.monotonic() + 300
-    while client.get("/parallel_dit/state")["action"] is not None:
-        assert time.monotonic() < until
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -95,7 +86,8 @@ def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_pro
             others["sampler"]["inputs"]["seed"] = 6
             client.queue(to_latent(others)).require_success()  # which offers the address again
             assert (tmp_path / "log").read_text().count("starting 1 ranks of 2") == 2
-            stop_listening(client)
+            client.post("/parallel_dit/stop_listening", {})  # the panel's button
+            settled(client, lambda state: state["action"] is None)
             assert listening(server) == before
             others["sampler"]["inputs"]["seed"] = 7
             client.queue(to_latent(others)).require_success()

@@ -15,8 +15,8 @@ from host.pack_workflows import parallel, saved_latent, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_flux
 from host.workers import private_bytes, worker_pids, workers
+from parity.runner import RELEASE
 
-RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 HEAVY = "heavy.safetensors"
 HALF_A_MODEL = 28e6  # bytes: each rank has 57 MB of that file's weights, the allocator keeps some freed pages
 

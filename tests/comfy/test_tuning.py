@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 import pytest
 from comfy.test_auto_each_run import measured, report_of, stock_graph
 from comfy.test_panel_routes import asked, settled
-from comfy.test_tries import LINE, runs
+from comfy.test_tries import KEPT, LINE, runs
 
 from host.client import ComfyClient
 from host.fetch import comfyui_path
-from host.server import FLAGS, ComfyServer, servers_cache
+from host.server import FLAGS, ComfyServer
 from host.tiny_models import TinyModels
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration
@@ -26,7 +26,6 @@ from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 
 SIZE = {"width": 64, "height": 80}
-KEPT = servers_cache() / "parallel-dit" / "plans.json"
 
 
 def few_steps(tiny: TinyModels, seed: int) -> dict[str, Any]:

@@ -40,9 +40,9 @@ new_model, pools, deltas, stand_in, convert, workload, run_context = (
 )
 choice = importlib.import_module(f"{NAME}.nodes.choice")
 patcher = importlib.import_module(f"{model_nodes}.model.patcher")
-plans, decisions, counting, works, caches = (
+plans, decisions, counting, caches = (
     importlib.import_module(f"{runtime}.{name}")
-    for name in ("plan", "planner.automatic", "planner.counting", "planner.work", "stock_caches")
+    for name in ("plan", "planner.automatic", "planner.counting", "stock_caches")
 )
 file = str(write_flux(Path(folder) / "tiny.safetensors", depth=2, single=3))
 

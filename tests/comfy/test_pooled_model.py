@@ -350,18 +350,6 @@ def test_two_sets_of_weights_crowd_a_gpu_that_both_have(
     assert not on_cpu._is_crowded_by(on_cpu.plan, root, theirs.plan, now)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
-    model, calls = made("cpu", "ulysses=4"), []
-    decision = module_of_pack("parallel_runtime.planner.automatic").Decision(plan=model.plan)
-    context = module_of_pack("nodes.host.sampling.run_context").RunContext
-    run = context(model=model, decision=decision, compiled=compiled, captured=calls)
-    tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
-    call = module_of_pack("parallel_runtime.model_call").ModelCall(tensors=tensors, out_shape=(1, 4, 64))
-    run.call(call, check_cancelled=lambda: None)
-    assert [call.options["compiled"] for call in calls] == [compiled]
-
-
 def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
     monkeypatch: pytest.MonkeyPatch, module_of_pack, pooled_model, made, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,11 +136,16 @@ def test_a_call_that_waits_is_proven_again_where_the_call_of_another_task_has_an
     assert sorted(sent) == [("first", "another"), ("refused", "another")]
 
 
-def test_runs_in_turn_whose_calls_are_computed_otherwise_go_in_requests_of_their_own(new_run, module_of_pack) -> None:
+def test_runs_in_turn_that_compute_otherwise_go_in_requests_of_their_own_which_say_whether_blocks_are_compiled(
+    new_run, module_of_pack
+) -> None:
     turns, sent = module_of_pack("nodes.host.tasks.cooperative_tasks"), []
 
+    def note(_: object, plan: Any, calls: Any, deltas: Any) -> None:
+        sent.append((plan.name, deltas.name, len(calls), calls[0].options["compiled"]))
+
     run = replace(new_run("/a.safetensors"), recorder=None)
-    vars(run.model)["pool"] = workers(lambda _, plan, calls, deltas: sent.append((plan.name, deltas.name, len(calls))))
+    vars(run.model)["pool"] = workers(note)
     two = replace(run.decision, plan=module_of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2))
     others = [{"decision": two}, {"deltas": replace(run.deltas, name="b")}, {"compiled": True}, {"step_cache": 0.1}]
     others += [{"deltas": replace(run.deltas, side_branch=True)}, {"attention": "sage"}, {"exchange": "fp8"}]
@@ -150,7 +155,10 @@ def test_runs_in_turn_whose_calls_are_computed_otherwise_go_in_requests_of_their
         run.call(made(), check_cancelled=lambda: None)
 
     turns.run_in_turns([lambda each=each: call(each) for each in runs], at_once=len(runs))
-    assert sent == [("single", "a", 2), ("uly2", "a", 1), ("single", "b", 1), *[("single", "a", 1)] * 5]
+    assert sent == [
+        *(("single", "a", 2, False), ("uly2", "a", 1, False), ("single", "b", 1, False), ("single", "a", 1, True)),
+        *[("single", "a", 1, False)] * 4,
+    ]
 
 
 def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_run, module_of_pack) -> None:

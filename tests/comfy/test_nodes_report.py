@@ -11,7 +11,6 @@ from host.pack_workflows import parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import generation
-from parallel_runtime.report.schema import SCHEMA
 
 
 def timed(tiny: TinyModels, *, seed: int, steps: int = 3) -> Workflow:
@@ -21,36 +20,23 @@ def timed(tiny: TinyModels, *, seed: int, steps: int = 3) -> Workflow:
     return graph
 
 
-def host_loop(graph: Workflow) -> Workflow:
-    """The same graph with a request to the pool for each call of the model."""
-    graph["sampler"]["inputs"]["loop"] = "host"
-    return graph
-
-
-def test_the_sampler_reports_each_rank_and_each_step(
+def test_a_run_is_told_with_its_prompt_settings_workers_and_devices_and_takes_less_than_its_prompt(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
-    result = client.queue(host_loop(timed(tiny_models, seed=91)))
+    graph = timed(tiny_models, seed=91)
+    graph["sampler"]["inputs"]["loop"] = "host"
+    result = client.queue(graph)
     report = result.report()
-    assert (report["schema"], report["kind"], report["prompt_id"]) == (SCHEMA, "denoise", result.prompt_id)
-    assert report["from_cache"] is False
-    assert report["model"] == {"file": tiny_models.dev, "dtype": "float32"}
-    assert (report["plan"]["name"], report["plan"]["degrees"]["ulysses"]) == ("uly2", 2)
+    assert report["prompt_id"] == result.prompt_id
+    assert report["versions"]["comfyui"][0].isdigit()
     assert [device["name"] for device in report["devices"]] == ["cpu:0", "cpu:1"]
     assert all(device["memory_bytes"] > device["free_bytes"] > 0 for device in report["devices"])
     assert report["pool"] == {"generation": generation(comfy_server)}
-    sizes = {"width": 128, "height": 128, "batch": 1}
-    assert report["sizes"] == sizes
     sampling = {"steps": 3, "seed": 91, "cfg": 1.0, "sampler": "euler", "scheduler": "simple", "denoise": 1.0}
     assert report["sampling"] == sampling
-    assert report["versions"]["comfyui"][0].isdigit()
     timings = report["timings"]
-    assert (timings["per"], timings["calls"], timings["first_step_s"]) == ("step", [1, 1, 1], timings["step_s"][0])
     whole_s = timings["load_s"] + timings["denoise_s"]
     assert sum(timings["step_s"]) <= timings["denoise_s"] < whole_s < result.wall_s
-    assert timings["rank0_s"] == report["ranks"][0]["busy_s"]
-    assert all(slow <= step for slow, step in zip(timings["slowest_rank_s"], timings["step_s"], strict=True))
-    assert all(0 <= skew <= step for skew, step in zip(timings["skew_s"], timings["step_s"], strict=True))
 
 
 def test_loras_and_controlnets_are_told_by_what_they_hold_and_make_it_other_work(

@@ -73,6 +73,15 @@ def graph_node(node_id):
         return writers.executing_node()
 
 
+def refusal_of(do, *given, **named):
+    """The text of the error that a call is refused with, "" where it is not."""
+    try:
+        do(*given, **named)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 # Nodes.
 assert writers.executing() is None and writers.executing_node() is None and writers.nodes_before() == []
 with at("2"):
@@ -231,10 +240,7 @@ with at("10"):
     names = [("attn1_patch", rescale), ("attn1_patch", rescale), ("own", leaf)]
     names += [("double_block 1", sampling), ("attn of input 4", leaf)]
     assert refusals.block_patches(patches) == names and refusals.block_patches({}) == []
-    try:
-        refusals.check_transformer_options(patches)
-    except ValueError as raised:
-        lines = str(raised).split("\n")
+    lines = refusal_of(refusals.check_transformer_options, patches).split("\n")
     assert [line.partition(": ")[2].partition(", which")[0] for line in lines] == [
         "it patches the model's blocks (attn1_patch)",
         "it patches the model's blocks (own, attn of input 4)",
@@ -252,22 +258,15 @@ assert refusals.have_controlnet({"positive": None, "negative": [{"control": cont
 assert not refusals.have_controlnet({"positive": None, "negative": [{"control": None}, {}]})
 with at("10"):
     for first in (lora, plain):
-        try:
-            refusals.check_controlnets({"negative": None, "positive": [{}, {"control": first}]})
-        except ValueError as raised:
-            error = str(raised)
+        error = refusal_of(refusals.check_controlnets, {"negative": None, "positive": [{}, {"control": first}]})
         assert "(node 6): its ControlNet (ControlLora) computes with the model's own weights, which" in error
-        error = ""
 
 skips = inner(1)
 skips.__code__ = skips.__code__.replace(co_filename=os.path.join("x", "comfy_extras", "nodes_slg.py"))
 skips.__qualname__ = "a_node.<locals>.skip"
 skipping = {"patches_replace": {"dit": {("double_block", 1): skips, ("double_block", 2): skips}}}
 linear = importlib.import_module("torch").nn.Linear
-try:
-    refusals.check_skipping(linear, skipping, None)
-except ValueError as raised:
-    error = str(raised)
+error = refusal_of(refusals.check_skipping, linear, skipping, None)
 assert ": it skips blocks of Linear (double_block 1, double_block 2; there is no plan for it), which" in error
 refusals.check_skipping(linear, {"patches_replace": {"dit": {("double_block", 1): leaf}}}, None)
 
@@ -292,12 +291,9 @@ class SkipLayerGuidanceDiTSimple(SkipLayerGuidanceDiT):
         return post
 
 
-def why_not_in(*functions, kind=linear, sigmas=(1.0, 0.5), guided=True):
-    try:
-        refusals.check_skipped_layers(kind, writers.Written().after(functions, None), sigmas, guided=guided)
-    except ValueError as raised:
-        return str(raised).partition(";")[0]
-    return ""
+def why_not_in(*functions, guided=True):
+    written, sigmas = writers.Written().after(functions, None), (1.0, 0.5)
+    return refusal_of(refusals.check_skipped_layers, linear, written, sigmas, guided=guided).partition(";")[0]
 
 
 layers, simple = SkipLayerGuidanceDiT().execute, SkipLayerGuidanceDiTSimple().execute([3])
@@ -425,11 +421,8 @@ assert order.why_runs_keep_order(model_with(), []) == order.why_calls_keep_order
 # A process without a server is told ComfyUI's options, or why it does not take them.
 without, cli = importlib.import_module(f"{contract}.without_server"), importlib.import_module("comfy.cli_args")
 path, before = list(sys.path), dict(vars(cli.args))
-try:
-    without.begin("/a", ["--no-such-option", "2"], on_cpu=True)
-    raise AssertionError("ComfyUI's command line takes anything")
-except ValueError as error:
-    assert str(error) == "--comfyui-options: this ComfyUI does not take --no-such-option 2; see its --help"
+error = refusal_of(without.begin, "/a", ["--no-such-option", "2"], on_cpu=True)
+assert error == "--comfyui-options: this ComfyUI does not take --no-such-option 2; see its --help"
 assert vars(cli.args) == before and sys.path.pop(0) == "/a"
 without.begin("/b", ["--disable-metadata"], on_cpu=True)
 assert (cli.args.disable_metadata, cli.args.cpu, sys.path.pop(0), sys.path) == (True, True, "/b", path)

@@ -157,10 +157,6 @@ assert found["doctor"] == {"state": "never"} and found["tune"] == {"state": "nev
 assert shown.keys() == {*state.SHOWN, "ranks", "sampling"} and shown["models"] == ["model.safetensors"]
 panel.action = "release"
 assert panel.state()["revision"] == 2
-STATUS["state"] = "compiling"
-queue.currently_running.clear()
-(shown,) = panel.state()["pools"]
-assert (shown["state"], shown["sampling"]) == ("idle", False), "a cancelled request"
 del registry_of().nodes["gone"]
 for value in (1.0, 3.0):
     queue.currently_running[0] = (0, "a/p\\1", PROMPT, {}, [])
@@ -177,10 +173,11 @@ actions.POOLS = SimpleNamespace(close_all=lambda: done.append("closed"), all=lis
 actions.MACHINES = SimpleNamespace(keep=lambda names: done.append(names))
 
 
-def busy(do, *words):
+def check_refused(kind, do, *words):
+    """The call has to end with an error of this kind, whose text has each of the words."""
     try:
         do()
-    except actions.BusyError as error:
+    except kind as error:
         assert all(word in str(error) for word in words), error
         return
     raise AssertionError(words)
@@ -190,11 +187,11 @@ async def pressed():
     for name, what in (("release", "closed"), ("stop_listening", ())):
         buttons.begin(name)
         assert panel.action == name
-        busy(lambda: buttons.begin("doctor"), f"{name} is under way")
+        check_refused(actions.BusyError, lambda: buttons.begin("doctor"), f"{name} is under way")
         await buttons._task
         assert panel.action is None and done.pop() == what
     queue.currently_running[0] = (0, "p", {}, {}, [])
-    busy(lambda: buttons.tune(routes.read_asked({})), "a prompt is under way")
+    check_refused(actions.BusyError, lambda: buttons.tune(routes.read_asked({})), "a prompt is under way")
     queue.currently_running.clear()
     buttons.tune(routes.read_asked({}))
     assert panel.action == "tune"
@@ -230,17 +227,10 @@ queue.currently_running.clear()
 # A user folder that cannot be written.
 machines = importlib.import_module(f"{NAME}.nodes.host.panel.machines")
 machines.folder_paths = SimpleNamespace(get_user_directory=lambda: __file__)
-try:
-    machines.MACHINES.devices_of(machines.Offer.parse("127.0.0.1:0"), say=print)
-except ValueError as error:
-    words = (
-        "cannot be written to",
-        __file__,
-        "(Not a directory); free space there, let this user write there, or start ComfyUI with --user",
-    )
-    assert all(word in str(error) for word in words), error
-else:
-    raise AssertionError
+offer = machines.Offer.parse("127.0.0.1:0")
+remedy = "(Not a directory); free space there, let this user write there, or start ComfyUI with --user"
+no_folder = ("cannot be written to", __file__, remedy)
+check_refused(ValueError, lambda: machines.MACHINES.devices_of(offer, say=print), *no_folder)
 assert machines.MACHINES.offered() == []
 
 # A device that no rank has is told in the log too.

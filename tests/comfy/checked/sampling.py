@@ -39,6 +39,15 @@ def drawn(*shape):
     return torch.randn(shape, generator=make)
 
 
+def raised(kind, do, *given, **named):
+    """The text of the error of this kind that a call ends with."""
+    try:
+        do(*given, **named)
+    except kind as error:
+        return str(error)
+    raise AssertionError(do)
+
+
 # Conditionings in tasks of their own have the sum that ComfyUI's one call after the other has.
 class Toy(torch.nn.Module):
     """A model that notes what it is called with."""
@@ -225,12 +234,8 @@ for shape, sizes in (
 ):
     assert stock.sizes_of(model, {"samples": torch.zeros(shape)}) == sizes
 stock.check_latent({"samples": torch.zeros(1, 4, 8, 8)}, "it")
-try:
-    stock.check_latent({"samples": torch.zeros(0, 4)}, "latent_image")
-except ValueError as error:
-    assert str(error).startswith("latent_image has shape [0, 4], a batch of 0 images")
-else:
-    raise AssertionError
+empty = raised(ValueError, stock.check_latent, {"samples": torch.zeros(0, 4)}, "latent_image")
+assert empty.startswith("latent_image has shape [0, 4], a batch of 0 images")
 ticks = iter((10.0, 11.0, 13.0, 14.5))
 stock.synchronized_s = lambda device: next(ticks)
 told = []
@@ -322,12 +327,9 @@ one.comfy_patched_weights, one.of_host = True, 3  # what ComfyUI notes once it h
 assert decode._alike(one, other)
 made_vae, decode.VAE = decode.VAE, lambda **given: built.append(given) or {}["values"]
 assert decode._again(vae, whole.tensors, {}) is None and len(built) == 1
-try:
-    decode.weights_of(vae)
-except decode.CannotShareError as error:
-    assert str(error) == f"ComfyUI builds a {type(vae.first_stage_model).__name__} like this from values of its weights"
-else:
-    raise AssertionError
+kind = type(vae.first_stage_model).__name__
+from_values = f"ComfyUI builds a {kind} like this from values of its weights"
+assert raised(decode.CannotShareError, decode.weights_of, vae) == from_values
 decode.VAE = made_vae
 
 rounds = []
@@ -349,14 +351,8 @@ class Held:
         return SimpleNamespace(ranks=ranks, pixels=pixels)
 
 
-try:
-    decode.weights_of(vae)
-except decode.CannotShareError as error:
-    assert (
-        str(error) == f"ComfyUI builds something else from the weights of this {type(vae.first_stage_model).__name__}"
-    )
-else:
-    raise AssertionError
+another = f"ComfyUI builds something else from the weights of this {kind}"
+assert raised(decode.CannotShareError, decode.weights_of, vae) == another
 vae.first_stage_model = Quick()
 decode._KEYS[vae.first_stage_model] = "known"
 MEMORY = replies.Memory(resident_bytes=1)
@@ -391,12 +387,8 @@ def cancelled_in_the_second_round(do, check_cancelled):
 
 
 pool.vae = cancelled_in_the_second_round
-try:
-    decode.blended(vae, latent["samples"], tiles, whole, pool, check_cancelled=print)
-except KeyboardInterrupt:
-    assert freed == [TWO] and len(rounds) == len(counts) + 1, "the VAE stays on their GPUs"
-else:
-    raise AssertionError
+raised(KeyboardInterrupt, decode.blended, vae, latent["samples"], tiles, whole, pool, check_cancelled=print)
+assert freed == [TWO] and len(rounds) == len(counts) + 1, "the VAE stays on their GPUs"
 pool.vae = ask
 round_of = decode._Rounds(tiles, num_ranks=2)
 decode.ROUND_TILES, decode.ROUND_BYTES = 256, 1
@@ -404,22 +396,13 @@ assert [round_of._end_of_round(start) for start in (0, 1, len(tiles) - 1)] == [2
 decode.ROUND_BYTES = sum(torch.Size(each.shape).numel() * 4 for each in tiles[:3])
 assert round_of._end_of_round(0) == 3 and decode._Rounds(tiles, num_ranks=5)._end_of_round(0) == 5
 pixels = round_of.pixels_by(lambda some, before: [before] * len(some))
-try:
-    pixels(torch.zeros(1))
-except RuntimeError as error:
-    assert "ComfyUI asks for a tile of (1,)" in str(error)
-else:
-    raise AssertionError
+assert "ComfyUI asks for a tile of (1,)" in raised(RuntimeError, pixels, torch.zeros(1))
 assert [decode.tiles_by_itself(each) for each in (vae, SimpleNamespace(handles_tiling=True))] == [False, True]
 
 
 def cannot(why, given=latent, of=vae, over=TWO):
-    try:
-        decode.decode_over(of, given, over, clock=lambda: None)
-    except decode.CannotShareError as error:
-        assert why in str(error), error
-        return
-    raise AssertionError(why)
+    error = raised(decode.CannotShareError, decode.decode_over, of, given, over, clock=lambda: None)
+    assert why in error, error
 
 
 cannot("one device (cpu:0) has no other", over=TWO[:1])
@@ -509,14 +492,10 @@ assert looked_at.shape == (1, 4, 16, 24) and looked_at.unique().tolist() == [0.0
 # A model that is given the parts of a latent apart, as sound beside a picture, is not followed.
 x, options = torch.zeros(1, 4, 8, 8), {"transformer_options": {"cond_or_uncond": [0]}}
 captured, caches.captured = caches.captured, lambda *given: given[-1]["diffusion_model"](print, [x, x], x, **options)
-try:
-    caches._seen(SimpleNamespace(cfg=4.0, conds={"positive": []}), {}, x, torch.ones(1), easy)
-except caches.HostLoopError as error:
-    assert str(error) == "EasyCache keeps the parts of a latent apart", error
-else:
-    raise AssertionError("it is followed")
-finally:
-    caches.captured = captured
+guider = SimpleNamespace(cfg=4.0, conds={"positive": []})
+error = raised(caches.HostLoopError, caches._seen, guider, {}, x, torch.ones(1), easy)
+assert error == "EasyCache keeps the parts of a latent apart", error
+caches.captured = captured
 
 # An error of sizes in a run with another model's latent names both channels; any other error stays what it is.
 made = SimpleNamespace(latent_format=SimpleNamespace(latent_channels=16), diffusion_model=Toy())

@@ -84,11 +84,3 @@ def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyCl
     result = client.queue(to_latent(parallel(graph, shares="7, 7")))  # as no test before, so that the loader runs
     told = [text for node, text in result.require_success().texts if node == "model"]
     assert any(re.search(r"(weights|memory): about \d.*GB on each device", text) for text in told), told
-
-
-def test_weights_are_not_held_against_the_devices_of_one_machine_where_others_may_join(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    config = {"devices": "cpu:1", "weights": "sharded", "machines": "127.0.0.1:9,x"}
-    nodes = refused(client, to_latent(parallel(workflows.text_to_image(tiny_models), **config)))
-    assert "waits for 'x' machines" in nodes["config"]["errors"][0]["details"]

@@ -320,6 +320,7 @@ settings = {"mode": "manual", "devices": "cpu:1", "ulysses": 4, "ring": 1, "weig
 for more, said in (
     ({}, "names 2 device(s), 1 are there"),
     ({"machines": "127.0.0.1:7861, 3"}, ""),  # which devices will be there is not known
+    ({"machines": "127.0.0.1:7861,x"}, "waits for 'x' machines"),
     ({"machines": "127.0.0.1:7861", "devices": "cpu:x"}, "cpu:x"),
     ({"machines": ["4", 0], "devices": "cpu:x"}, "cpu:x"),
     ({"machines": ["4", 0]}, ""),

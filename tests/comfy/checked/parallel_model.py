@@ -705,9 +705,9 @@ except (ValueError, RuntimeError) as error:
     assert "it changes weights by a hook of a conditioning" in str(error)
 else:
     raise AssertionError
-assert cases.require_ours(plain) is plain and "a ModelPatcher without workers" in refused(
-    lambda: cases.require_ours(stock)
-)
+assert cases.require_ours(plain) is plain
+remedy = "connect Parallel Model Loader or Parallelize Model"
+refused(lambda: benchmark.CaseRunner(stock, settings, worker_loop=True), "a ModelPatcher without workers", remedy)
 assert cases.plan_of_settings(plain, settings) == plain.plan
 weighing = plain.clone()
 weighing.decision, weighing.choose_again = (
@@ -716,10 +716,13 @@ weighing.decision, weighing.choose_again = (
 )
 assert cases.plan_of_settings(weighing, settings) == plans.ParallelPlan(ring=2), "the one that such a run gets"
 assert cases.under_plan(plain, plans.ParallelPlan(cfg=2)).plan == plans.ParallelPlan(cfg=2)
-refused(lambda: cases.under_plan(plain, plans.ParallelPlan(ulysses=3)), "ulysses=3 needs 3 ranks, this MODEL has 2")
-refused(
-    lambda: cases.under_plan(sharded, plans.ParallelPlan(cfg=2)), "has the weights replicated, this MODEL has them sh"
-)
+of_three, whole_weights = plans.ParallelPlan(ulysses=3), plans.ParallelPlan(cfg=2)
+for it, plan, says, remedy in (
+    (plain, of_three, "ulysses=3 needs 3 ranks, this MODEL has 2", "name more devices in SP Config"),
+    (sharded, whole_weights, "replicated, this MODEL has them sharded", "compare plans of the same weights"),
+):  # as cases are made, before any runs
+    runner = benchmark.CaseRunner(it, settings, worker_loop=True)
+    refused(lambda runner=runner, plan=plan: runner.cases([plan], stock=False), says, remedy)
 again_with.add_wrapper_with_key("outer_sample", "mine", print)
 again_with.add_callback_with_key("on_load", "mine", print)
 again_with.set_attachments("a", 1)

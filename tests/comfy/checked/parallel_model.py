@@ -416,7 +416,7 @@ assert deltas.refuse_misfit(again_with.patches, {}, shape_of) == told
 assert deltas.refuse_misfit(again_with.patches, {first: 1}, shape_of) == ""
 refused(
     lambda: again_with.add_patches({first: misfits[1], weight: misfits[1]}),
-    "does not fit double_blocks.0.img_attn.qkv.weight, a weight of [768, 256]",
+    "does not fit double_blocks.0.img_attn.qkv.weight, a weight of [768, 256]; use one made for this model",
 )
 again_with.clone().add_patches({first: misfits[1]})  # of a LoRA that is added weight by weight
 

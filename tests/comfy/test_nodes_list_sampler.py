@@ -56,34 +56,3 @@ def test_one_for_all_is_written_once(client: ComfyClient) -> None:
     found = latents(client, client.queue(ours), ["save"])
     assert max(differences(found, singles(client, graphs))) <= TOLERANCE
     assert relative_error(found[0], found[1]) > VISIBLE
-
-
-def with_list(graph: Workflow, slot: str, items: list[Any]) -> Workflow:
-    graph[f"all {slot}"]["inputs"] = {f"item_{number}": item for number, item in enumerate(items)}
-    return graph
-
-
-def refused(client: ComfyClient, graph: Workflow) -> str:
-    """The first line of the one error, on our node, before a step ran."""
-    result = client.queue(graph)
-    assert (result.status, result.error_node, result.error_type) == ("error", "ParallelFluxListSampler", "ValueError")
-    assert result.progress == []
-    return result.error_message.splitlines()[0]
-
-
-def test_lists_that_do_not_go_together_are_refused_by_name(client: ComfyClient) -> None:
-    graphs = [single(number) for number in range(3)]
-    line = refused(client, with_list(listed(graphs, **DATA_2), "seed", [1, 2]))
-    for word in ("seed has 2", "positive has 3", "latent_image has 3", "make them equal, or give one"):
-        assert word in line
-    line = refused(client, with_list(listed(graphs, **DATA_2), "positive", []))
-    assert "positive: the list is empty" in line
-
-
-def test_a_latent_of_no_images_is_refused_by_number(client: ComfyClient) -> None:
-    graph = listed([single(number) for number in range(3)], **DATA_2)
-    graph["nothing"] = {"class_type": "EmptyBatch", "inputs": {}}
-    graph["all latent_image"]["inputs"]["item_1"] = ["nothing", 0]
-    line = refused(client, graph)
-    assert "latent_image 2 of 3" in line
-    assert "batch of 0 images" in line

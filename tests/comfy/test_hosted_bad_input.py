@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from families.graphs import node
-from families.seedvr import ROWS as SEEDVR2_ROWS
-from families.seedvr import SEEDVR2
 from families.variants import BY_NAME
 from host import encoder_layouts
 from host.client import ComfyClient, PromptRefusedError, Workflow
@@ -20,7 +18,6 @@ from host.tiny_models import write_layout
 from host.workflows import with_lora
 
 WAN = BY_NAME["wan 2.1 t2v"]
-CLASS = "NaDiT"  # SeedVR2's: ComfyUI knows it and the pack has no plan of it
 DIFFUSERS = "names_of_diffusers.safetensors"
 LORA = "tiny_lora_of_another_family.safetensors"
 ULYSSES: dict[str, Any] = {"mode": "manual", "ulysses": 2}
@@ -48,13 +45,12 @@ def bad_files(family_models: Path) -> Iterator[None]:
     (folder / "gguf.safetensors").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
     write_layout(folder / "encoder.safetensors", encoder_layouts.t5(64), seed=91)
-    write_layout(folder / SEEDVR2.file, SEEDVR2_ROWS, seed=2)
     (family_models / "loras").mkdir(exist_ok=True)
     weights = {"lora_A.weight": torch.ones(4, 64), "lora_B.weight": torch.ones(64, 4)}
     names = {f"diffusion_model.transformer_blocks.0.attn.to_q.{name}": each for name, each in weights.items()}
     save_file(names, family_models / "loras" / LORA)
     yield
-    for name in (*FILES, "model.gguf", SEEDVR2.file):
+    for name in (*FILES, "model.gguf"):
         (folder / name).unlink()
     (family_models / "loras" / LORA).unlink()
 
@@ -160,16 +156,6 @@ def test_a_gguf_file_by_its_own_name_is_in_no_list(hosted_client: ComfyClient) -
     graph["model"]["inputs"]["unet_name"] = "model.gguf"
     with pytest.raises(PromptRefusedError, match=r"ParallelModelLoader.*not in list.*model\.gguf"):
         hosted_client.queue(graph)
-
-
-def test_a_class_without_a_plan_is_refused_by_its_name_before_workers_are_asked(hosted_client: ComfyClient) -> None:
-    before = generations(hosted_client)
-    for plan in (ULYSSES, {"mode": "manual", "ring": 2}):
-        said = first_line(hosted_client, ours(SEEDVR2.graph(), **plan), "ParallelModelLoader")
-        assert_says(
-            said, "=2", f"{CLASS} has no plan", "windows of the video", "sharded weights", "ulysses=1 and ring=1"
-        )
-    assert generations(hosted_client) == before
 
 
 def test_a_lora_of_another_family_changes_nothing_there_as_here(

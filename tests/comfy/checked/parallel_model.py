@@ -555,15 +555,16 @@ assert workload.work_of_settings(again, settings, other) is None
 hooked = settings | {"positive": [[torch.zeros(1, 77, 8), {"hooks": hooks.HookGroup()}]]}
 assert workload.work_of_settings(again, hooked, weighed).guided is False
 
-# One device that is not ComfyUI's computes in a worker; ComfyUI's own leaves the MODEL as it is.
+# One device that is not ComfyUI's computes in a worker; ComfyUI's own leaves the MODEL as it is, and that is said.
 parallelize = importlib.import_module(f"{NAME}.nodes.parallelize")
-made, parallelize.parallelized = parallelize.parallelized, lambda *_: model
-passed = object()
-for device, result in ((one_cpu, passed), (one_cuda, model)):
-    on_one = SimpleNamespace(selection=SimpleNamespace(devices=(device,)), weights="replicated", step_cache=0.0)
-    on_one.told = lambda _: []
-    assert parallelize.ParallelizeModel.execute(passed, on_one).args == (result,), device
-parallelize.parallelized = made
+passed, logged = object(), []
+log = SimpleNamespace(info=lambda text, *given: logged.append(text % given))
+with patch.multiple(parallelize, parallelized=lambda *_: model, log=log):
+    for device, result in ((one_cpu, passed), (one_cuda, model)):
+        on_one = SimpleNamespace(selection=SimpleNamespace(devices=(device,)), weights="replicated", step_cache=0.0)
+        on_one.told = lambda _: []
+        assert parallelize.ParallelizeModel.execute(passed, on_one).args == (result,), device
+assert logged == ["Parallelize Model: one device (cpu:0), nothing to share; the model stays as it is"]
 
 # A stock MODEL with what was applied to it.
 stock = comfy.load_diffusion_model(file)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from demo import networks
 from demo.evaluation import agreement, in_parts, sample, summary, with_random_gates
@@ -60,3 +61,4 @@ def test_the_files_are_small_and_bf16() -> None:
     files = list(MODELS.glob("*.safetensors"))
     assert len(files) == 3
     assert sum(file.stat().st_size for file in files) <= 24e6
+    assert {tensor.dtype for file in files for tensor in load_file(file).values()} == {torch.bfloat16}

@@ -219,7 +219,7 @@ def spread(self: Any, x: Tensor) -> Tensor:
     return x + attended(x) + attended(torch.cat((x, x.roll(1, 1)), 1))[:, :10]
 
 
-def turned(self: Any, x: Tensor) -> Tensor:
+def backwards(self: Any, x: Tensor) -> Tensor:
     """The tokens are in an order of their own."""
     return x + attended(x) + attended(x.flip(1)).flip(1)
 
@@ -275,7 +275,7 @@ GRIDS = {part_of_grid: (2, 2, 3, 4, 6), line_of_grid: (2, 4, 4, 3, 6), pair_of_g
     [
         (in_batch, "has tokens as rows of its batch: 4 rows of 5 queries where its block has 2 of 10 tokens"),
         (spread, "mixes tokens: one of x moves 2 of its 20 queries"),
-        (turned, "takes the tokens of x in an order of its own"),
+        (backwards, "takes the tokens of x in an order of its own"),
         (halved, "takes some of the 10 tokens of x alone, as 5 queries"),
         (beside, "has 3 queries beside the 10 that are tokens of its block's streams"),
         (between, "has 2 queries beside the 10 that are tokens of its block's streams"),

@@ -1,4 +1,4 @@
-"""A plan that is found by looking at a model's calls equals one process, or is refused with the module's name.
+"""A plan that is found by looking at a model's calls equals one process.
 
 Owns: what is found of a class whose plan people wrote, and of models in odd shapes. The sweep over all classes is
 `python -m tools.find_plans`.

@@ -31,9 +31,7 @@ def sent(value: object) -> object:
 
 @given(plain)
 def test_plain_values_come_out_as_they_went_in(value: object) -> None:
-    got = sent(value)
-    assert got == value
-    assert json.dumps(str(type(got))) == json.dumps(str(type(value)))
+    assert repr(sent(value)) == repr(value), "each of its own type, too"
 
 
 def test_a_float_that_is_no_number_comes_out() -> None:

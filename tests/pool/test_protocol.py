@@ -165,17 +165,24 @@ def test_a_tensor_spec_checks_what_it_is_given(change, reason):
 
 
 @pytest.mark.parametrize(
-    "body", [{"a": float("nan")}, {"a": float("inf")}, {"a": object()}, {"a": "x" * MAX_TEXT_BYTES}, [1]]
+    ("body", "said"),
+    [
+        ({"a": float("nan")}, "STEP: the body cannot be written as JSON: Out of range float"),
+        ({"a": float("inf")}, "STEP: the body cannot be written as JSON: Out of range float"),
+        ({"a": object()}, "STEP: the body cannot be written as JSON: .*object"),
+        ({"a": "x" * MAX_TEXT_BYTES}, f"STEP: a body of {MAX_TEXT_BYTES + 8} bytes, at most {MAX_TEXT_BYTES}; shorten"),
+        ([1], "STEP: the body is a list, not a dict"),
+    ],
 )
-def test_a_body_that_cannot_travel_is_refused_before_it_is_sent(body):
-    with pytest.raises(ProtocolError):
+def test_a_body_that_cannot_travel_is_refused_before_it_is_sent(body, said):
+    with pytest.raises(ProtocolError, match=said):
         encode(Message(Op.STEP, 0, 0, 0, body))
 
 
 @pytest.mark.parametrize("field", ["rank", "generation", "request"])
 def test_a_number_that_does_not_fit_its_field_is_refused(field):
     numbers = {"rank": 0, "generation": 0, "request": 0, field: 2**64}
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError, match=f"rank {2**64} outside" if field == "rank" else f"{field} {2**64}"):
         encode(Message(Op.STEP, **numbers))
 
 

@@ -273,19 +273,25 @@ time.sleep(0.5)
 """
 
 
-@pytest.fixture
-def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComfyUIProcess:
-    """A process that says the lines that it is told to, and ends half a second late."""
-    (tmp_path / "echo.py").write_text(ECHO)
-    monkeypatch.setattr(comfyui_process, "PACK_ROOT", tmp_path)
+def echoing(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> ComfyUIProcess:
+    """A process that runs this program."""
+    (folder / "echo.py").write_text(program)
+    monkeypatch.setattr(comfyui_process, "PACK_ROOT", folder)
     return ComfyUIProcess(ComfyUI("/comfy"), "cpu", program="echo")
 
 
-@pytest.mark.parametrize(("ending_s", "status"), [(10.0, 0), (0.05, -signal.SIGKILL)])
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComfyUIProcess:
+    """A process that says the lines that it is told to, and ends half a second late."""
+    return echoing(tmp_path, monkeypatch, ECHO)
+
+
+@pytest.mark.parametrize(("more", "ending_s", "status"), [("", 600.0, 0), ("time.sleep(600)", 0.05, -signal.SIGKILL)])
 def test_a_process_has_ended_when_its_files_go(
-    echo: ComfyUIProcess, ending_s: float, status: int, monkeypatch: pytest.MonkeyPatch
+    more: str, ending_s: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comfyui_process, "ENDING_S", ending_s)
+    echo = echoing(tmp_path, monkeypatch, ECHO + more)
     assert echo.folder.is_dir()
     echo.close()
     assert echo._process.returncode == status and not echo.folder.exists()

@@ -6,6 +6,7 @@ Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the firs
 import asyncio
 import errno
 import importlib
+import math
 import os
 import signal
 import sys
@@ -218,10 +219,9 @@ def ended():
 
 
 stock.interrupt_processing = lambda: threading.Timer(0.1, ended).start()
-actions.CANCEL_LIMIT_S, began_s = 5.0, time.monotonic()
+actions.CANCEL_LIMIT_S = math.inf  # for the next one it would wait without end
 actions._cancel_prompt()
 assert [name for _, name, *_ in queue.currently_running.values()] == ["next"]
-assert 0.1 <= time.monotonic() - began_s < 3.0
 queue.currently_running.clear()
 
 # A user folder that cannot be written.

@@ -983,6 +983,8 @@ try:
     management.load_models_gpu([it], force_patch_weights=True)  # as of a guider with another MODEL before it
 except management.InterruptProcessingException:
     assert held and listed() == [it, other]
+else:
+    raise AssertionError("loaded")
 for _ in range(2):  # the second finds it as the first left it
     try:
         guider.sample(latent, latent, samplers.sampler_object("euler"), torch.tensor([1.0, 0.0]))

@@ -68,6 +68,21 @@ def test_an_empty_latent_is_decoded_as_it_is_sampled_and_a_run_of_no_step_has_no
     assert "traces" not in report
 
 
+@pytest.mark.parametrize(
+    ("plans", "words"),
+    [
+        ("ulysses=4", "needs 4 ranks, this MODEL has 2; name more devices in SP Config"),
+        ("ulysses=2,weights=sharded", "compare plans of the same weights"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused_before_anything_runs(
+    client: ComfyClient, tiny_models: TinyModels, plans: str, words: str
+) -> None:
+    result = client.queue(benchmark(tiny_models, plans=plans))
+    assert words in result.error_line("ParallelBenchmark")
+    assert not result.progress
+
+
 def test_a_plan_that_is_none_is_refused_before_anything_is_queued(client: ComfyClient, tiny_models: TinyModels) -> None:
     with pytest.raises(PromptRefusedError, match="unknown plan key 'rings'"):
         client.queue(benchmark(tiny_models, plans="ulysses=2\nrings=2"))

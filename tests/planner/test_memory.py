@@ -160,8 +160,9 @@ def test_what_a_class_keeps_lies_on_the_device_where_four_times_that_is_free(
     memory = PlannedMemory(weights=900, activations=0, buffers=0, runtime=100)
     found = where_kept(model, work, ParallelPlan.parse(plan), memory, free=free)
     assert found.kept_on == place
-    told = replace(work, kept_on="off")
-    assert where_kept(model, told, ParallelPlan.parse(plan), memory, free=9**9) == told
+    for told in (replace(work, kept_on=where) for where in ("gpu", "cpu", "off")):  # the node says where
+        for room in (0, 9**9):
+            assert where_kept(model, told, ParallelPlan.parse(plan), memory, free=room) == told
     assert where_kept(MODEL, work, ParallelPlan.parse(plan), memory, free=0) == work, "it keeps nothing"
     assert kept_by_class(model, found, GPU) == ((200.0, 0.0) if place == "gpu" else (0.0, 200.0))
     assert kept_by_class(model, found, CPU) == (200.0, 0.0) and kept_by_class(model, told, GPU) == (0.0, 0.0)

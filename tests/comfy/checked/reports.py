@@ -17,9 +17,9 @@ stock, lists, decoding, order, run_context = (
     importlib.import_module(f"{NAME}.nodes.host.{name}")
     for name in (*("sampling.stock", "tasks.list_sampling", "vae.decoding", "contract.order", "sampling.run_context"),)
 )
-plans, devices, decisions, replies, proofs, counting = (
+plans, devices, decisions, replies, proofs, counting, build = (
     importlib.import_module(f"{NAME}.parallel_runtime.{name}")
-    for name in ("plan", "devices", "planner.automatic", "wire.replies", "proof", "planner.counting")
+    for name in ("plan", "devices", "planner.automatic", "wire.replies", "proof", "planner.counting", "report.build")
 )
 TWO = tuple(devices.parse_devices("cpu:2").devices)
 DECISION = decisions.Decision(plan=plans.ParallelPlan(ulysses=2), reasons=("a reason",))
@@ -107,6 +107,17 @@ assert shown == {
     **{"request_s": [1.5] * 4, "calls": [2, 1, 1, 1]},
 }
 assert "prepare_s" not in times
+
+
+def tells_of_slow_ranks(found):
+    told = build.span_timings(found["ranks"])
+    return (
+        told.keys() == {"rank0_s", "slowest_rank_s", "slowest_rank", "skew_s"}
+        and found["timings"].items() >= told.items()
+    )
+
+
+assert tells_of_slow_ranks(found)
 assert [(each["rank"], each["device"], each.get("load_s")) for each in found["ranks"]] == [
     (0, "cpu:0", None),
     (1, "cpu:1", 4.0),
@@ -159,6 +170,7 @@ assert found["images"] == [
 ]
 assert found["sizes"] == record.sizes | {"images": 2} and found["sampling"] == ASKED | {"at_once": 2}
 assert found["warnings"][:4] == [*warnings, *rounded, "a remark", "of this one"] and found["loop"] == {"kind": "host"}
+assert tells_of_slow_ranks(found)
 assert (found["timings"]["per"], found["timings"]["denoise_s"]) == ("request", 5.0) and len(found["ranks"]) == 2
 assert found["exchange"] == "fp8" and found["step_caches"][0]["of"] == 2 and found["plan"]["name"] == "uly2"
 unsampled = replace(other, began_s=0.0, denoise_s=0.0, step_s=[])  # denoise 0: its loop never began

@@ -206,14 +206,14 @@ for number, step, of in ((0, 0, 4), (1, 1, 3), (0, 3, 4), (1, 2, 3)):
 assert done == [[1, 0], [1, 4], [4, 4], [4, 6]] and (bar[0], bar[-1]) == ((1, 10), (10, 10))
 
 # Lists that do not go together are refused by their names, and latents of no images by their numbers, before a run.
-sampling_runs = importlib.import_module(f"{NAME}.nodes.list_sampler").sampling_runs
+list_sampler = importlib.import_module(f"{NAME}.nodes.list_sampler").ParallelFluxListSampler.execute
 given = {"seed": [1, 2], "positive": ["a", "b", "c"], "latent_image": ["x", "y", "z"], "cfg": [3.0]}
 unequal = "seed has 2, positive has 3, latent_image has 3; make them equal, or give one for all images"
-assert raised(ValueError, sampling_runs, given) == f"lists of different lengths: {unequal}"
+assert raised(ValueError, list_sampler, [model], **given) == f"lists of different lengths: {unequal}"
 given |= {"seed": [4], "positive": []}
-assert raised(ValueError, sampling_runs, given) == "positive: the list is empty; connect at least one"
-some, none = ({"latent": {"samples": torch.zeros(images, 4, 8, 8)}} for images in (1, 0))
-no_images = raised(ValueError, lists.sample_list, model, [some, none, some])
+assert raised(ValueError, list_sampler, [model], **given) == "positive: the list is empty; connect at least one"
+some, none = ({"samples": torch.zeros(images, 4, 8, 8)} for images in (1, 0))
+no_images = raised(ValueError, list_sampler, [model], latent_image=[some, none, some])
 assert no_images.startswith("latent_image 2 of 3 has shape [0, 4, 8, 8], a batch of 0 images; connect")
 
 # The clock of a list is around its runs.

@@ -485,7 +485,7 @@ def test_room_is_made_before_workers_load_and_each_run_and_several_devices_are_m
     ranks: int, monkeypatch, pooled_model, made
 ) -> None:
     told: list[str] = []
-    pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={}, ranks=[]))
+    pool = SimpleNamespace(load=lambda *_, **__: told.append("load") or SimpleNamespace(rank_load_s={1: 2.5}, ranks=[]))
     registry = SimpleNamespace(
         measured=lambda devices, measure: told.append(f"measure {len(devices)}"),
         note_use=lambda weights, prompt: told.append("used"),
@@ -500,8 +500,8 @@ def test_room_is_made_before_workers_load_and_each_run_and_several_devices_are_m
     monkeypatch.setattr(pooled_model.PooledModel, "_make_room", lambda self, plan: told.append("room"))
     model = made("cuda", "ulysses=2")
     model.devices = model.devices[:ranks]
-    for _ in range(2):
-        model.ensure(model.plan, None, progress=print, check_cancelled=print)
+    took = [model.ensure(model.plan, None, progress=print, check_cancelled=print) for _ in range(2)]
+    assert took == [{1: 2.5}, {}], "seconds by rank that had to load"
     measured = ["measure 2"] if ranks == 2 else []
     assert told == ["used", "unwanted go", "room", *measured, "load", "load", "used", "room", "load"]
 

@@ -2,6 +2,26 @@
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "constant off by one",
+        "torch.cat([rows_of(call, runs, part, with_uncut=part == 0) for part in range(call.parts)])",
+        "torch.cat([rows_of(call, runs, part, with_uncut=part == 1) for part in range(call.parts)])",
+    ): "where an uncut stream stands among the first patch's keys does not matter: that patch writes all of them",
+    (
+        "constant off by one",
+        'FILE, NAME, VERSION, MOST = "counts.json", "counts", 1, KEPT',
+        'FILE, NAME, VERSION, MOST = "counts.json", "counts", 2, KEPT',
+    ): "the version of a file is compared with itself alone, as long as there was no other",
+    (
+        "statement left out",
+        'self.failed = ""',
+        "pass",
+    ): "why a module failed is read of one that did",
+    (
+        "statement left out",
+        "torch.set_num_threads(threads)",
+        "pass",
+    ): "how many threads compute changes times alone",
+    (
         "arithmetic",
         "_refuse_parted(guider, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)",
         "_refuse_parted(guider, rows=(len(x) + len(names)), whole=len(seen) == 1 and len(images) == 1)",

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -26,6 +27,7 @@ from parallel_runtime.errors import (
 )
 from parallel_runtime.machines import ranks_here
 from parallel_runtime.pool import failures, generation
+from parallel_runtime.pool import pool as pool_module
 from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
 from parallel_runtime.pool.known_errors import TRY_COPIES
@@ -61,6 +63,8 @@ def test_a_process_gets_on_as_it_computes_also_where_the_system_does_not_tell_wh
     assert work.gets_on()
     ticks[11] = "computed"
     assert work.gets_on()
+    ticks[0] = "R"
+    assert told or not work.gets_on(), "to be ready is not to compute; the system counts what this test reads"
 
 
 @pytest.mark.parametrize(
@@ -498,6 +502,23 @@ def test_idle_ranks_that_end_when_they_are_asked_to_are_not_waited_for_any_longe
     assert told == [(Op.STOP, 0), (Op.STOP, 1)]
     for fd in ended:
         os.close(fd)
+
+
+def test_idle_ranks_that_do_not_end_when_they_are_asked_to_are_waited_for_a_moment(monkeypatch):
+    looked, now_s = [], iter((10.0, 10.5, 10.0 + generation.STOP_S))
+    poll = SimpleNamespace(register=lambda *_: None, poll=lambda ms: looked.append(ms) or [])
+    made = Generation.__new__(Generation)
+    made.number, made.ranks = 3, [SimpleNamespace(rank=0, pidfd=1, channel=SimpleNamespace(send=print))]
+    monkeypatch.setattr(generation, "select", SimpleNamespace(poll=lambda: poll, POLLIN=select.POLLIN))
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    made._dismiss()
+    assert looked == [(generation.STOP_S - 0.5) * 1000]
+
+
+def test_a_look_at_what_a_cancelled_request_left_ends_after_its_moment():
+    pool_module._until(time.monotonic() + 600)()
+    with pytest.raises(pool_module._NotYetError):
+        pool_module._until(time.monotonic() - 1)()
 
 
 @pytest.mark.parametrize(("ranks", "check", "sound"), [(2, True, False), (1, True, True), (2, False, True)])

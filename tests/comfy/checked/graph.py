@@ -53,7 +53,7 @@ PROMPT = {
     ),
     "11": node("EmptyLatentImage", width=64),
     "lonely": {"class_type": "UNETLoader"},
-    "outside": node("RescaleCFG", model=["1", 7]),
+    "outside": node("RescaleCFG", model=["1", 1]),
 }
 prompt = graph.DynamicPrompt(PROMPT)
 prompt.add_ephemeral_node("10.0", node("RescaleCFG", model=["1", 0]), "10", "10")

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -782,6 +783,10 @@ for plan, told in (
 ):
     assert proving._told(plans.ParallelPlan.parse(plan)) == told
 assert prover.told(plans.ParallelPlan(pipefusion=2)) == proving.STAGED.text
+there, prover._transformer = prover._transformer, weakref.ref(torch.nn.Identity())  # which nothing holds
+assert prover.gone
+prover._transformer = there
+assert not prover.gone
 assert prover.told(whole) == f"no proof needed: {proving.WHOLE.reason}"
 not_yet = "is proven against one device before its first step, once for each kind of call;"
 assert prover.told(ring) == f"ring2 {not_yet} not done yet"

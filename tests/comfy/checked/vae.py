@@ -25,6 +25,8 @@ vae = sd.VAE(sd=utils.load_torch_file(str(file)))
 module = vae.first_stage_model
 before = {name: weight.clone() for name, weight in module.state_dict().items()}
 (weight, *_) = (name for name, value in before.items() if value.ndim == 4)
+asked = []
+decoding.refuse_off = asked.append
 for over in ((), ("two", "devices")):  # of a checkpoint without one it is ComfyUI's words that are told
     try:
         decoding.decode(sd.VAE(sd={"of a model": torch.zeros(1)}), {"samples": torch.zeros(1, 16, 8, 8)}, over)
@@ -32,6 +34,7 @@ for over in ((), ("two", "devices")):  # of a checkpoint without one it is Comfy
         assert "your checkpoint does not contain a valid VAE" in str(error)
     else:
         raise AssertionError
+assert asked == ["clock"] * 2, "a ComfyUI without what the clock needs is refused"
 changed = vae.patcher.clone()
 changed.add_patches({weight: ("diff", (torch.ones_like(before[weight]),))})
 management.load_models_gpu([changed])

@@ -110,13 +110,9 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     pool.unload(make_spec("held1"))
 
 
-def test_a_cancelled_load_is_one_though_the_system_has_no_thread_more(pool, monkeypatch, caplog):
+def test_a_cancelled_step_is_one_though_the_system_has_no_thread_more(pool, tmp_path, monkeypatch, caplog):
     """The next request takes in then what it left."""
-    loaded = [0]
-
-    def cancel():
-        if loaded[-1] == 150:
-            raise Cancelled
+    gate = Gate(tmp_path)
 
     def refused(_):
         raise RuntimeError("can't start new thread")
@@ -124,10 +120,10 @@ def test_a_cancelled_load_is_one_though_the_system_has_no_thread_more(pool, monk
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
         with pytest.raises(Cancelled):
-            pool.load(make_spec("held0"), progress=lambda done, _: loaded.append(done), check_cancelled=cancel)
+            run_step(pool, check_cancelled=at(gate), faults={0: [gate.waits]})
     assert "what a cancelled request left stays until the next one: can't start new thread" in caplog.text
-    assert pool.state == "loading"
-    assert torch.equal(run_step(pool).out, torch.arange(10.0)) and pool.state == "idle"
+    assert pool.state == "busy"
+    assert torch.equal(run_step(pool, check_cancelled=gate.open).out, torch.arange(10.0)) and pool.state == "idle"
 
 
 def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):

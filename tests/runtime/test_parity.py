@@ -104,15 +104,11 @@ def dealt(plans: Sequence[ParallelPlan]) -> dict[str, list[ParallelPlan]]:
     return plans_of
 
 
-def fitting(name: str) -> list[ParallelPlan]:
-    """All plans that compute a request."""
-    return [plan for plan in PLANS if fits(name, plan)]
-
-
 # All requests under all plans are left to the full tier.
+ALL = {name: [plan for plan in PLANS if fits(name, plan)] for name in REQUESTS}
 CASES = [
     *(pytest.param(name, plans, id=name) for name, plans in dealt(FEWER_PLANS).items()),
-    *(pytest.param(name, fitting(name), id=f"{name}, every plan", marks=pytest.mark.full) for name in REQUESTS),
+    *(pytest.param(name, plans, id=f"{name}, every plan", marks=pytest.mark.full) for name, plans in ALL.items()),
 ]
 
 

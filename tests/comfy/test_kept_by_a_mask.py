@@ -25,14 +25,19 @@ def traced(module_of_pack: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def asked(loop: ModuleType, module_of_pack: Callable[[str], ModuleType]) -> Callable[[Any], object]:
-    """Asks a model what a mask of some places keeps, as a run does."""
+def recurrence(module_of_pack: Callable[[str], ModuleType]) -> Any:
+    """A call at each sigma, then what the last one said."""
     recurrences = module_of_pack("parallel_runtime.sampler_recurrence")
     steps = [
         recurrences.RecurrenceStep(inputs=(), denoised=(), sigma=sigma, timestep=sigma, given=True) for sigma in SIGMAS
     ]
     last = recurrences.RecurrenceStep(inputs=(), denoised=((1, 1.0),), sigma=None, timestep=None, given=False)
-    recurrence = recurrences.SamplerRecurrence(states=(*steps, last), step_ends=(0, 1))
+    return recurrences.SamplerRecurrence(states=(*steps, last), step_ends=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def asked(loop: ModuleType, recurrence: Any) -> Callable[[Any], object]:
+    """Asks a model what a mask of some places keeps, as a run does."""
     generator = torch.Generator().manual_seed(3)
     noise, latent = (torch.randn(SHAPE, generator=generator) for _ in range(2))
     mask = torch.ones(1, 1, 3, 4)
@@ -68,11 +73,16 @@ def where_all_is_new(sigma: Tensor, noise: Tensor, latent_image: Tensor, x: Tens
 
 
 def blending(
-    sigma: Tensor, noise: Tensor, latent_image: Tensor, x: Tensor, denoise_mask: Tensor | None = None, **_: object
+    sigma: Tensor, noise: Tensor, latent_image: Tensor, x: Tensor, denoise_mask: Tensor | None = None
 ) -> Tensor:
     """With the latent itself, where the mask keeps a part; as usual for whoever says no mask."""
     found = usual(sigma, noise, latent_image)
     return found if denoise_mask is None else found + 0.3 * ((0 < denoise_mask) & (denoise_mask < 1)) * (x - found)
+
+
+def blending_whatever_it_is_told(**told: Any) -> Tensor:
+    """Names none of what it reads."""
+    return blending(**told)
 
 
 def of_its_size(sigma: Tensor, noise: Tensor, latent_image: Tensor, **_: object) -> Tensor:
@@ -86,13 +96,32 @@ def test_a_mask_is_kept_in_the_workers_where_numbers_say_it(scaling: Any, asked:
 
 
 @pytest.mark.parametrize(
-    ("scaling", "reason"), [(blending, "in its own way"), (of_its_size, "the model: shape '.*' is invalid")]
+    ("scaling", "reason"),
+    [
+        (blending, "in its own way"),
+        (blending_whatever_it_is_told, "in its own way"),
+        (of_its_size, "the model: shape '.*' is invalid"),
+    ],
 )
 def test_what_numbers_cannot_say_of_a_mask_keeps_the_loop_in_comfyui(
     scaling: Any, reason: str, asked: Callable[[Any], object], loop: ModuleType
 ) -> None:
     with pytest.raises(loop.HostLoopError, match=reason):
         asked(scaling)
+
+
+def test_a_sampling_that_multiplies_what_it_is_given_keeps_the_loop_in_comfyui(
+    loop: ModuleType, recurrence: Any
+) -> None:
+    for product in (0.0, 1e-4):  # of what the model says and the latent
+        sampling = SimpleNamespace(
+            calculate_input=lambda _, x: x,
+            calculate_denoised=lambda sigma, out, x, product=product: x - out * sigma + product * out * x,
+        )
+        base = SimpleNamespace(model_sampling=sampling)
+        refused = pytest.raises(loop.HostLoopError, match="no sum of multiples") if product else nullcontext()
+        with refused:
+            loop.with_predictions(recurrence, base, dims=4, masked=False)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])

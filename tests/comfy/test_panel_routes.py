@@ -469,7 +469,7 @@ def test_a_steps_line_has_its_place_time_ranks_and_what_was_told_of_the_run(
     now_s[0] = 53.5
     text.tried(SimpleNamespace(plan=plan, chosen_for="this run"), "tried two")
     text.worker_loop_step(2)
-    for now_s[0] in (53.5, 53.6, 53.7):  # too soon twice, and as soon as the interval is over
+    for now_s[0] in (53.5, 53.6, 53.7, 53.8):  # too soon twice, as soon as the interval is over, and too soon again
         text.compiling()
     text.trying("trying")
     text.drained("drained")

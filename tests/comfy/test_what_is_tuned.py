@@ -3,6 +3,7 @@
 Does not own what happens in a try (test_trying.py) nor a whole graph (test_tuning.py).
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -72,8 +73,10 @@ NEAR = {"uly2": 1.0, "ring2": 1.1, "cfg2": 1.2}
     ],
 )  # fmt: skip
 def test_a_budget_is_for_the_most_promising_plans(seconds: float, line: str, kept: object, tried: int, tuned) -> None:
+    began_s = time.perf_counter()
     told, found = tuned(SECONDS, NEAR, seconds=seconds)
     assert (told["line"], told["kept"]) == (line, kept)
+    assert 0 <= told["took_s"] <= time.perf_counter() - began_s
     assert len(set(names(found))) == tried and (found.store.load(found.key) is not None) == bool(kept)
     assert [row["name"] for row in told["plans"]] == ["ulysses 2", "ring 2", "cfg 2"]
 

@@ -104,6 +104,28 @@ def test_a_prompt_that_waits_while_another_one_was_to_stop_listening_opens_the_a
     assert (device.machine, first.closed, further.offered()) == ("shelf", True, [HERE])
 
 
+def test_a_cancel_ends_the_wait_for_machines(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CancelledError(Exception):
+        pass
+
+    further, told = module.FurtherMachines(), list[str]()
+
+    def say(text: str) -> None:
+        told.append(text)
+        if len(told) == 3:
+            further._server(HERE).there = (shelf(),)
+
+    def cancelled() -> None:
+        if len(told) == 1:
+            raise CancelledError
+
+    monkeypatch.setattr(module, "check_cancelled", cancelled)
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 600.0)
+    with pytest.raises(CancelledError):
+        further.devices_of(Offer(HERE, 1), say=say)
+    assert len(told) == 1
+
+
 def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_is_meant(module: Any) -> None:
     further = module.FurtherMachines()
     devices = {}

@@ -20,6 +20,7 @@ from unittest import mock
 
 import psutil
 import pytest
+import torch
 from descriptors import open_descriptors
 
 from machines.member import OURS, ROOT, Member, marked, started, until
@@ -296,6 +297,14 @@ def test_another_token_is_refused_on_both_sides(server, token_file, tmp_path):
         f"machines the same token file); on each further machine run: python -m parallel_runtime join {server.address} "
         "--token-file FILE"
     )
+
+
+@pytest.mark.parametrize(("built", "cards", "nccl"), [(True, True, "2.27.5"), (True, False, ""), (False, True, "")])
+def test_a_machine_names_the_nccl_that_its_ranks_can_use(monkeypatch, built, cards, nccl):
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    assert own_versions("0.30").nccl == nccl
 
 
 def test_another_version_is_refused_on_both_sides_by_name(server, token_file, tmp_path):

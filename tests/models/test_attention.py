@@ -59,7 +59,7 @@ CASES: dict[str, dict] = {
     "fewer groups than ranks": {"heads": 6, "groups": 1},
     "other lengths of keys": {"heads": 5, "groups": 5, "tokens": CROSS},
     "a rank without queries": {"heads": 5, "groups": 5, "tokens": (1, 29)},
-    "values of another width": {"heads": 5, "groups": 5, "values": 24},
+    "values of another width": {"heads": 5, "groups": 5, "values": 24, "tokens": (13, 90)},
     "a scale of its own": {"heads": 5, "groups": 5, "scale": 0.4},
     "a mask of keys": {"heads": 5, "groups": 5, "mask": (2, 1, 1, "keys")},
     "a mask of scores, added": {"heads": 5, "groups": 5, "mask": (1, 1, "queries", "keys"), "boolean": False},

@@ -281,4 +281,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "outs = [(x * 0.5 + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
         "outs = [((x + 0.5) + told * (0.1 + call**2 / 40)) * (side + 1) for side in sides]",
     ): "any outputs that change from call to call show how ComfyUI's holder answers",
+    (
+        "arithmetic",
+        "x = start + drift * (call / 20 + (call == TRIED_CALLS // 2)) # a jump, which no cache may skip",
+        "x = start + (drift + (call / 20 + (call == TRIED_CALLS // 2))) # a jump, which no cache may skip",
+    ): "any latents that drift and then jump show what a cache does with them",
+    (
+        "statement left out",
+        "far_end.close()",
+        "pass",
+    ): "a channel closes its socket when nothing refers to it any more, as soon as the next one is made",
+    (
+        "arithmetic",
+        "if now - self._beaten_s > self._silence_s / 4:",
+        "if (now + self._beaten_s) > self._silence_s / 4:",
+    ): "a sign of life that comes sooner is as good",
+    (
+        "boolean",
+        "return found if requests and min(found) > 0 else None",
+        "return found if (requests or (min(found) > 0)) else None",
+    ): "of a rank that computed nothing, corrected shares are the shares that there were",
 }

@@ -17,6 +17,7 @@ from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
 from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
 from parallel_runtime.cli.parser import make_parser
+from parallel_runtime.cli.terminal import SILENT
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.pool.known_errors import NEW_DRIVER
 from parallel_runtime.process.nccl_segments import Leftover
@@ -274,6 +275,15 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     (devices,) = (check for check in report["checks"] if check["name"] == "devices")
     wanted = "look at rocm-smi" if version["hip"] else "look at nvidia-smi" if version["cuda"] else "install a torch"
     assert f" a GPU, {wanted}" in devices["remedy"]
+
+
+@pytest.mark.parametrize(("ranks", "sent"), [(1, []), (2, ["byte pattern"])])
+def test_bytes_are_sent_where_there_is_a_rank_to_send_them_to(monkeypatch, ranks, sent):
+    pool = SimpleNamespace(start=int, close=int, broken_copies="", exchange_pattern=lambda plan: [0] * plan.ranks)
+    monkeypatch.setattr(doctor, "Pool", lambda *_, **__: pool)
+    monkeypatch.setattr(doctor, "_check_parity", lambda *_: doctor.Check(name="parity", ok=True, seen=""))
+    found = doctor._live_checks(parse_devices(f"cpu:{ranks}").devices, None, SILENT)
+    assert [check.name for check in found] == ["workers", *sent, "parity"]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,14 @@ def test_heads_of_a_model_attend_by_it_grouped_of_two_widths_and_with_the_models
     assert set(packages.calls) == {NAMED[name].member}
 
 
+def test_flashinfer_attends_each_image_of_a_batch_in_a_call_of_its_own(packages: Packages) -> None:
+    q, k, v = tensors(5, 2, 3, 64)  # more images than queries
+    found = attend_with_lse("FlashInfer", q, k, v)
+    for mine, exact in zip(found, attention_with_lse(q, k, v), strict=True):
+        torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-5)
+    assert packages.calls == ["FLASHINFER"] * 5
+
+
 def test_nothing_is_imported_until_it_is_used_and_a_mask_is_torchs_kernels(packages: Packages) -> None:
     packages.monkeypatch.setattr(named_kernels, "_function", lambda name: pytest.fail(f"{name} was asked for"))
     q, k, v = tensors(1, 9, 2, 16)

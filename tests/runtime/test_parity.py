@@ -261,7 +261,9 @@ def half(request: pytest.FixtureRequest, tiny_hosted: ModelSpec) -> Iterator[tup
     spec = spec_of(tiny_hosted.path, request.param)
     with OneProcess(spec) as process:
         given = process.calls((13, 5), batch=2)
-        yield spec, given, process.outputs("float32")
+        exact, again = process.outputs("float32"), process.calls((13, 5), batch=2)[1]
+        assert all(map(torch.equal, again, given[1])), "the process has its own dtype again"
+        yield spec, given, exact
 
 
 @pytest.mark.slow

@@ -287,6 +287,21 @@ extension.tell_at_load, extension.off, extension.remove_left = int, lambda _: "o
 asyncio.run(extension.ParallelDiTExtension().on_load())
 assert left == ["gone"]
 
+# What is added to ComfyUI's server when it loads the pack, as far as it is not switched off.
+extension.add_routes, extension.watch_prompts = lambda _: left.append("routes"), lambda: left.append("prompts")
+
+
+async def renamed():
+    left.append("names")
+
+
+extension.register_renames = renamed
+for switched_off, added in (("", ["routes", "prompts", "names"]), ("renames", ["routes", "prompts"]), ("panel", [])):
+    extension.off = lambda feature, switched_off=switched_off: feature == switched_off
+    left.clear()
+    asyncio.run(extension.ParallelDiTExtension().on_load())
+    assert left == ["gone", *added], switched_off
+
 # What it says, and that it says nothing.
 given = []
 said = {

@@ -246,6 +246,11 @@ for do, what in WHAT:
     refused(lambda copy=copy: copy.new_run(other), what)  # also where a node went on
     refused(lambda do=do, copy=copy: do(copy), what)
     assert len(copy.refused) == 1
+attentions = importlib.import_module("comfy.ldm.modules.attention")
+registered_name = importlib.import_module(f"{NAME}.nodes.host.model.stock_functions").registered_name
+for name, function in attentions.REGISTERED_ATTENTION_FUNCTIONS.items():
+    assert registered_name(function) == name
+assert registered_name(attentions.attention_basic) == registered_name(print) == "", "none is registered"
 if hasattr(again, "set_model_optimized_attention"):
     refused(lambda: again.clone().set_model_optimized_attention(print), "it replaces the model's attention function")
 for move in (lambda it: it.img_in.to("cpu"), lambda it: it.double_blocks.half(), lambda it: it.cpu()):

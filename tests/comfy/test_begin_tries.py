@@ -131,6 +131,18 @@ def test_plans_that_do_not_fit_or_that_the_model_cannot_have_are_not_in_the_tabl
         assert found == [replace(each, plan=uly2.with_shares(shares)) for each in rows]
 
 
+@pytest.mark.parametrize(
+    ("fits", "room", "equal"), [(True, False, True), (True, True, False), (False, False, False), (False, True, False)]
+)
+def test_shares_that_leave_a_device_no_room_are_equal_and_it_is_said(case, monkeypatch, fits, room, equal) -> None:
+    monkeypatch.setattr(case.begin.Tunable, "has_room", lambda _, row: row.room)
+    row = SimpleNamespace(plan=case.two.plan, fits=fits, room=room)
+    decision = replace(case.two, table=(row,))
+    of, told = case.begin._with_room(replace(case.of, shares=(3, 1)), decision)
+    text = "shares 3:1 leave a device no room for its share, so shares are equal"
+    assert (of.shares, told.reasons) == ((), (*decision.reasons, text)) if equal else ((3, 1), decision.reasons)
+
+
 def test_graphs_are_left_off_where_their_memory_does_not_fit(module_of_pack, monkeypatch) -> None:
     begin, plan = module_of_pack("nodes.host.proof.begin_tries"), module_of_pack("parallel_runtime.plan").ParallelPlan
     choose, cost, memory, devices = (

@@ -89,6 +89,16 @@ def test_what_no_line_of_the_contract_names_costs_one_line_too(pretend_version, 
         assert word in record.getMessage()
 
 
+def test_a_name_that_comfyui_lacks_is_said_with_what_is_off_or_to_be_done(pack, monkeypatch) -> None:
+    version = importlib.import_module(f"{pack.__name__}.nodes.host.contract.version")
+    line = version.LINES[0]
+    for off in ("", "a feature is off"):
+        monkeypatch.setattr(version, "off", lambda feature, off=off: off if feature == line.feature else "")
+        said = version.said_of(line.name)
+        assert said == off if off else said.startswith("ComfyUI ") and line.name.rpartition(".")[2] in said
+    assert version.said_of("comfy.unwritten").startswith("ComfyUI has no `comfy.unwritten`; ")
+
+
 def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
     version = importlib.import_module(f"{pack.__name__}.nodes.host.contract.version")
     said = version.what_is_missing(ModuleNotFoundError("No module named 'psutil'", name="psutil"))

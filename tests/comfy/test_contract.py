@@ -63,9 +63,10 @@ class _Unlooked:
 
 def test_what_cannot_be_looked_at_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("looked_at")
-    module.function, module.known = _Unlooked(), lambda a: a
+    module.function, module.known, module.named = _Unlooked(), lambda a: a, lambda *, a, b=0: (a, b)
     monkeypatch.setitem(sys.modules, "looked_at", module)
-    lines = [Line(feature="parallel", name=f"looked_at.{name}", arguments=("a",)) for name in ("function", "known")]
+    taken = {"function": "a", "known": "a", "named": "ab"}
+    lines = [Line(feature="parallel", name=f"looked_at.{name}", arguments=(*names,)) for name, names in taken.items()]
     assert [line.name for line in look(lines)] == ["looked_at.function"]
 
 

@@ -108,6 +108,27 @@ def test_what_a_run_left_to_try_is_tried_after_it_and_nothing_else(idle, now, la
     assert sorted(set(names(found))) == (sorted(("uly2", "ring2", "cfg2")[:later]) if kept else [])
 
 
+@pytest.mark.parametrize(
+    ("ended_with", "kept", "offered"),
+    [
+        ("uly2", None, True),
+        ("uly2", "ring2", True),
+        ("ring2", "ring2", True),
+        ("ring2", None, False),
+        ("", "ring2", False),
+    ],
+)
+def test_plans_are_due_after_a_run_that_goes_by_what_it_began_with_or_what_it_kept(
+    ended_with: str, kept: str | None, offered: bool, module_of_pack
+) -> None:
+    trier, due = MagicMock(kept=kept and SimpleNamespace(plan=kept)), []
+    given = {"memory": {}, "later": due.append, "_first": (SimpleNamespace(plan="uly2"), [])}
+    module_of_pack("nodes.host.proof.idle_tries").IdleTrier(trier=trier, **given).after(
+        SimpleNamespace(shares_by=lambda plan: plan == ended_with)
+    )
+    assert bool(due) is offered
+
+
 def test_a_prompt_ends_them_at_once_and_they_come_again_three_times_at_most(idle) -> None:
     found, _ = idle(SECONDS, iter([False, False, False, True]))  # it ends the first time, in the second copy
     assert found.store.load(found.key).plan == found.plans.ring2 and names(found).count("uly2") > 2

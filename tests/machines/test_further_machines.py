@@ -56,6 +56,7 @@ def shelf(device: str = "cpu:0") -> Any:
 
 def test_after_a_wait_in_vain_the_next_prompts_wait_briefly_and_nothing_runs_again(module: Any) -> None:
     further, offer = module.FurtherMachines(), Offer(HERE, 1)
+    assert further.devices_of(offer, say=None) == (), "nothing is opened"
     assert further.fingerprint(offer) != further.fingerprint(offer)
     first: list[str] = []
     assert further.devices_of(offer, say=first.append) == ()

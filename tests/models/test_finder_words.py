@@ -5,6 +5,7 @@ Blocks are functions of a few lines here, whose attention a tap hears. ComfyUI's
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ IMG, TXT = Flow("img", (), 1, TOKENS, (0,)), Flow("txt", (), 1, TEXT, (1,))
 X = Flow("x", (), 1, TOKENS, ())
 OF_X = [(0, 0, TOKENS)]
 BOTH = [(1, 0, TEXT), (0, TEXT, TOKENS)]
+WITH_TWO = [(1, 0, 2), (0, 2, TOKENS)]
 FIRST = [(0, 0, TOKENS), (1, TOKENS, 3)]
 
 
@@ -45,6 +47,11 @@ def two_streams(self: Any, img: Tensor, txt: Tensor, vec: Tensor, pe: Any = None
     both = both if pe is None else both * pe[:, 0]
     out = attended(both, both, attn_mask)
     return img + out[:, txt.shape[1] :] * vec[:, None], txt + out[:, : txt.shape[1]]
+
+
+def masked_by_row(self: Any, img: Tensor, txt: Tensor, vec: Tensor, attn_mask: Tensor) -> Any:
+    """A row of keys for each image."""
+    return two_streams(self, img, txt, vec, attn_mask=attn_mask[:, None, None])
 
 
 def cross(self: Any, x: Tensor, context: Tensor, freqs: Any, **more: Tensor) -> Tensor:
@@ -133,6 +140,22 @@ FOUND: dict[str, Found] = {
         [Attends("", BOTH, BOTH)],
         ["{1}+{0}"],
         {"img": "{0}", "txt": "{1}", "attn_mask": "{1}+{0}@3"},
+    ),
+    "a mask of keys of as many images as tokens": (
+        block(masked_by_row),
+        {"img": noise(14, 10, 6), "txt": noise(14, 4, 6), "vec": noise(14, 6), "attn_mask": noise(14, 14) > 0},
+        [IMG, TXT],
+        [Attends("", BOTH, BOTH)],
+        ["{1}+{0}"],
+        {"img": "{0}", "txt": "{1}", "attn_mask": "{1}+{0}"},
+    ),
+    "a text of two tokens": (
+        block(two_streams),
+        {"img": noise(2, 10, 6), "txt": noise(2, 2, 6), "vec": noise(2, 6)},
+        [IMG, replace(TXT, tokens=2)],
+        [Attends("", WITH_TWO, WITH_TWO)],
+        ["{1}+{0}"],
+        {"img": "{0}", "txt": "{1}"},
     ),
     "keys of a text that all have": (
         block(cross),

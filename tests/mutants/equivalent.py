@@ -301,4 +301,39 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return found if requests and min(found) > 0 else None",
         "return found if (requests or (min(found) > 0)) else None",
     ): "of a rank that computed nothing, corrected shares are the shares that there were",
+    (
+        "arithmetic",
+        "return (largest / divisor).float()",
+        "return ((largest * divisor)).float()",
+    ): "a rule that does not give the format's own scales is not used; the format is asked for each",
+    (
+        "comparison",
+        "if better is None or gain is None or gain < PREDICTED_CLEARLY:",
+        "if better is None or gain is None or (gain <= PREDICTED_CLEARLY):",
+    ): "no predicted gain is the limit to the last digit",
+    (
+        "constant off by one",
+        "if self._running[-1:] != [path]:",
+        "if self._running[-2:] != [path]:",
+    ): "a block that is noted again in a row is dropped from the order before it is asked for",
+    (
+        "constant off by one",
+        'given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options',
+        'given = {**options, "enable_gqa": True} if qkv[2].shape[1] != qkv[0].shape[1] else options',
+    ): "values have as many heads as keys",
+    (
+        "constant off by one",
+        'mine({"x": x, "img": torch.zeros(1, 1, 1), "block_index": 0, "block_type": "double_block", **given})',
+        'mine({"x": x, "img": torch.zeros(1, 1, 1), "block_index": 1, "block_type": "double_block", **given})',
+    ): "a patch encodes its picture at its first call, whichever block that is of",
+    (
+        "constant off by one",
+        "TAG = 1",
+        "TAG = 2",
+    ): "the same number on both ends",
+    (
+        "comparison",
+        "if error > mistake and max(error, without) > least:",
+        "if error > mistake and (max(error, without) >= least):",
+    ): "no error is the limit to the last digit",
 }

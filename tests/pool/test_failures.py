@@ -82,6 +82,18 @@ def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
     assert first_line(error).startswith(f"rank 0: {cause}")
 
 
+@pytest.mark.parametrize(("without", "blamed"), [(False, [2]), (True, [])])
+def test_ranks_whose_machine_has_ended_have_failed_unless_they_are_done_without(without, blamed):
+    generation_there = Generation.__new__(Generation)
+    remote = SimpleNamespace(ended_early=lambda _: {2: "machine a is lost"}, does_without=lambda *_: without)
+    given = {"_epoll": SimpleNamespace(poll=lambda _: []), "ranks": [], "_asked": [], "_signs": [], "remote": remote}
+    vars(generation_there).update(given)
+    generation_there._look(0.0)
+    assert [sign.rank for sign in generation_there._signs] == blamed
+    assert all((sign.cause, sign.weak) == ("machine a is lost", False) for sign in generation_there._signs)
+    assert all(sign.remedy.endswith(f"; {FRESH}") for sign in generation_there._signs)
+
+
 def test_the_cause_is_blamed_and_not_what_followed_from_it():
     followed, cause, later = Failure(0, "its peer is gone", weak=True), Failure(1, "killed"), Failure(2, "raised")
     assert choose([followed, cause, later]) is cause
@@ -526,3 +538,18 @@ def test_copies_of_several_ranks_are_not_believed_until_they_were_looked_at(rank
     told = {"load_deadline_s": 1.0, "budget_bytes": None, "overlap": lambda plan: None}
     group = WorkerGroup(SimpleNamespace(ranks=[None] * ranks), check_copies=check, **told)
     assert group.copies_are_sound == sound
+
+
+def test_weights_are_asked_for_again_once_what_came_in_part_was_freed(monkeypatch):
+    told = {"load_deadline_s": 1.0, "budget_bytes": None, "overlap": lambda plan: None}
+    generation_there = SimpleNamespace(ranks=[None], wait=lambda _: None)
+    group, loads, freed = WorkerGroup(generation_there, check_copies=False, **told), [], []
+    monkeypatch.setattr(group, "load", lambda *_: loads.append(1) or SimpleNamespace(handle=len(loads)))
+    monkeypatch.setattr(group, "apply_deltas", lambda *_: None)
+    monkeypatch.setattr(group, "make_mesh", lambda *_: None)
+    monkeypatch.setattr(group.models, "free_partly_held", lambda _: freed.append(group.models.partly_held.clear()))
+    asked = "a file", "a plan", SimpleNamespace(name="", side_branch=False), lambda: None
+    for partly_held, handle in (({}, 1), ({}, 1), ({1: 2}, 2)):
+        group.models.partly_held.update(partly_held)
+        group.settle(lambda: None)
+        assert (group.ensure(*asked), len(freed)) == (handle, handle - 1)

@@ -6,6 +6,7 @@ doctor is replaced.
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -275,6 +276,26 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     (devices,) = (check for check in report["checks"] if check["name"] == "devices")
     wanted = "look at rocm-smi" if version["hip"] else "look at nvidia-smi" if version["cuda"] else "install a torch"
     assert f" a GPU, {wanted}" in devices["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("off", "seen", "remedy"),
+    [
+        ((), "this ComfyUI has all of `comfy` that the pack relies on", ""),
+        (("a is off; update",), "a is off", "update"),
+        (("a is off; update", "b, c; is off; write"), "a is off; b, c; is off", "update"),
+    ],
+)
+def test_what_the_contract_lacks_is_seen_with_the_first_remedy(monkeypatch, off, seen, remedy):
+    process = SimpleNamespace(ask={"contract": {"off": list(off)}}.__getitem__)
+    monkeypatch.setattr(doctor, "find_comfyui", lambda told: told)
+    monkeypatch.setattr(doctor, "ComfyUIProcess", lambda *_: nullcontext(process))
+    monkeypatch.setattr(doctor, "version_of_comfyui", lambda _: "0.30")
+    monkeypatch.setattr(doctor, "newer_than_tested", lambda *_: "")
+    found = {check.name: check for check in doctor._check_comfyui("there")}
+    contract = found.pop("host contract")
+    assert (contract.ok, contract.seen, contract.remedy) == (not off, seen, remedy)
+    assert [check.seen for check in found.values()] == ["0.30 can be imported"]
 
 
 @pytest.mark.parametrize(("ranks", "sent"), [(1, []), (2, ["byte pattern"])])

@@ -92,6 +92,7 @@ def test_a_timeline_has_a_row_for_each_rank_with_the_area_of_its_seconds() -> No
     report = denoise() | {"ranks": parts}
     axes, told = drawn(report, "timeline")
     assert told["labels"] == ["rank 0\ncpu:0", "rank 1\ncpu:1"]
+    assert axes.get_xlim()[0] == 0 and axes.get_xlim()[1] > 2.9, "what is idle before the first step is seen"
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for bars in axes.collections:
         for path in bars.get_paths():

@@ -281,6 +281,16 @@ with patch.object(layers, "attention", lambda *given, **named: None):
     for deep in (False, True):
         check = partial(changed_modules.refuse_changed, again.model.diffusion_model, deep=deep)
         refused(check, "it replaces comfy.ldm.flux.layers.attention, which a parallel MODEL cannot take")
+warned = []
+log = SimpleNamespace(warning=lambda text, *given: warned.append(text % given))
+with (
+    patch.object(layers, "attention", lambda *given, **named: None),
+    patch.multiple(changed_modules, executing_node=lambda: "of a graph without that pack", log=log),
+):
+    for _ in range(2):
+        check()
+        gone = "a node that is no longer in the graph had changed ComfyUI"
+        assert warned == [f"{gone} (it replaces comfy.ldm.flux.layers.attention); ranks do without"], "it is said once"
 with patch.object(layers, "attention", layers.apply_mod):  # ComfyUI's own
     check()
 check()

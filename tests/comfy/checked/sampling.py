@@ -525,3 +525,14 @@ for text in (SIZES, "mat1 and mat2 shapes cannot be multiplied (24x16 and 64x384
     told = stock.told_of_another_model(RuntimeError(text), SimpleNamespace(model=made), (1, 4, 8, 8))
     said = "the latent has 4 channels, Toy takes 16; use the VAE or the empty latent that belongs to this model"
     assert type(told) is ValueError and str(told) == f"{said} (torch says: {text})"
+
+# Where a pack stands in the place of a function that each step calls, the loop stays in ComfyUI.
+loop = importlib.import_module(f"{NAME}.nodes.host.sampling.worker_loop")
+sampler = SimpleNamespace(sampler_function=samplers.calc_cond_batch, extra_options={})
+guider = SimpleNamespace(model_options={}, model_patcher=SimpleNamespace(callbacks={}), inner_model=SimpleNamespace())
+assert loop._refuse_foreign(sampler, guider, None) is None
+kept = samplers.sampling_function
+samplers.sampling_function = lambda *given: kept(*given)
+error = raised(loop.HostLoopError, loop._refuse_foreign, sampler, guider, None)
+assert error.endswith(" replaces sampling_function of ComfyUI"), error
+samplers.sampling_function = kept

@@ -95,7 +95,7 @@ def test_a_name_that_comfyui_lacks_is_said_with_what_is_off_or_to_be_done(pack, 
     for off in ("", "a feature is off"):
         monkeypatch.setattr(version, "off", lambda feature, off=off: off if feature == line.feature else "")
         said = version.said_of(line.name)
-        assert said == off if off else said.startswith("ComfyUI ") and line.name.rpartition(".")[2] in said
+        assert said == off or (not off and said.startswith("ComfyUI ") and line.name.rpartition(".")[2] in said)
     assert version.said_of("comfy.unwritten").startswith("ComfyUI has no `comfy.unwritten`; ")
 
 

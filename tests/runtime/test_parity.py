@@ -262,7 +262,7 @@ def half(request: pytest.FixtureRequest, tiny_hosted: ModelSpec) -> Iterator[tup
     with OneProcess(spec) as process:
         given = process.calls((13, 5), batch=2)
         exact, again = process.outputs("float32"), process.calls((13, 5), batch=2)[1]
-        assert all(map(torch.equal, again, given[1])), "the process has its own dtype again"
+        assert worst(again, given[1]) < worst(exact, given[1]) / 2, "the process has its own dtype again"
         yield spec, given, exact
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.planner_model import HERE, Row, calibration_of, new_machine, predict_row, read_rows, table_calibration
+from parallel_runtime.planner.choose import Prediction, best_of
 
 EQUAL = 1.05
 
@@ -17,8 +18,12 @@ class Judged:
     """A row and what the planner says of it."""
 
     row: Row
-    predicted_s: float
-    bound: str
+    prediction: Prediction
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds, as the row counts them."""
+        return self.prediction.run_s
 
     @property
     def error(self) -> float:
@@ -74,8 +79,7 @@ def judge(constants: dict | None = None, machine: Callable = calibration_of) -> 
     constants = kept_constants() if constants is None else constants
     judged = []
     for row in read_rows():
-        seconds, cost = predict_row(row, constants, machine(row, constants))
-        judged.append(Judged(row, seconds, cost.bound))
+        judged.append(Judged(row, predict_row(row, constants, machine(row, constants))))
     return judged
 
 
@@ -97,6 +101,12 @@ def held_out_errors(judged: Iterable[Judged]) -> list[float]:
 def quickest(rows: Sequence[Judged]) -> Judged:
     """The planner's choice."""
     return min(rows, key=lambda each: each.predicted_s)
+
+
+def as_auto(rows: Sequence[Judged]) -> Judged:
+    """What auto takes of them: of plans that are predicted alike the one that its rules prefer."""
+    best = best_of(sorted((each.prediction for each in rows), key=lambda prediction: prediction.prompt_s))
+    return next(each for each in rows if each.prediction is best)
 
 
 def rule_of_thumb(rows: Sequence[Judged]) -> Judged:

@@ -109,7 +109,7 @@ TABLE_MACHINES = tuple(name for name in MACHINES if name.endswith(("PCIe", ")"))
 
 def loss(rows: list[Row], constants: dict) -> float:
     """Sum of squared logarithms of predicted over published seconds."""
-    return sum(math.log(predict_row(row, constants)[0] / row.seconds) ** 2 for row in rows)
+    return sum(math.log(predict_row(row, constants).run_s / row.seconds) ** 2 for row in rows)
 
 
 def fit(rows: list[Row]) -> dict:
@@ -140,7 +140,7 @@ def table_loss(rows: list[Row], constants: dict, link: dict) -> float:
     for row in rows:
         shipped = table_calibration(row, constants)
         changed: Interconnect = replace(shipped.link, **link)
-        seconds, _ = predict_row(row, constants, replace(shipped, link=changed))
+        seconds = predict_row(row, constants, replace(shipped, link=changed)).run_s
         total += math.log(seconds / row.seconds) ** 2
     return total
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parallel_runtime.plan import PLAN_AXES, ParallelPlan
-from parallel_runtime.planner.cost import Cost, step_cost
+from parallel_runtime.planner.choose import Prediction
+from parallel_runtime.planner.cost import shown_heads_s, step_cost
 from parallel_runtime.planner.counted import CountedModel
 from parallel_runtime.planner.hardware import Calibration, Interconnect, Rates, Software
 from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
+from parallel_runtime.planner.memory import PlannedMemory
 from parallel_runtime.planner.work import Work
 
 HERE = Path(__file__).resolve().parent
@@ -155,16 +157,20 @@ def parse_plan(name: str) -> ParallelPlan:
     return ParallelPlan(**degrees)  # type: ignore[arg-type]
 
 
-def predict_row(row: Row, constants: dict, calibration: Calibration | None = None) -> tuple[float, Cost]:
-    """(seconds as the row counts them, the step's cost), on the row's machine as calibrated unless one is given."""
+def predict_row(row: Row, constants: dict, calibration: Calibration | None = None) -> Prediction:
+    """Seconds as the row counts them, on its machine as calibrated unless one is given; what a run takes of memory is
+    left out."""
     calibration = calibration_of(row, constants) if calibration is None else calibration
     model = row.shape.counted(row.work, constants["software"][row.engine], weight_bytes=row.weight_bytes)
     cost = step_cost(model, row.work, row.plan, calibration)
-    if row.per_step:
-        return cost.step_s, cost
-    # `plan` predicts steps alone; what a published run decodes takes the same time under every plan.
-    decode = row.decoded_megapixels * 1e6 * constants["decode_flops_per_pixel"] / calibration.rates.matmul_flops
-    return cost.image_s(row.work.steps) + decode, cost
+    seconds = cost.step_s
+    if not row.per_step:
+        # `plan` predicts steps alone; what a published run decodes takes the same time under every plan.
+        decode = row.decoded_megapixels * 1e6 * constants["decode_flops_per_pixel"] / calibration.rates.matmul_flops
+        seconds = cost.image_s(row.work.steps) + decode
+    nothing = PlannedMemory(weights=0, activations=0, buffers=0, runtime=0)
+    shown_s = shown_heads_s(model, row.work, row.plan, calibration)
+    return Prediction(plan=row.plan, cost=cost, memory=nothing, run_s=seconds, fits=True, shown_s=shown_s)
 
 
 def calibration_of(row: Row, constants: dict) -> Calibration:

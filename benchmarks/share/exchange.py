@@ -127,6 +127,10 @@ class LocalAxis(Axis):
         """As `Axis.start_shift`."""
         return self._start(send.new_empty(shape), send, send.nbytes, to_all=False)
 
+    def all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> None:
+        """As `Axis.all_gather`."""
+        self.start_all_gather(mine, whole).wait()
+
     def start_all_gather(  # type: ignore[override]
         self, mine: torch.Tensor, whole: torch.Tensor, lengths: object = None
     ) -> Arrival:

@@ -355,7 +355,7 @@ def _gathered(axis: Axis, tensor: torch.Tensor, dim: int, lengths: Sequence[int]
     send = torch.empty(room, dtype=torch.uint8, device=mine.device)
     send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
     received = torch.empty(axis.size * room, dtype=torch.uint8, device=mine.device)
-    axis.start_all_gather(send, received).wait()
+    axis.all_gather(send, received)
     parts = [
         received[part * room : part * room + length * row_bytes].view(mine.dtype).view(length, *row)
         for part, length in enumerate(lengths)

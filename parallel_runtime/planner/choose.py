@@ -11,7 +11,7 @@ from functools import partial
 from itertools import product
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
-from .cost import Cost, step_cost
+from .cost import Cost, shown_heads_s, step_cost
 from .counted import CountedModel
 from .hardware import GIB, Calibration
 from .memory import PlannedMemory, memory_of, staying_part, where_kept
@@ -20,6 +20,10 @@ from .work import Work
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
 ELSEWHERE_QUICKER = 1.2  # times: then of plans that differ by no more than WORTHWHILE the one better at `also` is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken
+# A ring of two is predicted too slow over PCIe beside heads that go at once: published runs of Flux.1 were 2.3 to 6.3 %
+# quicker with it on L40 and L20, and cfg on two with it on two as quick or up to 4.8 % quicker (benchmarks/planner.md).
+# So much slower it may be predicted, where ranks wait for heads as long.
+RING_OF_TWO = 1.04
 HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
 GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
 GRAPHS_MADE_IN = 2  # steps
@@ -39,7 +43,8 @@ class Prediction:
     """One plan: its time, its memory, and whether that is there.
 
     `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
-    `reload_s`: what weights take to load before each run, where they leave a decode after it no room.
+    `reload_s`: what weights take to load before each run, where they leave a decode after it no room. `shown_s`: of a
+    step, what ranks wait for heads that they send all at once over PCIe.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -52,6 +57,7 @@ class Prediction:
     without_graphs: Cost | None = None
     staying: float = 0.0
     reload_s: float = 0.0
+    shown_s: float = 0.0
 
     @property
     def prompt_s(self) -> float:
@@ -147,7 +153,7 @@ def choose_plan(
     if not any(row.host_bytes <= host_bytes for row in fitting):
         host_bytes = math.inf
     usable = [row for row in fitting if row.host_bytes <= host_bytes]
-    chosen, why = _best(usable), tuple[str, ...]()
+    chosen, why = best_of(usable), tuple[str, ...]()
     if also is not None and len(devices) > 1:
         serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
         serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
@@ -220,6 +226,7 @@ def _predict(
         without_graphs=without,
         staying=staying,
         reload_s=reload_s,
+        shown_s=shown_heads_s(model, work, plan, calibration),
     )
 
 
@@ -242,9 +249,9 @@ def _takes_graphs(
     return usual and memory.graphs <= GRAPHS_BYTES and memory.total + memory.graphs + GRAPHS_LEAVE <= HEADROOM * free
 
 
-def _best(rows: list[Prediction]) -> Prediction:
+def best_of(rows: Sequence[Prediction]) -> Prediction:
     """The quickest; among equals fewer ranks, then weights that stay, then whole ones, then no ring; one rank where
-    more hardly help.
+    more hardly help. Where two ranks wait for heads that they send at once over PCIe, a ring of two in their place.
 
     Of 2 H100s, Flux.1 and 1024 x 1024 pixels, a ring is predicted 1 % quicker. Published are 5.31 s with it and 4.38 s
     with ulysses, or 2.60 s and 2.68 s where blocks are compiled (xDiT): there is less to lose with ulysses.
@@ -258,7 +265,16 @@ def _best(rows: list[Prediction]) -> Prediction:
     def order(row: Prediction) -> tuple[float, ...]:
         return row.plan.ranks, row.reload_s > 0, row.plan.weights != "replicated", row.plan.ring, row.prompt_s
 
-    return min(equals, key=order)
+    return _or_ring_of_two(min(equals, key=order), rows)
+
+
+def _or_ring_of_two(taken: Prediction, rows: Sequence[Prediction]) -> Prediction:
+    """`taken`, or what shares its tokens by a ring of two and may be predicted a little slower."""
+    if taken.plan.parts != 2 or taken.shown_s < (RING_OF_TWO - 1) * taken.cost.step_s:
+        return taken
+    ring = replace(taken.plan, ulysses=1, ring=2)
+    row = next((row for row in rows if row.plan == ring), None)
+    return taken if row is None or row.prompt_s > RING_OF_TWO * taken.prompt_s else row
 
 
 def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: float) -> tuple[str, ...]:
@@ -292,7 +308,7 @@ def _better_elsewhere(
     if now is not None and now.prompt_s < ELSEWHERE_QUICKER * least_s:
         return chosen, ()
     equal = {layout for layout, row in fits.items() if row.prompt_s <= EQUAL * least_s}
-    taken = _best([row for row in near if row.plan.layout in equal])
+    taken = best_of([row for row in near if row.plan.layout in equal])
     if now is None:
         return taken, (f"hardly differs here from {chosen.plan.name}, with whose weights cfg above 1 does not fit",)
     longer = now.prompt_s / fits[taken.plan.layout].prompt_s

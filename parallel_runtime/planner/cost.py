@@ -37,6 +37,7 @@ WARMUP_STEPS = 1
 # The part of a step's operations that the host still starts where each block is a CUDA graph: those outside of blocks
 # were 5 to 6 of 55 ms of Flux.1 in 15 blocks on an H200 whose host takes 26.7 us for one (benchmarks/gpu.md).
 STARTED_BY_GRAPHS = 0.1
+PCIE = 32e9  # bytes a second each way over 16 lanes of PCIe 4.0
 RELAYED_MESSAGES = 4  # of a step, one after another: data and request there, results and reply back
 
 
@@ -136,7 +137,7 @@ def _pass_s(
     rows = rows_per_group(work, plan)
     compute = amounts.matmul_flops / rates.matmul_flops
     compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
-    calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
+    calls = _calls(work, plan)  # each reads the weights
     compute = (rows * compute + calls * model.weight_bytes / rates.memory_bandwidth) * calibration.slowed(plan)
     around = calibration.link_of(plan.parts, plan.ranks)
     gathered = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
@@ -171,6 +172,22 @@ def _exchanges_s(
     return times * sum(WAITED_S[axis](shared) for axis in TOKEN_AXES if getattr(plan, axis) > 1)
 
 
+def shown_heads_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds of a step for which devices wait for heads that are sent all at once over PCIe; 0 over a faster link, and
+    where heads go in chunks."""
+    if plan.ulysses == 1 or calibration.link.bandwidth > PCIE or not calibration.rates.asynchronous:
+        return 0.0
+    amounts = amounts_of(model, work, plan, merge_passes=calibration.software.merge_passes)
+    times = _calls(work, plan) * amounts.exchanges
+    shared = _Attention(model, work, plan, calibration, amounts, times)
+    return times * _waited_for_heads_s(shared) if times and shared.chunks == 1 else 0.0
+
+
+def _calls(work: Work, plan: ParallelPlan) -> int:
+    """Calls of a batch group in a step, one after another: prompt and negative, where cfg does not part them."""
+    return 2 if work.guided and plan.cfg == 1 else 1
+
+
 @dataclass(frozen=True)
 class _Attention:
     """One attention that ranks share, of so many in a step (`times`), and what it sends."""
@@ -193,6 +210,29 @@ class _Attention:
         amounts = self.amounts
         return self.rows * self.calibration.rates.attention_s(amounts.attended_flops, amounts.attended_scores)
 
+    @property
+    def chunks(self) -> int:
+        """Into how many heads are sent, as ranks choose. A pipeline's stages send all at once."""
+        model, plan, amounts, calibration = self.model, self.plan, self.amounts, self.calibration
+        if plan.pipefusion > 1 or not calibration.rates.asynchronous or model.heads < plan.ulysses:
+            return 1
+        heads = SharedHeads(
+            groups=model.heads,
+            ranks=plan.ulysses,
+            keys=self.work.tokens,
+            head_dim=model.head_dim(self.work),
+            flops=self.rows * amounts.attended_flops,
+            arriving_bytes=self.rows * amounts.arriving_bytes,
+            returning_bytes=self.rows * amounts.returning_bytes,
+        )
+        given = OverlapRates(
+            attention_flops=calibration.rates.attention_flops,
+            bandwidth=calibration.link.all_to_all_bandwidth(plan.ulysses),
+            latency_s=calibration.link.latency_s,
+            most_chunks=calibration.rates.most_chunks,
+        )
+        return choose_chunks(heads, given)
+
     def waited_s(self, *, sent_s: float, both_s: float) -> float:
         """Of what takes so long by itself, and so long together with attention."""
         return self.calibration.rates.waited_s(sent_s=sent_s, attend_s=self.seconds, both_s=both_s)
@@ -209,29 +249,11 @@ def _waited_for_hops_s(shared: _Attention) -> float:
 
 
 def _waited_for_heads_s(shared: _Attention) -> float:
-    """Seconds that all-to-alls show, in as many chunks as ranks choose. A pipeline's stages send all heads at once."""
-    model, plan, rows, amounts = shared.model, shared.plan, shared.rows, shared.amounts
-    rates, link = shared.calibration.rates, shared.calibration.link
+    """Seconds that all-to-alls show, in as many chunks as ranks choose."""
+    plan, rows, amounts, chunks = shared.plan, shared.rows, shared.amounts, shared.chunks
+    link = shared.calibration.link
     bandwidth = link.all_to_all_bandwidth(plan.ulysses)
     there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
-    chunks = 1
-    if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
-        heads = SharedHeads(
-            groups=model.heads,
-            ranks=plan.ulysses,
-            keys=shared.work.tokens,
-            head_dim=model.head_dim(shared.work),
-            flops=rows * amounts.attended_flops,
-            arriving_bytes=there,
-            returning_bytes=back,
-        )
-        given = OverlapRates(
-            attention_flops=rates.attention_flops,
-            bandwidth=bandwidth,
-            latency_s=link.latency_s,
-            most_chunks=rates.most_chunks,
-        )
-        chunks = choose_chunks(heads, given)
     both = chunked_s(
         attend_s=shared.seconds,
         arriving_s=there / bandwidth,
@@ -250,9 +272,8 @@ def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: 
     """Seconds until the next stage has a patch of every call of a step."""
     patch = replace(work, image_tokens=math.ceil(work.image_tokens / patches))
     handed = model.count("query_bytes", patch) / 2 / max(1.0, model.count("exchanges", patch)) / plan.parts
-    calls = 2 if work.guided and plan.cfg == 1 else 1
     link = calibration.link_of(plan.pipefusion * plan.parts, plan.ranks)
-    return rows_per_group(work, plan) * handed / link.bandwidth + calls * link.latency_s
+    return rows_per_group(work, plan) * handed / link.bandwidth + _calls(work, plan) * link.latency_s
 
 
 def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> tuple[float, float]:

@@ -116,5 +116,5 @@ class WholeBlocks:
         sent = torch.tensor(mine, dtype=torch.int64, device=self._device)
         received = torch.empty(size, len(mine), dtype=torch.int64, device=self._device)
         bytes_of_all = received.view(torch.uint8).flatten()
-        self._group.start_all_gather(sent.view(torch.uint8), bytes_of_all).wait()
+        self._group.all_gather(sent.view(torch.uint8), bytes_of_all)
         return [(int(count), int(staying)) for count, staying in received.tolist()]

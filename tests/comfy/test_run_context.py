@@ -250,9 +250,9 @@ class Loop:
     recurrence: Any
 
 
-@pytest.mark.parametrize("reason", [None, "a conditioning has an area"])
+@pytest.mark.parametrize(("reason", "stays"), [(None, False), ("a conditioning has an area", False), (None, True)])
 def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfyui(
-    reason: str | None, new_run, module_of_pack
+    reason: str | None, stays: bool, new_run, module_of_pack
 ) -> None:
     """The sampler goes on with the tensors that it showed, in place."""
     seen: list[object] = []
@@ -260,7 +260,8 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     run = replace(new_run("/a.safetensors"), recorder=None, loop_reason=reason)
     vars(run.model)["pool"] = workers(lambda *_: seen.append("sent"))
     late = module_of_pack("nodes.host.sampling.late_previews").LateCallback
-    run.late = late(lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps)), run)
+    callback = lambda step, denoised, x, steps: seen.append((step, denoised.item(), x.item(), steps))  # noqa: E731
+    run.late = late(callback, run, stays=stays)
     for step in range(2):
         run.call(made(), check_cancelled=lambda: None)
         denoised, x = torch.tensor(1.0), torch.tensor(2.0)
@@ -268,7 +269,7 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
         denoised.zero_(), x.zero_()
     run.call_late()
     told = [(step, 1.0, 2.0, 2) for step in range(2)]
-    assert seen == (["sent", "sent", *told] if reason else ["sent", told[0], "sent", told[1]])
+    assert seen == (["sent", "sent", *told] if reason or stays else ["sent", told[0], "sent", told[1]])
 
 
 LATE = """
@@ -288,7 +289,7 @@ for sampler, given, named in (
     (sampler, (None, of_a_pack), {}), (object(), (None, stock), {}), (sampler, (None,), {}),
 ):
     run = SimpleNamespace(late=None)
-    arguments, named = late.with_late_callback(run, sampler, given, named)
+    arguments, named = late.with_late_callback(run, sampler, given, named, stays=False)
     print(run.late is not None and run.late in [*arguments, *named.values()])
 """
 

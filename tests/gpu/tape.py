@@ -271,16 +271,16 @@ class TapedAllToAll(AllToAll):
 class TapedAllGather(AllGather):
     """The same for a gather."""
 
-    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor, *lengths: Any) -> None:
+    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor, *lengths: Any, **how: Any) -> None:
         self._strip = Tape.now
         if self._strip is None:
-            super().__init__(axis, mine, whole, *lengths)
+            super().__init__(axis, mine, whole, *lengths, **how)
             return
         axis.traffic.add((axis.size - 1) * mine.nbytes)
 
         def step() -> None:
             with Tape.marked():
-                AllGather(axis, mine, whole, *lengths).wait()
+                AllGather(axis, mine, whole, *lengths, **how).wait()
 
         self._strip.exchanging(axis).steps.append(step)
 

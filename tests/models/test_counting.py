@@ -100,8 +100,10 @@ def test_what_an_attention_exchanges_is_counted_apart() -> None:
 def test_a_silent_axis_counts_what_all_others_are_sent() -> None:
     axis, whole = SilentAxis("ulysses", size=3), torch.ones(6)
     assert axis.start_all_gather(torch.ones(2), whole).wait() is whole and axis.traffic.num_bytes == 2 * 8
+    axis.all_gather(torch.ones(1), whole)
+    assert axis.traffic.num_bytes == 16 + 8
     arrived = axis.start_all_to_all(torch.ones(5, 2), send_lengths=(2, 1, 2), receive_lengths=(2, 2, 2)).wait()
-    assert arrived.shape == (6, 2) and axis.traffic.num_bytes == 16 + 3 * 8
+    assert arrived.shape == (6, 2) and axis.traffic.num_bytes == 24 + 3 * 8
     assert axis.all_to_all(torch.ones(0, 2), send_lengths=(0, 0, 0), receive_lengths=(0, 1, 0)).shape == (1, 2)
     axis = SilentAxis("ulysses", size=3, index=1)
     axis.all_to_all(torch.ones(5, 2), send_lengths=(2, 1, 2), receive_lengths=(1, 1, 1))

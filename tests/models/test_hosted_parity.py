@@ -28,7 +28,7 @@ from parallel_runtime.weight_delta import WeightDelta
 from tools.known import cases
 
 from .cases import CASES
-from .gloo_group import GlooGroup, OwnTokensOnly
+from .gloo_group import GlooGroup, OwnTokensOnly, pairs_in_a_ring
 from .ranks import in_ranks
 from .tiny import call, difference
 
@@ -52,6 +52,10 @@ RUNS = [pytest.param(name, 2, id=name) for name in CASES]
 RUNS += [
     pytest.param(name, 3, id=f"{name}, 3 ranks", marks=[] if name in THREE else pytest.mark.full) for name in CASES
 ]
+
+
+# With these two ranks have one group of heads each, and no chunks.
+FEW_HEADS: set[str] = set()
 
 
 @dataclass
@@ -131,12 +135,39 @@ def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, 
     shared = SharedModel(model, plan, group)
     got = call(model, inputs)
     assert difference(got, want) <= ERROR
-    shared.group = GlooGroup(chunks=3)
+    shared.group = in_chunks = GlooGroup(chunks=3)
     assert torch.equal(call(model, inputs), got), "heads in chunks give other bits than all at once"
+    more = in_chunks.axis.traffic.calls - group.axis.traffic.calls
+    assert more >= 2 * in_chunks.divisible, "a chunk of its own is an exchange there and one back"
+    assert in_chunks.divisible or name in FEW_HEADS or group.axis.size > 2
     shared.group = OwnTokensOnly()
     assert difference(call(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
     shared.group = None
     assert torch.equal(call(model, inputs), want), "with the hooks inactive the model is as it was"
+
+
+# Of four ranks: what two share by their heads goes around a ring of the two pairs.
+GRID = {"Flux.1, 4 heads", "MiniMax H3", "LTX-2, a timestep for each frame"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in GRID else pytest.mark.full) for name in CASES])
+@in_ranks(4)
+def test_pairs_of_ranks_around_a_ring_compute_the_same_with_heads_in_chunks(group: GlooGroup, name: str) -> None:
+    model, inputs, want, _ = whole(name)
+    try:
+        shared = SharedModel(model, spec_of(type(model)), group)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    with pairs_in_a_ring() as (at_once, in_chunks):
+        shared.group = at_once
+        got = call(model, inputs)
+        assert difference(got, want) <= ERROR
+        sent = at_once.ulysses.traffic.calls
+        shared.group = in_chunks
+        assert torch.equal(call(model, inputs), got), "heads in chunks give other bits than all at once"
+        assert in_chunks.ulysses.traffic.calls > 2 * sent or name in FEW_HEADS
+    shared.group = OwnTokensOnly()
+    assert difference(call(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
 
 
 SHARES = (5, 1, 2)

@@ -11,10 +11,10 @@ from parallel_runtime.planner.choose import (
     HEADROOM,
     Choice,
     Prediction,
-    _best,
     _nothing_fits,
     _of_machines,
     _reasons,
+    best_of,
     choose_plan,
     useful_plans,
 )
@@ -242,12 +242,15 @@ def test_a_batch_that_devices_do_not_divide_is_shared_out_and_priced_by_its_larg
     assert all(row.plan.data == 1 for row in one.table), "no replica is without an image"
 
 
-def row(text: str, step_s: float, *, gib: float = 1.0, fits: bool = True, **parts: float) -> Prediction:
+def row(
+    text: str, step_s: float, *, gib: float = 1.0, fits: bool = True, shown_s: float = 0.0, **parts: float
+) -> Prediction:
     """A prediction of a plan, of ten steps; half of a step is computing unless `parts` say otherwise."""
     seconds = {"compute_s": step_s / 2, "communication_s": step_s / 4, "launch_s": step_s / 4} | parts
     cost = Cost(step_s=step_s, warmup_step_s=step_s, **seconds)
     memory = PlannedMemory(weights=round(gib * GIB), activations=0, buffers=0, runtime=0)
-    return Prediction(plan=ParallelPlan.parse(text), cost=cost, memory=memory, run_s=10 * step_s, fits=fits)
+    run = {"run_s": 10 * step_s, "fits": fits, "shown_s": shown_s}
+    return Prediction(plan=ParallelPlan.parse(text), cost=cost, memory=memory, **run)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +266,40 @@ def row(text: str, step_s: float, *, gib: float = 1.0, fits: bool = True, **part
     ],
 )
 def test_among_equals_the_simpler_plan_is_taken(rows: tuple, best: str) -> None:
-    assert _best([row(*each) for each in rows]).plan == ParallelPlan.parse(best)
+    assert best_of([row(*each) for each in rows]).plan == ParallelPlan.parse(best)
+
+
+@pytest.mark.parametrize(
+    ("heads", "ring", "shown_s", "best"),
+    [
+        ("ulysses=2", ("ring=2", 1.04), 0.041, "ring=2"),
+        ("ulysses=2", ("ring=2", 1.05), 0.2, "ulysses=2"),
+        ("ulysses=2", ("ring=2", 1.0), 0.03, "ulysses=2"),  # a ring has little to hide
+        ("cfg=2,ulysses=2", ("cfg=2,ring=2", 1.03), 0.1, "cfg=2,ring=2"),
+        ("ulysses=2,weights=sharded", ("ring=2,weights=sharded", 1.03), 0.1, "ring=2,weights=sharded"),
+        ("ulysses=2,weights=sharded", ("ring=2,weights=offloaded", 1.03), 0.1, "ulysses=2,weights=sharded"),
+        ("ulysses=4", ("ring=2,ulysses=2", 1.03), 0.1, "ulysses=4"),  # of two alone figures are known
+        ("ulysses=2,ring=2", ("ring=4", 1.03), 0.1, "ulysses=2,ring=2"),
+    ],
+)
+def test_where_two_ranks_wait_for_heads_sent_at_once_a_ring_of_two_may_be_a_little_slower(
+    heads: str, ring: tuple[str, float], shown_s: float, best: str
+) -> None:
+    rows = sorted([row(heads, 1.0, shown_s=shown_s), row(*ring)], key=lambda each: each.prompt_s)
+    assert best_of(rows).plan == ParallelPlan.parse(best)
+
+
+def test_only_heads_that_go_at_once_over_pcie_are_waited_for_so() -> None:
+    work, l40 = Work(image_tokens=4096, text_tokens=512), known_calibration("L40", devices=2)
+    at_once = replace(l40, rates=replace(l40.rates, most_chunks=1))
+    quicker = replace(at_once, link=replace(l40.link, bandwidth=50e9))
+    on_cpu = replace(at_once, rates=replace(at_once.rates, asynchronous=False))
+    in_chunks, shown, over_nvlink, of_cores = (
+        {each.plan.name: each for each in choose_plan(FLUX, work, [48 * GIB] * 2, known).table}["uly2"]
+        for known in (l40, at_once, quicker, on_cpu)
+    )
+    assert 0.0 < shown.shown_s <= shown.cost.communication_s
+    assert in_chunks.shown_s == over_nvlink.shown_s == of_cores.shown_s == 0.0
 
 
 def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() -> None:

@@ -41,6 +41,14 @@ def test_the_readme_has_what_is_predicted_now(plan) -> None:
         assert [f"{each:.1f}" for each in found] == told, kind
 
 
+def test_the_readme_calls_no_prediction_and_no_bound_a_speed_up() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    tables = [line for line in lines if line.startswith("|") and " 2 GPUs " in line]
+    assert [line.strip("| ").split(" |")[0] for line in tables] == ["predicted", "bound, from one measured GPU"]
+    said = [line for line in lines if "speed-up" in line or "speedup" in line]
+    assert len(said) == 1 and said[0].startswith("**No speed-up on several GPUs has been measured.**")
+
+
 def test_stale_also_weighs_pipefusion_and_marks_it(plan) -> None:
     common = ("--kind", "A100", "--devices", "4", "--json")
     usual, stale = json.loads(plan(*common)[1]), json.loads(plan(*common, "--stale")[1])

@@ -65,6 +65,43 @@ def test_parts_of_one_length_are_gathered_by_the_backends_own_operation(
     assert ran == ways
 
 
+def test_what_is_waited_for_at_once_is_on_the_stream_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch is told by `asyncOp`: without it no stream of NCCL's own is joined."""
+    told: list[object] = []
+
+    def alltoall_base(target: torch.Tensor, source: torch.Tensor, *given: Any) -> Done:
+        told.append(given[-1].asyncOp)
+        return Done()
+
+    def gather(target: torch.Tensor, source: torch.Tensor, *, group: object, async_op: bool) -> Done | None:
+        told.append(async_op)
+        return Done() if async_op else None
+
+    monkeypatch.setattr(dist, "AllToAllOptions", lambda: SimpleNamespace(asyncOp=True))
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(collectives, "_all_gather", gather)
+    axis, lengths = Axis("ulysses", size=2, group=SimpleNamespace(alltoall_base=alltoall_base)), (1, 1)  # type: ignore[arg-type]
+    axis.all_to_all(torch.ones(2, 3), send_lengths=lengths, receive_lengths=lengths)
+    axis.start_all_to_all(torch.ones(2, 3), send_lengths=lengths, receive_lengths=lengths).wait()
+    axis.all_gather(torch.ones(2), torch.empty(4))
+    axis.start_all_gather(torch.ones(2), torch.empty(4)).wait()
+    assert told == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "sizes"),
+    [((2, 2), (2, 2), ([], [])), ((3, 1), (3, 3), ([3, 3], [3, 1])), ((0, 0), (0, 0), ([0, 0], [0, 0]))],
+)
+def test_equal_runs_are_sent_without_sizes(
+    sent: tuple[int, int], received: tuple[int, int], sizes: tuple[list[int], list[int]]
+) -> None:
+    given: list[tuple[Any, ...]] = []
+    group = SimpleNamespace(alltoall_base=lambda target, source, *rest: given.append(rest[:2]) or Done())
+    axis = Axis("ulysses", size=2, group=group)  # type: ignore[arg-type]
+    axis.all_to_all(torch.ones(sum(sent), 3), send_lengths=sent, receive_lengths=received)
+    assert given == [sizes]
+
+
 def test_each_hop_passes_before_the_attention_that_hides_it_and_the_last_attention_waits_for_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

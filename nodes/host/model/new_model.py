@@ -284,8 +284,8 @@ def with_context(
     LIVE.begins(run)
     try:
         with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
+            more, named = with_late_callback(run, sampler, more, named, stays=not patcher.worker_loop)
             if patcher.worker_loop:
-                more, named = with_late_callback(run, sampler, more, named)
                 sampler = to_workers(sampler, run)
             samples = executor(noise, latent, sampler, sigmas, *more, **named)
             run.call_late()

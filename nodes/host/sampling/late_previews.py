@@ -23,18 +23,20 @@ NAME, BEFORE = "callback", "sigmas"  # arguments of ComfyUI's `outer_sample`
 
 
 class LateCallback:
-    """A step's callback that is called once the next step is under way, if the run's loop stays in ComfyUI.
+    """A step's callback that is called once the next step is under way, if the run's loop stays in ComfyUI: from the
+    first (`stays`), or for a reason that the run has.
 
     It gets copies, since a sampler may go on with the tensors of the step before.
     """
 
-    def __init__(self, callback: OnStep, run: "RunContext") -> None:
-        self._callback, self._run = callback, run
+    def __init__(self, callback: OnStep, run: "RunContext", *, stays: bool) -> None:
+        self._callback, self._run, self._stays = callback, run, stays
         self._due: Callable[[], None] | None = None
 
     def __call__(self, step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
         self.call_due()
-        if self._run.loop_reason is None or inside_a_task():
+        in_ranks = not self._stays and self._run.loop_reason is None
+        if in_ranks or inside_a_task():
             self._callback(step, denoised, x, total_steps)
         else:
             self._due = partial(self._callback, step, _copy(denoised), _copy(x), total_steps)
@@ -47,7 +49,7 @@ class LateCallback:
 
 
 def with_late_callback(
-    run: "RunContext", sampler: object, arguments: Sequence[Any], named: Mapping[str, Any]
+    run: "RunContext", sampler: object, arguments: Sequence[Any], named: Mapping[str, Any], *, stays: bool
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of `outer_sample` behind its sigmas, with the callback as a `LateCallback` where that is known to
     change nothing else: ComfyUI's own callback, and a stock sampler."""
@@ -60,7 +62,7 @@ def with_late_callback(
         return arguments, named
     callback = holder[key]
     if callback is not None and not foreign(callback) and not foreign(sampler.sampler_function):
-        holder[key] = run.late = LateCallback(callback, run)
+        holder[key] = run.late = LateCallback(callback, run, stays=stays)
     return arguments, named
 
 

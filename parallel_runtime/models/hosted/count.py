@@ -163,6 +163,10 @@ class SilentAxis(Axis):
         """As `Axis.start_all_to_all`; what arrives is there at once."""
         return _Arrived(self.all_to_all(send, **lengths))
 
+    def all_gather(self, mine: Tensor, whole: Tensor) -> None:
+        """As `Axis.all_gather`."""
+        self.start_all_gather(mine, whole)
+
     def start_all_gather(self, mine: Tensor, whole: Tensor, lengths: object = None) -> Any:  # noqa: ANN401
         """As `Axis.start_all_gather`; what arrives is there at once."""
         self.traffic.add((self.size - 1) * mine.nbytes)

@@ -281,9 +281,15 @@ stock._clock(record, torch.device("cpu"), None)(sampled, "g", "s", {"model_optio
 # A step's callback, later.
 given = []
 run = SimpleNamespace(loop_reason=None)
-callback = late.LateCallback(lambda *told: given.append(told), run)
+callback = late.LateCallback(lambda *told: given.append(told), run, stays=False)
 callback(0, x, x, 3)
 assert len(given) == 1 and given[0][1] is x
+told = []
+from_the_first = late.LateCallback(lambda *step: told.append(step), run, stays=True)
+from_the_first(0, x, x, 3)
+assert not told
+from_the_first.call_due()
+assert [each[0] for each in told] == [0]
 run.loop_reason = "a mask"
 callback(1, x, x, 3)
 callback.call_due()

@@ -55,6 +55,8 @@ LAUNCHER = ("-m", "parallel_runtime.machines.launch")
 MARK = "PARALLEL_DIT_JOIN"  # the number of the process that `join` runs in
 CONNECT_S = 5.0
 END_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
+EXEC_S = 1.0  # a process that is about to run another program has no environment for a moment, longer on a busy machine
+LOOK_S = 0.005
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -412,9 +414,14 @@ def _orphans(launchers: set[int]) -> list[psutil.Process]:
 def _is_ours(child: psutil.Process) -> bool:
     """Whether a launcher has started it; also of one that ends or has ended, which has no memory any more to say so,
     and is only waited for."""
+    until = time.monotonic() + EXEC_S
     try:
-        ends = child.status() == psutil.STATUS_ZOMBIE or not child.memory_info().vms
-        return ends or child.environ().get(MARK) == str(os.getpid())
+        while child.status() != psutil.STATUS_ZOMBIE and child.memory_info().vms:
+            environment = child.environ()
+            if environment or time.monotonic() > until:
+                return environment.get(MARK) == str(os.getpid())
+            time.sleep(LOOK_S)
+        return True
     except psutil.ZombieProcess:
         return True
     except psutil.Error:  # gone, or another user's

@@ -364,17 +364,35 @@ def test_who_says_nothing_may_be_another_program(monkeypatch):
     [
         ("running", 9, {joined.MARK: str(os.getpid())}, True),
         ("running", 9, {joined.MARK: "1"}, False),
+        ("running", 9, {"PATH": "/bin"}, False),
         ("running", 9, {}, False),
         ("running", 0, {}, True),
         ("zombie", 0, {}, True),
     ],
-    ids=["a rank", "of another join", "other code's", "ending: its memory is gone, and with it the mark", "ended"],
+    ids=[
+        "a rank",
+        "of another join",
+        "other code's",
+        "of no environment",
+        "ending: its memory is gone, and with it the mark",
+        "ended",
+    ],
 )
-def test_a_process_that_has_no_memory_any_more_is_waited_for(status, memory, environ, ours):
+def test_a_process_that_has_no_memory_any_more_is_waited_for(status, memory, environ, ours, monkeypatch):
+    monkeypatch.setattr(joined, "EXEC_S", 0.05)
     child = SimpleNamespace(
         status=lambda: status, memory_info=lambda: SimpleNamespace(vms=memory), environ=lambda: environ
     )
     assert joined._is_ours(child) is ours
+
+
+def test_a_rank_whose_program_is_being_started_is_known_once_it_has_an_environment():
+    """The system closes what is to be closed, by which its launcher goes on, before it has laid the environment out."""
+    looks = iter([{}, {}, {joined.MARK: str(os.getpid())}])
+    child = SimpleNamespace(
+        status=lambda: "running", memory_info=lambda: SimpleNamespace(vms=9), environ=lambda: next(looks)
+    )
+    assert joined._is_ours(child)
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):

@@ -50,7 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for other in state.others:
             say(f"kept for others, and not taken: {', '.join(other.values())}")
         well = True if arguments.page else measure(arguments, setting, state)
-        write(setting, state)
+        # each experiment's own process has added to the file meanwhile
+        write(setting, State(arguments.state, setting.key()))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -81,7 +82,6 @@ def measure(arguments: argparse.Namespace, setting: Setting, state: State) -> bo
             well &= not result.failed
         else:
             well &= in_process(each.number, arguments)
-            state = State(arguments.state, setting.key())
     return well
 
 

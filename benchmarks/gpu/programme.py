@@ -7,6 +7,7 @@ experiment on a GPU made it.
 
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +70,33 @@ def failed_of(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def write_page(page: Path, text: str) -> None:
-    """Put a machine's section between the page's marks, in the place of its old one; those of other devices or
-    versions stay. Raises `ValueError` for a page without marks.
+    """Put a machine's section between the page's marks, in the place of its old one.
+
+    Sections of other devices or versions stay, and of the old one the tables of experiments that `text` lacks: the
+    state file may be new while the page is not. Raises `ValueError` for a page without marks.
     """
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     kept, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"{page} lacks {BEGIN} or {END}; add both where the tables belong")
-    others = [f"### {each.strip()}" for each in kept.split("### ")[1:]]
-    mine = [*(each for each in others if _whose(each) != _whose(text)), text]
-    page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(mine) + f"\n\n{END}{after}", encoding="utf-8")
+    sections = [f"### {each.strip()}" for each in kept.split("### ")[1:]]
+    others = [each for each in sections if _whose(each) != _whose(text)]
+    old = {number: table for each in sections if each not in others for number, table in _tables(each).items()}
+    tables = {**old, **_tables(text)}
+    order = [*BY_NUMBER, *(number for number in tables if number not in BY_NUMBER)]
+    mine = ["\n".join(_whose(text)), *(tables[number] for number in order if number in tables)]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join([*others, *mine]) + f"\n\n{END}{after}", encoding="utf-8")
 
 
 def _whose(text: str) -> list[str]:
     """The lines of a section that name the device and the versions."""
     return text.split("\n")[:3]
+
+
+def _tables(text: str) -> dict[int, str]:
+    """The parts of a section by experiment, each from its line `**N. title.**` on."""
+    parts = re.split(r"^(?=\*\*\d+\. )", text, flags=re.MULTILINE)[1:]
+    return {int(part[2:].partition(".")[0]): part.strip() for part in parts}
 
 
 def apply(

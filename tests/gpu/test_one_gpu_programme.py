@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.block_graphs import poisoned, what_is_wrong
-from benchmarks.gpu.programme import EXPERIMENTS, apply, section
+from benchmarks.gpu.programme import BEGIN, END, EXPERIMENTS, apply, section, write_page
 from benchmarks.gpu.setting import GIB, find_setting, refuse_little_memory
 from benchmarks.gpu.state import State
 from parallel_runtime.choices import TABLE, read
@@ -118,6 +118,32 @@ def test_a_result_that_lacks_a_model_stands_on_the_page_decides_nothing_and_is_t
     ran: list[int] = []
     monkeypatch.setattr(command, "in_process", lambda number, _: bool(ran.append(number)))
     assert (command.main(words), ran) == (1, [3])
+
+
+def test_a_page_keeps_what_a_new_state_file_lacks_of_the_same_device_and_versions(tmp_path: Path) -> None:
+    (page := tmp_path / "gpu.md").write_text(f"before\n\n{BEGIN}\n\n{END}\n\nafter\n")
+    other = {**KEY, "torch": "2.12"}
+    bold = {**RESULT, "table": ["**flux.1**, one rank's share, measured:", "", "| b |"]}
+    write_page(page, section(KEY, {each.number: bold if each.number == 3 else RESULT for each in EXPERIMENTS}))
+    write_page(page, section(other, {4: RESULT}))
+    again = {**RESULT, "decided": "otherwise", "failed": {"wan": "no room"}}
+    write_page(page, section(KEY, {7: again}))
+
+    expected = {each.number: bold if each.number == 3 else RESULT for each in EXPERIMENTS} | {7: again}
+    parts = [section(other, {4: RESULT}), section(KEY, expected)]
+    assert page.read_text() == f"before\n\n{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}\n\nafter\n"
+
+
+def test_what_an_experiments_own_process_measured_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.json"
+    setting = find_setting(small=True, comfyui=None, models=tmp_path)
+    State(path, setting.key()).keep(3, RESULT)
+    again = {**RESULT, "decided": "otherwise"}
+    monkeypatch.setattr(command, "in_process", lambda number, _: State(path, setting.key()).keep(number, again) is None)
+    written: list[State] = []
+    monkeypatch.setattr(command, "write", lambda _, state: written.append(state))
+    assert command.main(["--small", "--only", "3", "--state", str(path), "--models", str(tmp_path)]) == 0
+    assert written[0].results == {3: again}
 
 
 def test_graphs_are_held_to_what_was_written_and_to_nothing_where_little_was() -> None:

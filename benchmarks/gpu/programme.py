@@ -107,7 +107,10 @@ def apply(
     table: Path = choices.TABLE,
     measured: Path = known.MEASURED,
 ) -> None:
-    """Write what the results decide, and the planner's constants, with device and versions."""
+    """Write what the results decide, and the planner's constants, with device and versions.
+
+    Of constants those that are the device's alone; the host's time an operation is a person's to write.
+    """
     results = {number: result for number, result in results.items() if not failed_of(result)}
     chosen = {name: value for result in results.values() for name, value in result["choices"].items()}
     source = f"measured on {key['device']}, torch {key['torch']}: benchmarks/gpu.md"
@@ -115,7 +118,7 @@ def apply(
         rows = choices.with_choice(json.loads(table.read_text(encoding="utf-8")), capability, **chosen, source=source)
         _write(table, rows)
     constants = {name: value for result in results.values() for name, value in result["constants"].items()}
-    kept = {name: float(f"{constants[name]:.3g}") for name in known.MEASURES if name in constants}
+    kept = {name: float(f"{constants[name]:.3g}") for name in known.OF_RATES if name in constants}
     if kept:
         rows = json.loads(measured.read_text(encoding="utf-8"))
         name = known.table_name(key["device"])

@@ -54,7 +54,8 @@ def run(setting: Setting) -> Result:
         f"next to nothing to do: one step in {every} has them"
     )
     choices = {"timed_every": every} if setting.capability else {}
-    return Result(table=lines[1:], decided=decided, failed=failed, choices=choices, constants={"operation_s": host})
+    # The host's time is printed and no constant: it is the machine's as much as the device's, and auto would change.
+    return Result(table=lines[1:], decided=decided, failed=failed, choices=choices)
 
 
 def _bounds(name: str, shares: list[Share]) -> list[str]:

@@ -100,10 +100,10 @@ BRIDGES = dict.fromkeys(("RTX 3090", "RTX A6000", "A40"), "nvlink-bridge")  # wh
 EAGER = Software(name="eager", merge_passes=17.5)
 ON_CPU = Software(name="cpu", merge_passes=4.0)
 MEASURED = Path(__file__).with_name("measured.json")
-# What a measured device may have there: of its rates, and of the host that starts its operations one by one.
+# What a measured device may have there: of its rates, which `make gpu` writes, and of the host that starts its
+# operations one by one, which a person writes: it differs between machines with the same device.
 OF_RATES = ("matmul_flops", "attention_flops", "memory_bandwidth")
 OF_SOFTWARE = ("operation_s",)
-MEASURES = (*OF_RATES, *OF_SOFTWARE)
 CPU_THREAD = Rates(
     name="cpu",
     matmul_flops=159e9,

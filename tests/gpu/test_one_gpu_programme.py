@@ -90,9 +90,10 @@ def test_choices_and_constants_are_written_with_their_device_and_nothing_else_ch
     assert "NVIDIA H100 80GB HBM3, torch 2.11" in chosen.source
     assert rows["10.0"] == json.loads(TABLE.read_text())["10.0"]
     h100 = json.loads(measured.read_text())["H100"]
-    assert (h100["attention_flops"], h100["operation_s"]) == (6e14, 5e-6)
+    assert h100["attention_flops"] == 6e14
     assert h100["matmul_flops"] == json.loads(MEASURED.read_text())["H100"]["matmul_flops"]
     assert "unknown_s" not in h100
+    assert "operation_s" not in h100  # the host's time is printed; auto counts with it only where a person wrote it
 
 
 def test_a_result_that_lacks_a_model_stands_on_the_page_decides_nothing_and_is_tried_again(

@@ -7,9 +7,11 @@ that fails. A call with a mask is `kernels.py`'s: none of these takes one.
 """
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import torch
@@ -22,7 +24,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True)
 class PackageKernel:
-    """`member`: of yunchang's `AttnType`; `package`: the module that has the kernel; `install`: how to get that."""
+    """What a kernel needs to be there, and how it is called.
+
+    `member`: of yunchang's `AttnType`; `package`: the module that has the kernel; `install`: how to get that; `least`:
+    the first major version of the package that can be used, 0 where none is known.
+    """
 
     member: str
     package: str
@@ -30,6 +36,7 @@ class PackageKernel:
     exact: bool
     takes: tuple[tuple[str, object], ...]  # what its call wants besides q, k, v and the scale
     scale: str = "softmax_scale"
+    least: int = 0
 
 
 _OF_FLASH = (
@@ -51,6 +58,7 @@ NAMED = {
         exact=False,
         takes=(("is_causal", False),),
         scale="sm_scale",
+        least=2,
     ),
     "FlashInfer": PackageKernel(
         member="FLASHINFER",
@@ -65,10 +73,27 @@ _FAILED: set[tuple[str, torch.dtype, int]] = set()  # of this process: it raised
 
 
 def missing(name: str) -> str:
-    """What lacks for a kernel in this Python, with the remedy; "" where both packages are there. Imports neither."""
+    """What lacks for a kernel in this Python, with the remedy; "" where both packages are there and new enough.
+
+    Imports neither: the version is what the package's metadata say, and one without metadata is new enough.
+    """
     named = NAMED[name]
     lacking = [package for package in ("yunchang", named.package) if find_spec(package) is None]
-    return _refusal(name, f"this Python has no {' and no '.join(lacking)}") if lacking else ""
+    if lacking:
+        return _refusal(name, f"this Python has no {' and no '.join(lacking)}")
+    found = _version(named.package)
+    major = re.match(r"\d+", found)
+    if major and int(major[0]) < named.least:
+        return _refusal(name, f"this Python has {named.package} {found}, and {named.least} or newer is needed")
+    return ""
+
+
+def _version(package: str) -> str:
+    """What the metadata of a package say, "" where they say none."""
+    try:
+        return version(package) or ""
+    except PackageNotFoundError:
+        return ""
 
 
 def _refusal(name: str, why: str) -> str:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,8 @@ class Packages:
         kernels.select_flash_attn_impl = self.select
         for attribute in ("_FAILED", "ATTENDED"):
             monkeypatch.setattr(named_kernels, attribute, set())
+        self.versions: dict[str, str | None] = {}  # by package, None where the metadata lack it
+        monkeypatch.setattr(named_kernels, "version", self.version)
         named_kernels._function.cache_clear()
 
     def module(self, name: str) -> ModuleType:
@@ -45,6 +48,11 @@ class Packages:
         module.__spec__ = ModuleSpec(name, None)
         self.monkeypatch.setitem(sys.modules, name, module)
         return module
+
+    def version(self, package: str) -> str | None:
+        if package not in self.versions:
+            raise PackageNotFoundError(package)
+        return self.versions[package]
 
     def lack(self, name: str) -> None:
         self.monkeypatch.delitem(sys.modules, name)
@@ -150,6 +158,28 @@ def test_what_is_missing_is_refused_with_the_line_that_installs_it(packages: Pac
     assert missing(name).endswith("or set attention in SP Config to auto")
     with pytest.raises(ValueError, match="this Python has no yunchang"):
         attend_with_lse(name, *tensors(1, 9, 2, 16))
+
+
+@pytest.mark.parametrize("found", ["1.0.6", "1.0.6+cu128", "0"])
+def test_a_version_that_is_too_old_is_refused_before_it_is_imported(packages: Packages, found: str) -> None:
+    packages.versions["sageattention"] = found
+    said = f"attention=SageAttention: this Python has sageattention {found}, and 2 or newer is needed; pip install yun"
+    assert missing("SageAttention").startswith(said)
+    assert missing("SageAttention").endswith("or set attention in SP Config to auto")
+    with pytest.raises(ValueError, match="and 2 or newer is needed"):
+        attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
+
+
+@pytest.mark.parametrize("found", ["2.0.0", "2.2.0+cu128torch2.9.0", "10.1", "unknown", "", None])
+def test_a_version_that_is_new_enough_or_not_known_passes(packages: Packages, found: str | None) -> None:
+    packages.versions["sageattention"] = found
+    assert missing("SageAttention") == ""
+
+
+@pytest.mark.parametrize("name", ["FlashAttention 3", "FlashInfer"])
+def test_of_other_kernels_any_version_passes(packages: Packages, name: str) -> None:
+    packages.versions[NAMED[name].package] = "0.0.1"
+    assert missing(name) == ""
 
 
 @pytest.mark.parametrize("without", ["select_flash_attn_impl", "AttnType", "libcudart.so.13"])

@@ -263,6 +263,15 @@ for name in ("devices", "machines", "shares"):
 refused(lambda: asked(step_cache="0.1"), "step_cache='0.1' is not a number; use for example 0.1")
 for value in (-0.1, 1.5, float("nan")):
     refused(lambda value=value: asked(step_cache=value), f"step_cache={value:g} is not from 0 to 1; use")
+kernels = importlib.import_module(f"{NAME}.parallel_runtime.parallel.named_kernels")
+finding = kernels.find_spec, kernels.version
+kernels.find_spec = lambda package: package  # both packages are there
+kernels.version = lambda package: "1.0.6"
+OLD = "attention=SageAttention: this Python has sageattention 1.0.6, and 2 or newer is needed; pip install"
+refused(lambda: asked(attention="SageAttention"), OLD, "SageAttention 2 from thu-ml/SageAttention")
+kernels.version = lambda package: "2.2.0"
+assert asked(attention="SageAttention").attention == "SageAttention"
+kernels.find_spec, kernels.version = finding
 refused(lambda: plan_of(asked(mode="manual", ulysses=3)), "ulysses=3 makes 3 rank(s)", "names 2")
 assert plan_of(by_hand) == decisions.Decision(plan=by_hand.plan)
 assert plan_of(asked(mode="manual", ulysses=1)).plan.ranks == 1

@@ -1,8 +1,7 @@
 """What timing a step's regions costs: the same step with them and without, in turn, so that drift hits both alike.
 
 Owns the pairs and their ratios. The model is bound by the overhead of its many small operations, where a region is the
-largest part of what it times. A timer that is off cannot be taken away, so what it costs is no figure here: it is
-weighed by `tests/runtime/test_timing.py`.
+largest part of what it times. A timer that is off cannot be taken away, so what it costs is no figure here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Regions and the ends of steps: what they measure, where each rank looks at the clock, and what it costs.
+"""Regions and the ends of steps: what they measure, and where each rank looks at the clock.
 
-The cost is counted and weighed against a step; `make targets TARGETS_FLAGS=timing` times steps with and without.
+What timing costs is not tested: `make targets TARGETS_FLAGS=timing` times steps with and without it.
 """
 
 import time

@@ -40,7 +40,7 @@ OF_ONE_CASE = (PoolError, ValueError, torch.OutOfMemoryError)
 
 
 class ParallelBenchmark(io.ComfyNode):
-    """Slow by intent: every case samples `warmup` + `runs` times."""
+    """Times whole sampling runs under several plans. Slow by intent: every case samples `warmup` + `runs` times."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

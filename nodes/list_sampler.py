@@ -13,7 +13,7 @@ from .sockets import CATEGORY, TimingSocket
 
 
 class ParallelFluxListSampler(io.ComfyNode):
-    """Every input is a ComfyUI list; one of length 1 goes for all images."""
+    """Samples lists of images. Every input is a ComfyUI list; one of length 1 goes for all images."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class ParallelizeModel(io.ComfyNode):
-    """Stands behind Load Diffusion Model or Load Checkpoint, and behind LoRA loaders and model patches if need be."""
+    """Turns a loaded model into one that the workers run.
+
+    Stands behind Load Diffusion Model or Load Checkpoint, and behind LoRA loaders and model patches if need be.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:

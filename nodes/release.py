@@ -9,7 +9,7 @@ from .sockets import CATEGORY
 
 
 class ReleaseParallelPool(io.ComfyNode):
-    """Passes its input on. The next node that needs workers gets fresh ones."""
+    """Ends all workers and passes its input on. The next node that needs workers gets fresh ones."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -18,7 +18,10 @@ MORE = ("timing_2", "timing_3", "timing_4")
 
 
 class ShowTimingReport(io.ComfyNode):
-    """Never served from ComfyUI's cache, so that it can say which of its reports are."""
+    """Shows reports and writes them to files.
+
+    Never served from ComfyUI's cache, so that it can say which of its reports are.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:

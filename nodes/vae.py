@@ -10,7 +10,7 @@ from .sockets import CATEGORY, SpConfigSocket, TimingSocket
 
 
 class TimedVAEDecode(io.ComfyNode):
-    """Kept apart from sampling, so that neither hides in the other."""
+    """Decodes a latent and times it, apart from sampling, so that neither hides in the other."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

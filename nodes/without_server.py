@@ -15,7 +15,7 @@ from .host.contract.without_server import begin
 
 
 class WithoutServer:
-    """The answers, of one ComfyUI."""
+    """Answers questions about a file by the nodes' own code, in one ComfyUI without a server."""
 
     questions = ("start", "tune")
     tell: Callable[[str], None] = staticmethod(lambda _: None)

@@ -20,12 +20,13 @@ KERNELS = ("cudnn", "flash", "efficient")
 
 @dataclass(frozen=True, kw_only=True)
 class CardChoice:
-    """For one capability. `sdpa_first`: the kernel that torch's attention is to try first, "" for ComfyUI's own order.
+    """What was chosen for GPUs of one compute capability.
 
-    `ring_kernel`: what attends at each hop of a ring. `most_chunks`: into how many runs of heads an exchange is cut at
-    most, 0 where no figure limits it. `head_start_cycles`: for so many clock cycles a device waits before the attention
-    that is to hide an exchange, so that the exchange has its places first. `timed_every`: with timers on, one step in
-    so many has events.
+    `sdpa_first`: the kernel that torch's attention is to try first, "" for ComfyUI's own order. `ring_kernel`: what
+    attends at each hop of a ring. `most_chunks`: into how many runs of heads an exchange is cut at most, 0 where no
+    figure limits it. `head_start_cycles`: for so many clock cycles a device waits before the attention that is to hide
+    an exchange, so that the exchange has its places first. `timed_every`: with timers on, one step in so many has
+    events.
     """
 
     sdpa_first: str

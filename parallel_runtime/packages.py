@@ -18,7 +18,7 @@ ARITHMETIC = (
 
 
 class Package(NamedTuple):
-    """`version` is "" where the folder does not say it."""
+    """A package that a process has: its version, "" where the folder does not say it, and where it lies."""
 
     name: str
     version: str

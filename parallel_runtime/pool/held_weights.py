@@ -52,8 +52,10 @@ class LoadResult:
 
 @dataclass
 class HeldModel:
-    """A model that the first `layout.ranks` ranks hold. `deltas` is the set its weights have, as
-    `WeightDeltas.applied`; None: not known."""
+    """A model that the first `layout.ranks` ranks hold.
+
+    `deltas` is the set that its weights have, as `WeightDeltas.applied`; None: not known.
+    """
 
     spec: ModelSpec
     handle: int

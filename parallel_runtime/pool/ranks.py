@@ -50,10 +50,10 @@ def checked(deadline_s: float) -> float:
 
 
 class Watcher:
-    """Watches `ranks` from now until `stop`, and takes in what they print; calls `on_death` in a thread of its own each
-    time that some of them end, which may wait.
+    """The thread that watches `ranks` from now until `stop`: it takes in what they print, and notices their deaths.
 
-    Raises OSError when there is no descriptor left, or no thread.
+    Each time that some of them end it calls `on_death`, which may wait, in a thread of its own. Raises OSError when
+    there is no descriptor left, or no thread.
     """
 
     def __init__(self, ranks: Sequence[AnyRank], *, on_death: Callable[[], None]) -> None:

@@ -78,8 +78,10 @@ class Cancelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a rank occupies: resident in the process and, on a GPU, allocated and reserved by torch; of those
-    allocated, `staying_bytes` are of whole blocks that others may have (weights/whole_blocks.py)."""
+    """Bytes that a rank occupies: resident in the process and, on a GPU, allocated and reserved by torch.
+
+    Of those allocated, `staying_bytes` are of whole blocks that others may have (weights/whole_blocks.py).
+    """
 
     resident_bytes: int
     allocated_bytes: int | None = None
@@ -253,14 +255,14 @@ class RankRun(RankWork):
 
 @dataclass(frozen=True, kw_only=True)
 class StepReply(MemoryReply):
-    """`ran` is None on a rank beyond the plan."""
+    """The rank has answered one request of calls. `ran` is None on a rank beyond the plan."""
 
     ran: RankStep | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReply(MemoryReply):
-    """`ran` is None on a rank beyond the plan."""
+    """The rank has sampled a whole run. `ran` is None on a rank beyond the plan."""
 
     ran: RankRun | None
 

@@ -186,8 +186,10 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Trim:
-    """Keep nothing of sampling runs that ended, but with `graphs` those of blocks, for the next run; `ranks` give back
-    what torch caches on their device, too."""
+    """Let go what is kept of sampling runs that ended; with `graphs`, the graphs of blocks stay for the next run.
+
+    `ranks` give back what torch caches on their device, too.
+    """
 
     op: ClassVar = Op.TRIM
     reply: ClassVar = MemoryReply

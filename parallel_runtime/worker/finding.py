@@ -46,7 +46,7 @@ Calls = list[Callable[[], torch.Tensor]]
 
 
 class Finding(Reference):
-    """The answers."""
+    """Answers the reference's questions, and `find`: the plan of a file's class."""
 
     questions = (*QUESTIONS, "find")
     sizes: tuple[Size, Size] = (LOOKED_AT[0], PROVEN[0])  # of the calls that the class takes

@@ -11,7 +11,10 @@ from ..parallel.attention import QKV, AttentionFunction, SequenceParallelAttenti
 
 
 class OwnTokens(SequenceParallelAttention):
-    """Wrong for more than one rank; in a pipeline, where nothing is kept, for more than one patch too."""
+    """Attention of each rank to its own tokens alone.
+
+    Wrong for more than one rank; in a pipeline, where nothing is kept, for more than one patch too.
+    """
 
     def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
         """As `SequenceParallelAttention.attend`, without any exchange and without the mask."""

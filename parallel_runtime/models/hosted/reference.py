@@ -61,7 +61,7 @@ Looked = TypeVar("Looked")
 
 
 class Reference:
-    """The answers. One file at a time, built anew for each dtype that it is to compute in."""
+    """Answers questions about a file's model, one file at a time, built anew for each dtype that it computes in."""
 
     questions: tuple[str, ...] = QUESTIONS
     tell: Callable[[str], None] = staticmethod(lambda _: None)  # what goes on, to the other side, before the answer

@@ -32,10 +32,10 @@ TICK_S = 0.2  # between two looks at whether an answer is still wanted
 ITS_PYTHON = "run this with the Python that runs ComfyUI, and see that ComfyUI starts"
 
 
-def find_comfyui(told: str | None, pack: Path | None = None) -> ComfyUI:
+def find_comfyui(told: str | None) -> ComfyUI:
     """The ComfyUI of a folder, or the one whose custom_nodes this pack lies in. Raises `ValueError` where none is."""
     if told is None:
-        pack = pack or pack_folder(os.environ)
+        pack = pack_folder(os.environ)
         if pack.parent.name != "custom_nodes":
             raise ValueError(
                 f"this model needs ComfyUI's own modules, and this pack, in {with_short_home(str(pack))}, is not "

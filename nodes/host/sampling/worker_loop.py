@@ -93,7 +93,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
     """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
     Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. To
-    to other code it has the stock one's function and options; what is put in their place is what samples.
+    other code it has the stock one's function and options; what is put in their place is what samples.
     """
 
     def __init__(self, stock: comfy.samplers.KSAMPLER, run: RunContext) -> None:

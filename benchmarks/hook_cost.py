@@ -2,11 +2,13 @@
 
     nice -n -5 python benchmarks/hook_cost.py COMFYUI [--pairs 60] [--only Wan] [--profile] [--write FILE]
 
-COMFYUI is the folder of ComfyUI's main.py. ComfyUI's own classes, tiny, with as many blocks as published models have
-about, so that what a call costs once is spread as it is there. Each pair is one call of the bare module and one with
-the hooks at work, in turn, in one process; the group has one rank, so nothing is exchanged and every tensor is as long
-as in the bare call. What is left is what hooks do: looking up, cutting, checking lengths, handing attention on. The
-clock is the thread's own CPU time, which other programs do not lengthen.
+COMFYUI is the folder of ComfyUI's main.py. `--write benchmarks/hook_cost.md` writes that page.
+
+ComfyUI's own classes, tiny, with as many blocks as published models have about, so that what a call costs once is
+spread as it is there. Each pair is one call of the bare module and one with the hooks at work, in turn, in one process;
+the group has one rank, so nothing is exchanged and every tensor is as long as in the bare call. What is left is what
+hooks do: looking up, cutting, checking lengths, handing attention on. The clock is the thread's own CPU time, which
+other programs do not lengthen.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python -m benchmarks.host_contract COMFYUI      # the folder of its main.py; in ComfyUI's own Python
 
 A process has imported what ComfyUI's main.py has imported before packs are loaded. `first` imports what of it nobody
-had asked for yet; `again` is the same look once more.
+had asked for yet; `again` is the same look once more. Prints a line, whose figure docs/design.md has ("The host
+contract"); writes no page.
 """
 
 import importlib

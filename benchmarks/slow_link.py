@@ -3,6 +3,8 @@
     unshare -n sh -c 'ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 400ms && \\
         PYTHONPATH=tests python -m benchmarks.slow_link --gbit 1 [--pairs 11]'
 
+Prints the figures of benchmarks/head_chunks.md, "Over a real slow link"; writes no page.
+
 Two pools of two CPU ranks of one thread, both alive all the time, take turns at the same call; messages of each go over
 the loopback of a network namespace, whose rate tc bounds. On CPUs ranks take one chunk by themselves, since their cores
 carry the bytes; here one pool is told the link's rate. Outputs of both must have the same bits, and the second must

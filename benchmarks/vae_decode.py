@@ -2,6 +2,8 @@
 
     python benchmarks/vae_decode.py COMFYUI [--only wan] [--turns 5] [--write FILE]
 
+COMFYUI is the folder of ComfyUI's main.py. `--write benchmarks/vae_decode.md` writes that page.
+
 VAEs of ComfyUI's classes with random weights, small but for classes that have one size. ComfyUI's decodes run in this
 process, with one thread. All in turn, each turn in another order. Memory is what a process holds at most during a
 decode, more than before it.

@@ -5,6 +5,7 @@
 
 FILE is any that ComfyUI loads and whose class has a plan, or the name of a case: a published width with a few blocks
 (flux.1, wan 14b ...), or one of the tests' small files, for a CPU. --real runs two CPU ranks beside it, in pairs.
+Prints tables, of which benchmarks/share.md has those of --real; writes no page.
 
 Exchanges are local copies of the same bytes. A host's time is that of a call in which the device has next to nothing
 to do. The bound is no measurement of several devices: nobody can be faster, anybody may be slower.

@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
     until_s = time.monotonic() + 60 * arguments.minutes
-    with tempfile.TemporaryDirectory(prefix="resident-") as base:
+    with tempfile.TemporaryDirectory(prefix="in-workers-") as base:
         write_families(Path(base) / "models", only=FAMILIES)
         with ComfyServer(Path(base)) as server:
             client = ComfyClient(server.url)

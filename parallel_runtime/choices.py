@@ -50,7 +50,7 @@ class CardChoice:
             )
 
 
-def choice_of(device: torch.device) -> CardChoice:
+def card_choice(device: torch.device) -> CardChoice:
     """What was chosen for a device."""
     return choice_for(capability_of(device))
 

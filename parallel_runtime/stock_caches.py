@@ -48,7 +48,7 @@ class StockCache:
             raise ValueError(f"calls {self.calls!r} of a step cache; use {COMPUTE!r}, {NOTE!r} and {MAY_SKIP!r}")
 
 
-def kept_bytes(numbers: int) -> int:
+def cached_rows_bytes(numbers: int) -> int:
     """What `CachedRows` keeps of latents of so many numbers, sides included, in fp32: what was added to each, and each
     64th of what went in and came out."""
     return 4 * (numbers + 2 * -(-numbers // COMPARED))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import psutil
 import torch
 
-from ..choices import choice_of
+from ..choices import card_choice
 from ..devices import Device, gpu_uuid, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..nvlink import all_linked
@@ -189,7 +189,7 @@ def _with_choices(calibration: Calibration, device: Device) -> Calibration:
     """With what was chosen for the device's capability (choices.py), as ranks are told it."""
     if device.kind == "cpu":
         return calibration
-    chosen = choice_of(torch.device(device.kind, device.index))
+    chosen = card_choice(torch.device(device.kind, device.index))
     return replace(calibration, rates=replace(calibration.rates, most_chunks=chosen.most_chunks))
 
 

@@ -188,7 +188,7 @@ def runtime_bytes(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:
         return CPU_RUNTIME_BYTES
     if num_ranks == 1:
         return CUDA_CONTEXT_BYTES
-    return CUDA_CONTEXT_BYTES + NCCL_BYTES + bytes_of(communicators(plan, num_ranks)) + kept_bytes(num_ranks)
+    return CUDA_CONTEXT_BYTES + NCCL_BYTES + bytes_of(communicators(plan, num_ranks)) + kept_groups_bytes(num_ranks)
 
 
 def communicators(plan: ParallelPlan, num_ranks: int) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def extra_bytes(groups: Iterable[ExchangeGroup], num_ranks: int) -> int:
 
 
 @functools.cache
-def kept_bytes(num_ranks: int) -> int:
+def kept_groups_bytes(num_ranks: int) -> int:
     """What groups of plans used before may take besides those of the plan that runs: as much as any one plan's.
 
     So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/worker_group.py`).

@@ -206,7 +206,7 @@ def seen_shape(cond: ModelCall) -> tuple[int, ...]:
     return cond.out_shape[0], 1, cond.out_shape[1]
 
 
-def refuse_unfit(plan: ParallelPlan, conds: Sequence[ModelCall], cache: StockCache | None) -> None:
+def refuse_unfit_loop(plan: ParallelPlan, conds: Sequence[ModelCall], cache: StockCache | None) -> None:
     """Raise `ValueError` for a cache of ComfyUI's in a pipeline, which would be empty between steps, and where groups
     of ranks without a conditioning would have to find out with the others what is skipped, or which patch is whose."""
     if cache is not None and plan.pipefusion > 1:

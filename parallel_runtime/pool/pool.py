@@ -33,7 +33,7 @@ from ..weight_delta import PRISTINE, WeightDeltas
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from ..wire.requests import MeasureDevice, Probe
-from .calls import RunResult, StepDone, WorkerLoopResult, WorkerLoopRun, refuse_unfit, split_rows
+from .calls import RunResult, StepDone, WorkerLoopResult, WorkerLoopRun, refuse_unfit_loop, split_rows
 from .failures import Failures, refuse_without
 from .generation import Answer, Generation
 from .held_vae import HeldVae
@@ -291,10 +291,10 @@ class Pool:
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
         cancels too.
-        Loads, changes weights and raises as `run`; `ValueError` also for what `refuse_unfit` says.
+        Loads, changes weights and raises as `run`; `ValueError` also for what `refuse_unfit_loop` says.
         """
         self._refuse_plan(plan)
-        refuse_unfit(plan, run.conds, run.cache)
+        refuse_unfit_loop(plan, run.conds, run.cache)
         with self._asking(check_cancelled) as check:
             workers = self._ready(check, plan)
             model = workers.ensure(spec, plan, deltas, check)

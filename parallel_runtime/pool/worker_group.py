@@ -13,7 +13,7 @@ from ..exchange_groups import ExchangeGroup, OverlapRates, groups_of, weight_gro
 from ..machines.machine import Machine
 from ..model_call import OUT, ModelCall
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
-from ..planner.memory import extra_bytes, kept_bytes
+from ..planner.memory import extra_bytes, kept_groups_bytes
 from ..weight_delta import WeightDeltas
 from ..wire.requests import CheckCopies, MakeMesh, Options, Step, Trim
 from .calls import (
@@ -59,7 +59,7 @@ class Meshes:
         own, dropped = set(groups_of(plan, self._num_ranks)), []
         for other in reversed(self._plans):
             more = kept | set(groups_of(other, self._num_ranks))
-            if other == plan or extra_bytes(more - own, self._num_ranks) <= kept_bytes(self._num_ranks):
+            if other == plan or extra_bytes(more - own, self._num_ranks) <= kept_groups_bytes(self._num_ranks):
                 kept = more
             else:
                 dropped.append(other)

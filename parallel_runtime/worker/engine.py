@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from ..choices import choice_for, choice_of
+from ..choices import card_choice, choice_for
 from ..models.hosted.compiled import CompiledRun
 from ..models.hosted.cuda_graphs import CudaRecorder, GraphRecorder
 from ..models.hosted.graphs import Graphs, Watch
@@ -138,7 +138,7 @@ class Engine:
         """
         if not on or self.device.type != "cuda":
             return RegionTimer(self.device, on=on)
-        choice = choice_for(None) if graphs else choice_of(self.device)
+        choice = choice_for(None) if graphs else card_choice(self.device)
         return RegionTimer(self.device, on=True, every=choice.timed_every)
 
     def new_recorder(self) -> GraphRecorder:

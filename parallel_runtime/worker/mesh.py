@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import torch
 import torch.distributed as dist
 
-from ..choices import choice_of
+from ..choices import card_choice
 from ..exchange_groups import (
     ACTIVATIONS,
     GROUPED_AXES,
@@ -99,7 +99,7 @@ class Mesh:
         self.member = rank < plan.ranks
         # An axis of one needs no group; gloo has no collectives for device memory.
         self._staged = dist.is_initialized() and dist.get_backend() == "gloo" and device.type != "cpu"
-        head_start = 0 if self._staged else choice_of(device).head_start_cycles
+        head_start = 0 if self._staged else card_choice(device).head_start_cycles
         self.axes = {
             axis: Axis(axis, getattr(plan, axis), index, None, self.traffic, self._staged, head_start)
             for axis, index in plan.coordinates(rank if self.member else 0).items()

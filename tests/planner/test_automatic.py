@@ -240,7 +240,7 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(machine, "choice_of", lambda _: SimpleNamespace(most_chunks=3))
+    monkeypatch.setattr(machine, "card_choice", lambda _: SimpleNamespace(most_chunks=3))
     devices = (Device("cuda", 0), Device("cuda", 1))
     for name, known in (("NVIDIA L40", True), ("NVIDIA Unheard Of", False)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)

@@ -16,7 +16,7 @@ from parallel_runtime.planner.memory import (
     CONNECTION_BYTES,
     NCCL_BYTES,
     communicators,
-    kept_bytes,
+    kept_groups_bytes,
     memory_of,
 )
 from parallel_runtime.planner.work import Work
@@ -95,7 +95,7 @@ def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
     runtime = [
         memory_of(usual_counted().model, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)
     ]
-    assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_bytes(2) - 1
+    assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_groups_bytes(2) - 1
     assert runtime == sorted(runtime)
 
 

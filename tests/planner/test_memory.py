@@ -18,7 +18,7 @@ from parallel_runtime.planner.memory import (
     bytes_by_rank,
     bytes_of,
     communicators,
-    kept_bytes,
+    kept_groups_bytes,
     memory_of,
     runtime_bytes,
     where_kept,
@@ -141,7 +141,7 @@ def test_torch_and_nccl_take_their_part() -> None:
     assert runtime_bytes(ParallelPlan(), CPU, 4) == 350 * MIB
     assert runtime_bytes(ParallelPlan(), GPU, 1) == 700 * MIB and communicators(ParallelPlan(), 1) == ()
     assert communicators(both := ParallelPlan(ring=2, ulysses=2), 4) == (4, 2, 2)
-    assert runtime_bytes(both, GPU, 4) == (700 + 128 + 3 * 16 + (3 + 1 + 1) * 36) * MIB + kept_bytes(4)
+    assert runtime_bytes(both, GPU, 4) == (700 + 128 + 3 * 16 + (3 + 1 + 1) * 36) * MIB + kept_groups_bytes(4)
 
 
 @pytest.mark.parametrize(

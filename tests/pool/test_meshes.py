@@ -7,7 +7,7 @@ import pytest
 
 from parallel_runtime.exchange_groups import groups_of, weight_groups
 from parallel_runtime.plan import Layout, ParallelPlan
-from parallel_runtime.planner.memory import extra_bytes, kept_bytes
+from parallel_runtime.planner.memory import extra_bytes, kept_groups_bytes
 from parallel_runtime.pool.worker_group import Meshes
 from parallel_runtime.wire.requests import MakeMesh
 
@@ -50,7 +50,9 @@ def plans(num_ranks: int) -> list[ParallelPlan]:
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_groups_are_kept_up_to_what_the_plan_with_the_most_of_them_needs(num_ranks: int) -> None:
-    assert kept_bytes(num_ranks) == max(extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in plans(num_ranks))
+    assert kept_groups_bytes(num_ranks) == max(
+        extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in plans(num_ranks)
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
@@ -62,11 +64,11 @@ def test_ranks_never_have_more_groups_than_the_planner_counts(num_ranks: int) ->
         ranks.use(plan)
         assert ranks.made.issuperset(groups_of(plan, num_ranks))
         beside = extra_bytes(ranks.made - set(groups_of(plan, num_ranks)), num_ranks)
-        assert beside <= kept_bytes(num_ranks), plan.describe()
+        assert beside <= kept_groups_bytes(num_ranks), plan.describe()
         most = max(most, beside)
         left = {group for other in ranks.book for group in groups_of(other, num_ranks)}
         assert ranks.made == left, "what is there is what a plan of the book has"
-    assert most > kept_bytes(num_ranks) / 2, "the groups that are kept are worth their place"
+    assert most > kept_groups_bytes(num_ranks) / 2, "the groups that are kept are worth their place"
 
 
 def test_two_plans_in_turn_make_their_groups_once() -> None:

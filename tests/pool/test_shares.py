@@ -15,7 +15,7 @@ from parallel_runtime.pool.calls import (
     Steps,
     WorkerLoopResult,
     inputs_of,
-    refuse_unfit,
+    refuse_unfit_loop,
     results_of,
     shape_of,
     split_rows,
@@ -100,7 +100,7 @@ def test_a_pipeline_and_a_group_without_a_prompt_decide_nothing_between_steps(
 ) -> None:
     conds = with_options(make_run(texts=texts), step_cache=step_cache).conds
     with pytest.raises(ValueError, match=f"{why}$") if why else nullcontext():
-        refuse_unfit(ParallelPlan.parse(plan), conds, cache)
+        refuse_unfit_loop(ParallelPlan.parse(plan), conds, cache)
 
 
 def test_a_request_has_its_tensors_results_and_traces_by_name() -> None:

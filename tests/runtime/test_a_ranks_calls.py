@@ -520,7 +520,7 @@ def test_ranks_of_cards_with_other_choices_time_the_same_steps_of_a_run_by_graph
     """A step whose parts are timed runs without graphs, and ranks exchange otherwise in one that they record in."""
     usual, by_card = choice_for(None).timed_every, (1, 5)
     monkeypatch.setattr(
-        "parallel_runtime.worker.engine.choice_of",
+        "parallel_runtime.worker.engine.card_choice",
         lambda device: replace(choice_for(None), timed_every=by_card[device.index]),
     )
     traffic = SimpleNamespace(reset=lambda timer: None)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from parallel_runtime.choices import TABLE, choice_for, choice_of, read, with_choice
+from parallel_runtime.choices import TABLE, card_choice, choice_for, read, with_choice
 
 ROWS = json.loads(TABLE.read_text(encoding="utf-8"))
 
@@ -21,9 +21,9 @@ def test_cudnn_is_tried_first_where_figures_say_so_and_nowhere_else(capability, 
 def test_a_device_has_the_choices_of_its_capability_and_amds_which_count_otherwise_the_usual_ones(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     gpu = torch.device("cuda", 0)
-    assert choice_of(gpu) == choice_for((9, 0)) != choice_for(None) == choice_of(torch.device("cpu"))
+    assert card_choice(gpu) == choice_for((9, 0)) != choice_for(None) == card_choice(torch.device("cpu"))
     monkeypatch.setattr(torch.version, "hip", "6.2")
-    assert choice_of(gpu) == choice_for(None)
+    assert card_choice(gpu) == choice_for(None)
 
 
 def test_a_measured_choice_changes_its_row_alone() -> None:

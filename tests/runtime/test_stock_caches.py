@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel_runtime.stock_caches import CachedRows, SkipDecision, StockCache, kept_bytes
+from parallel_runtime.stock_caches import CachedRows, SkipDecision, StockCache, cached_rows_bytes
 
 LOOKED_AT = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])  # (S, C): two of six numbers are compared
 X = torch.arange(12.0).view(2, 2, 3)
@@ -15,7 +15,7 @@ def cache(calls: str = "-nmm", **more: object) -> StockCache:
 
 
 def test_bytes_are_of_what_was_added_and_of_each_64th_number_twice() -> None:
-    assert [kept_bytes(numbers) for numbers in (0, 64, 65)] == [0, 4 * (64 + 2), 4 * (65 + 4)]
+    assert [cached_rows_bytes(numbers) for numbers in (0, 64, 65)] == [0, 4 * (64 + 2), 4 * (65 + 4)]
     with pytest.raises(ValueError, match="calls 'nx' of a step cache; use '-', 'n' and 'm'"):
         cache("nx")
     assert (StockCache(easy=False, threshold=0.1, calls="m").first, cache().first) == (0, 1)

@@ -18,7 +18,7 @@ from ....parallel_runtime.models.hosted.other_calls import METHODS
 from ....parallel_runtime.plan import ParallelPlan
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cache
-from ....parallel_runtime.stock_caches import kept_bytes
+from ....parallel_runtime.stock_caches import cached_rows_bytes
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
 from ..contract.refusals import refused_here
@@ -61,7 +61,7 @@ def kept_by_caches(run: RunContext, shape: Sequence[int]) -> float:
     """Bytes on one rank for a batch group's latents of `shape` (B, C, ..). Of a first-block cache, where the model was
     counted."""
     numbers, model, work = math.prod(shape[1:]), run.decision.model, run.decision.work
-    found = float(kept_bytes(shape[0] * numbers)) if run.stock_cache else 0.0
+    found = float(cached_rows_bytes(shape[0] * numbers)) if run.stock_cache else 0.0
     if run.step_cache and isinstance(model, CountedModel) and work is not None:
         asked = replace(work, image_tokens=model.image_tokens(numbers), step_cache=True)
         plan = ParallelPlan() if run.whole else run.plan

@@ -20,7 +20,7 @@ from ....parallel_runtime.pool.calls import (
     Inpaint,
     WorkerLoopRun,
     refuse_long,
-    refuse_unfit,
+    refuse_unfit_loop,
     seen_shape,
     work_of_groups,
 )
@@ -163,7 +163,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
-        _ask(refuse_unfit, plan, [cond.call for cond in conds], cached and cached.cache)
+        _ask(refuse_unfit_loop, plan, [cond.call for cond in conds], cached and cached.cache)
         tell_idle(context, len(names) * x.shape[0])
         given = _drawn(run, recurrence, x)
 

@@ -13,7 +13,7 @@ import sys
 import torch
 
 from ...checkpoint import ComfyUI
-from ...choices import choice_of
+from ...choices import card_choice
 from ...packages import imported_packages
 from ...wire.replies import Imported
 from . import attention, scales, sdpa, side_branches
@@ -52,7 +52,7 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
         scales.install()
     if shared:
         ops = importlib.import_module("comfy.ops")
-        sdpa.put_first(ops, choice_of(device))
+        sdpa.put_first(ops, card_choice(device))
         sdpa.try_first(device)
         side_branches.call_layers(ops)
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):

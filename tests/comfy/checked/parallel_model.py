@@ -170,7 +170,7 @@ assert not run.stock_cache and cached.new_run(other).stock_cache
 with run_context.begun({}, run):
     assert model.model.memory_required([5, 16, 8, 8]) == 2 * stock_bytes(model.model, [3, 16, 8, 8], {})
     run.stock_cache = True
-    kept = caches.kept_bytes(3 * 16 * 64)
+    kept = caches.cached_rows_bytes(3 * 16 * 64)
     assert model.model.memory_required([5, 16, 8, 8]) == 2 * (stock_bytes(model.model, [3, 16, 8, 8], {}) + kept)
 run = under.new_run(decisions.Decision(plan=plans.ParallelPlan(ulysses=2)))
 for run.whole in (True, False):  # each rank computes all tokens, or its part
@@ -180,7 +180,7 @@ for run.whole in (True, False):  # each rank computes all tokens, or its part
 visiting = 2 * sharded.model.pooled.sizes.biggest_block
 assert sharded.model.memory_required([4, 16, 8, 8]) == 2 * (whole / 2 + visiting)
 run = SimpleNamespace(stock_cache=True, step_cache=0.0, decision=other, plan=other.plan, whole=False)
-assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == caches.kept_bytes(3 * 16 * 64)
+assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == caches.cached_rows_bytes(3 * 16 * 64)
 run.stock_cache = False
 assert stand_in.kept_by_caches(run, [3, 16, 8, 8]) == 0.0
 counted = counting.usual_counted()

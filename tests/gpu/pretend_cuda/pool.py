@@ -14,7 +14,7 @@ from host import forked_ranks
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
+from parallel_runtime.planner.memory import bytes_of, communicators, kept_groups_bytes
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.process import rank_process
 
@@ -90,7 +90,7 @@ class PretendPool(Pool):
     def _too_many_groups(self, plan: ParallelPlan) -> str:
         """Whether a rank has more groups than the planner counts, where no weights are held."""
         ranks = len(self.devices)
-        budget = bytes_of(communicators(plan, ranks)) + kept_bytes(ranks)
+        budget = bytes_of(communicators(plan, ranks)) + kept_groups_bytes(ranks)
         told = [json.loads((self._folder / f"groups.{rank}.json").read_text("utf-8")) for rank in range(ranks)]
         most = max(([size for size in sizes if size > 1] for sizes in told), key=bytes_of)
         return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""

@@ -11,10 +11,10 @@ from .tiny import Case, at, build, case, noise
 @case("ACE-Step 1.5")
 def _() -> Case:
     """Every second layer attends to the 4 tokens before and after."""
-    sizes = {"in_channels": 48, "hidden_size": 96, "text_hidden_dim": 48, "timbre_hidden_dim": 16, "num_heads": 6}
+    sizes = {"in_channels": 48, "hidden_size": 96, "text_hidden_dim": 48, "timbre_hidden_dim": 16, "num_heads": 8}
     sizes |= {"audio_acoustic_hidden_dim": 16, "num_dit_layers": 2, "num_lyric_layers": 1, "num_timbre_layers": 1}
-    sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
-    sizes |= {"sliding_window": 4, "encoder_hidden_size": 96, "encoder_intermediate_size": 128, "encoder_num_heads": 6}
+    sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 4, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
+    sizes |= {"sliding_window": 4, "encoder_hidden_size": 96, "encoder_intermediate_size": 128, "encoder_num_heads": 8}
     model = build("comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel", **sizes, fsq_levels=[8, 5])
     given = {"x": noise(2, 16, 69), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48)}
     return model, given | {"lyric_embed": noise(2, 5, 48), "refer_audio": noise(2, 16, 69), "is_covers": False}
@@ -37,7 +37,7 @@ def sound(tokens: int, **more: Any) -> dict[str, Any]:
     return given | {"global_embed": noise(2, 32)} | more
 
 
-case("Stable Audio 1")(lambda: (stable_audio(), sound(34)))
+case("Stable Audio 1")(lambda: (stable_audio(num_heads=6), sound(34)))
 
 
 @case("Stable Audio 3, what is to be kept, more tokens of its own than one rank has")

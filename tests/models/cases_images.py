@@ -95,10 +95,10 @@ def _() -> Case:
 case("Lumina 2, 2 groups of heads")(lambda: (lumina(n_kv_heads=2), described()))
 
 
-@case("OmniGen2, 2 groups of heads, reference")
+@case("OmniGen2, reference")
 def _() -> Case:
     sizes = {"patch_size": 2, "in_channels": 16, "hidden_size": 96, "num_layers": 2, "num_refiner_layers": 1}
-    sizes |= {"num_attention_heads": 6, "num_kv_heads": 2, "multiple_of": 32, "axes_dim_rope": (4, 6, 6)}
+    sizes |= {"num_attention_heads": 8, "num_kv_heads": 4, "multiple_of": 32, "axes_dim_rope": (4, 4, 4)}
     model = build("comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel", **sizes, text_feat_dim=48)
     return model, described(1, ref_latents=[noise(1, 16, 6, 8)])
 
@@ -170,13 +170,13 @@ def _() -> Case:
     return build(path, **sizes, max_resolution=(64, 64), llama_layers=[0, 1, 2, 2]), given
 
 
-def hidream_o1(**references: Any) -> Case:
+def hidream_o1(groups: int = 2, **references: Any) -> Case:
     """HiDream-O1: its prompt of 9 tokens, the last of which is the timestep's, and 35 patches of 32 x 32 pixels."""
     from comfy.ldm.hidream_o1.conditioning import build_extra_conds
     from comfy.ldm.hidream_o1.model import TMS_TOKEN_ID
 
-    text = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6}
-    text |= {"num_key_value_heads": 2, "head_dim": 16, "rope_dims": [4, 2, 2]}
+    text = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 3 * groups}
+    text |= {"num_key_value_heads": groups, "head_dim": 16, "rope_dims": [4, 2, 2]}
     vision = {"hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "depth": 1, "num_position_embeddings": 16}
     path = "comfy.ldm.hidream_o1.model.HiDreamO1Transformer"
     model = build(path, text_config_overrides=text, vision_config_overrides=vision)
@@ -186,7 +186,7 @@ def hidream_o1(**references: Any) -> Case:
     return model, given | build_extra_conds(prompt, given["x"], **references)
 
 
-case("HiDream-O1")(lambda: hidream_o1())
+case("HiDream-O1")(lambda: hidream_o1(groups=4))
 
 
 @case("HiDream-O1, two references")

@@ -58,10 +58,10 @@ def _() -> Case:
 
 @case("Boogu, references")
 def _() -> Case:
-    """6 heads in 2 groups."""
+    """8 heads in 4 groups."""
     sizes = {"in_channels": 16, "hidden_size": 96, "num_layers": 2, "num_double_stream_layers": 2}
-    sizes |= {"num_refiner_layers": 1, "num_attention_heads": 6, "num_kv_heads": 2, "multiple_of": 32}
-    sizes |= {"axes_dim_rope": (4, 6, 6), "instruction_feat_dim": 48}
+    sizes |= {"num_refiner_layers": 1, "num_attention_heads": 8, "num_kv_heads": 4, "multiple_of": 32}
+    sizes |= {"axes_dim_rope": (4, 4, 4), "instruction_feat_dim": 48}
     given = {"x": noise(2, 16, 10, 14), "timesteps": at(0.7, 0.7), "context": noise(2, 9, 48), "num_tokens": 9}
     given |= {"ref_latents": [noise(2, 16, 6, 8), noise(2, 16, 4, 6)]}
     return build("comfy.ldm.boogu.model.BooguTransformer2DModel", **sizes), given

@@ -54,8 +54,11 @@ RUNS += [
 ]
 
 
-# With these two ranks have one group of heads each, and no chunks.
-FEW_HEADS: set[str] = set()
+# With these two ranks have one group of heads each, and no chunks. Another case of the class has more.
+FEW_HEADS = {
+    "HiDream-O1, two references",
+    "Stable Audio 3, what is to be kept, more tokens of its own than one rank has",
+}
 
 
 @dataclass
@@ -148,9 +151,12 @@ def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, 
 
 # Of four ranks: what two share by their heads goes around a ring of the two pairs.
 GRID = {"Flux.1, 4 heads", "MiniMax H3", "LTX-2, a timestep for each frame"}
+IN_A_RING = [name for name in CASES if name != "Flux.1, 3 tokens of text and 3 of image"]  # which four do not share
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in GRID else pytest.mark.full) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in GRID else pytest.mark.full) for name in IN_A_RING]
+)
 @in_ranks(4)
 def test_pairs_of_ranks_around_a_ring_compute_the_same_with_heads_in_chunks(group: GlooGroup, name: str) -> None:
     model, inputs, want, _ = whole(name)

@@ -71,9 +71,8 @@ class Simulation:
     deadline_s: float = 20.0  # what nothing moves for so long is a deadlock
     pending: list["SimulatedWork"] = field(default_factory=list)
     connected: set[tuple[int, ...]] = field(default_factory=set)
-    groups: list[int] = field(default_factory=list)  # how many ranks each group has that this rank is in
     in_graph: bool = False
-    graphs: weakref.WeakSet = field(default_factory=weakref.WeakSet)  # that live, with `groups`
+    graphs: weakref.WeakSet = field(default_factory=weakref.WeakSet)  # that live
     ever_connected: set[tuple[int, ...]] = field(default_factory=set)
 
     def keep(self, graph: Any) -> None:
@@ -112,7 +111,6 @@ class Simulation:
         if rank == 0:
             store.set("number", str(self.store.add("communicators", 1)))
         members = [int(store.get(f"member {index}")) for index in range(size)]
-        self.groups.append(size)
         return SimulatedGroup(self, rank, members, number=int(store.get("number")))
 
 
@@ -267,7 +265,6 @@ class SimulatedGroup(dist.ProcessGroup):
         self._by_host("destroy", self._others, [], "ending the communicator of")
         for line in (self._operations, self._hosts):
             line.end()
-        self._simulation.groups.remove(len(self._members))
 
     def alltoall_base(
         self, target: Tensor, source: Tensor, target_lengths: list[int], source_lengths: list[int], _: object = None

@@ -98,10 +98,6 @@ class Stream:
         self.device = torch.device("cuda", device_index(device))
         PRETENCE.handler._handle_stream_creation(self.id)
 
-    @property
-    def cuda_stream(self):
-        return self.id
-
     def wait_stream(self, other):
         self.wait_event(other.record_event())
 

@@ -1,7 +1,7 @@
 """The real engine on a pretend device. A rank finds this module through `python_path`.
 
-Every request takes its settings anew, writes down its allocation sites and the sizes of its groups, must leave nothing
-in flight, and may touch no device but its own.
+Every request takes its settings anew, writes down its allocation sites, must leave nothing in flight, and may touch no
+device but its own.
 """
 
 import json
@@ -36,7 +36,6 @@ class PretendEngine(Engine):
         reply = super().handle(request, specs, **told)
         if simulation is not None:
             simulation.end()
-            place.with_name(f"groups.{self.rank}.json").write_text(json.dumps(simulation.groups), encoding="utf-8")
         PRETENCE.collect_freed()
         others = PRETENCE.touched | {each for each in range(DEVICES) if torch.cuda.memory_reserved(each)}
         if others := others - {self.device.index}:

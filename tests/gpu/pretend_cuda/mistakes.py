@@ -99,7 +99,6 @@ MISTAKES = (
         "both links of two stages are one", STAGES, "mesh.py", "(sender, receiver)])", "tuple({sender, receiver})])"
     ),
     Mistake("groups are freed in other orders", FREEING, "mesh.py", "key in groups", OTHER_ORDER),
-    Mistake("groups are never freed", FREEING, "mesh.py", "dist.destroy_process_group(group)", LEFT_OUT),
     Mistake("a rank does not choose its device", ULYSSES, "start.py", "torch.cuda.set_device(device)", LEFT_OUT),
     *(
         Mistake(f"graphs: {name}", GRAPHS_OF_FOUR if chapter == "groups_end" else BY_GRAPHS[chapter], file, old, new)

@@ -14,7 +14,6 @@ from host import forked_ranks
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.planner.memory import bytes_of, communicators, kept_groups_bytes
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.process import rank_process
 
@@ -77,8 +76,6 @@ class PretendPool(Pool):
             for plan in map(ParallelPlan.parse, (*trial.before, trial.plan)):
                 if any(self.exchange_pattern(plan)):
                     return f"bytes arrive damaged under {plan.describe()}"
-                if trial.before and (wrong := self._too_many_groups(plan)):
-                    return wrong
             error = reference.error(self, trial, {}, dtype=trial.dtype)
         except PoolError as failure:
             return str(failure).splitlines()[0]
@@ -86,14 +83,6 @@ class PretendPool(Pool):
             return self.broken_copies
         limit = reference.limit(trial.dtype)
         return "" if error <= limit else f"differs by {error:.1e}, more than {limit:.1e}"
-
-    def _too_many_groups(self, plan: ParallelPlan) -> str:
-        """Whether a rank has more groups than the planner counts, where no weights are held."""
-        ranks = len(self.devices)
-        budget = bytes_of(communicators(plan, ranks)) + kept_groups_bytes(ranks)
-        told = [json.loads((self._folder / f"groups.{rank}.json").read_text("utf-8")) for rank in range(ranks)]
-        most = max(([size for size in sizes if size > 1] for sizes in told), key=bytes_of)
-        return f"{most} are the ranks of groups under {plan.describe()}" if bytes_of(most) > budget else ""
 
     def sites(self) -> list[str]:
         """Where the product allocated since `record` was told, first come first; they are forgotten."""

@@ -1,12 +1,13 @@
 """`make weekly`: what it makes of commands that pass and fail, and what it runs again."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tools.weekly import FURTHER, ROOT, TESTS, Step, run, state_of, steps
+from tools.weekly import CODE, FLAGS, FURTHER, ROOT, TESTS, Step, run, state_of, steps
 
 SCRIPT = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('a').write('.'); print(sys.argv[2]); sys.exit({code})"
 
@@ -48,6 +49,65 @@ def test_every_step_is_a_target_of_make() -> None:
     assert named <= {line.partition(":")[0] for line in said.stdout.splitlines() if ":" in line}
 
 
+def test_what_passed_with_flags_is_a_row_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = tmp_path / "ran"
+    command = (sys.executable, "-c", SCRIPT.format(code=0), str(ran), "0 wrong")
+    whole, part = (
+        Step("parity", command, tmp_path / "logs", {}, given) for given in ("", "PARITY_FLAGS=--only kontext")
+    )
+    for step, times, row in (
+        (part, 1, "parity (PARITY_FLAGS=--only kontext)  passed"),
+        (whole, 2, "parity  passed"),  # which the part does not stand for
+        (part, 2, "parity (PARITY_FLAGS=--only kontext)  passed"),
+        (whole, 2, "parity  passed"),
+    ):
+        assert run((step,)) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith(row)
+        assert ran.read_text() == "." * times
+
+
+def test_each_step_has_the_flags_that_its_target_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target, names in FLAGS.items():
+        _, _, rest = text.partition(f"\n{target}:")
+        recipe = rest.partition("\n\n")[0].replace("$(PYTEST)", "")
+        taken = set(re.findall(r"\$\((\w+_FLAGS)\)", recipe))
+        assert taken == set(names), target
+        for name in names:
+            monkeypatch.setenv(name, f"  --of {target}\n --few")
+        given = {step.name: step.given for step in steps(("oldest",), Path("/a"), Path("/b"), Path("/c"))}
+        step = "test-host oldest" if target == "test-host" else target
+        assert given[step] == " ".join(f"{name}=--of {target} --few" for name in names)
+        for name in names:
+            monkeypatch.delenv(name)
+    assert {step.given for step in steps(("oldest",), Path("/a"), Path("/b"), Path("/c"))} == {""}
+
+
+def test_another_version_of_a_folders_comfyui_is_another_row(tmp_path: Path) -> None:
+    def given() -> str:
+        (found,) = (step.given for step in steps((str(tmp_path),), *[Path("/a")] * 3) if "test-host" in step.name)
+        return found
+
+    def git(*command: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *command], check=True)  # noqa: S607
+
+    file = tmp_path / "comfyui_version.py"
+    file.write_text('# made by a script\n__version__ = "0.24.0"\n')
+    assert given() == "ComfyUI 0.24.0"
+    file.write_text('__version__ = "0.25.1"\n')
+    assert given() == "ComfyUI 0.25.1"
+    git("init", "-q")
+    git("add", ".")
+    said = []
+    for _ in range(2):  # with the same version in the file
+        git("commit", "-q", "--allow-empty", "-m", f"commit {len(said)}")
+        said.append(given())
+    file.write_text('__version__ = "0.25.1"  # changed by hand\n')
+    said.append(given())
+    assert len(set(said)) == 3 and said[2] == f"{said[1]}-dirty" and "0.25.1" not in " ".join(said)
+
+
 def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
     told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"), Path("/graphs"))}
@@ -73,12 +133,25 @@ def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -
 def test_a_test_that_changes_leaves_what_matrices_found(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)  # noqa: S607
     (tmp_path / "tests" / "comfy" / "checked").mkdir(parents=True)
-    unread = ("test_weekly.py", "comfy/test_tries.py", "comfy/checked/graph.py")
-    for name, changes in (*((name, False) for name in unread), ("conftest.py", True), ("comfy/graphs.py", True)):
+    unread = (
+        *("tests/test_weekly.py", "tests/comfy/test_tries.py", "tests/comfy/checked/graph.py", "Makefile", ".ci/run"),
+        *("locales/en/main.json", "api_workflows/a.json", "example_workflows/a.json", "subgraphs/a.json"),
+    )
+    read = ("tests/conftest.py", "tests/comfy/graphs.py", "demo/graphs.py", "requirements.txt", "pyproject.toml")
+    for name, changes in (*((name, False) for name in unread), *((name, True) for name in read)):
         before = state_of(tmp_path), state_of(tmp_path, TESTS)
-        (tmp_path / "tests" / name).write_text("1")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
         assert state_of(tmp_path) != before[0]
         assert (state_of(tmp_path, TESTS) != before[1]) == changes, name
+
+
+def test_what_tests_read_is_of_the_code() -> None:
+    """Pages are left out: what matrices write there would have them run again."""
+    pages = {"README.md", "CHANGELOG.md", "LICENSE", "docs", ".gitignore", ".pre-commit-config.yaml"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
+    named = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    assert {name for name in named - pages if not name.endswith(".md")} == {name for name in CODE if name[0] != ":"}
 
 
 def test_graphs_on_one_machine_do_not_read_what_commands_and_joined_machines_run() -> None:

@@ -1,8 +1,12 @@
 """Every slow matrix, one after the other, with one table at the end: `make weekly`, which takes hours.
 
-What passed on the code that it reads is not run again, so it may be stopped and begun anew. Each has its log in
-build/weekly. The exit status is 0 where all passed. WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or
-`oldest` (the default). What each takes from the environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`.
+What passed is not run again on the same code, with the same flags and the same ComfyUI, so it may be stopped and begun
+anew. "The same code" is the content of the files that it reads (CODE), but for pages and tables; for a folder of
+ComfyUI it is its commit, or else its version. Each has its log in build/weekly. The exit status is 0 where all passed.
+
+WEEKLY_HOSTS names the ComfyUIs for `make test-host`: folders, or `oldest` (the default). What each takes from the
+environment it takes here: `MUTANTS_FLAGS="--seed 7" make weekly`. A run with flags is a row of its own: it says nothing
+about the run without them.
 """
 
 from __future__ import annotations
@@ -21,13 +25,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = (  # the matrices themselves write pages and tables
-    *("parallel_runtime", "nodes", "tests", "tools", "benchmarks", "web", "__init__.py", "constraints.txt"),
+    *("parallel_runtime", "nodes", "tests", "tools", "benchmarks", "web", "demo", "__init__.py"),
+    *("pyproject.toml", "requirements.txt", "constraints.txt"),  # what the environment is made from
+    *("Makefile", "locales", "api_workflows", "example_workflows", "subgraphs", "docker"),
+    *(".ci", ".github", ".comfyignore"),
     *(":(exclude)*.md", ":(exclude)*.csv"),
 )
 # What a matrix never reads, so that a test or a benchmark changed, or a figure of a GPU, leaves what it found as it is.
 TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
     *(":(exclude)benchmarks", ":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
+    # Tests read these. A matrix takes from the Makefile its module's name and the flags, which its note has.
+    *(f":(exclude){name}" for name in ("Makefile", "locales", "api_workflows", "example_workflows", "subgraphs")),
+    *(f":(exclude){name}" for name in ("docker", ".ci", ".github", ".comfyignore")),
 )
 # What a graph on one machine never runs: commands, what they try a model with, and what a joined machine does.
 FURTHER = (
@@ -41,6 +51,22 @@ BEFORE_HOSTS, AFTER_HOSTS = (
     # `coverage` records which tests run which line, which `mutants` reads.
     ("test-full", "machines", "pretend-cuda", "soak", "fuzz", "endurance", "coverage", "mutants"),
 )
+# The variables whose flags each target of the Makefile gives to what it runs.
+FLAGS = {
+    "parity-models": ("PARITY_MODELS_FLAGS",),
+    "formats": ("FORMATS_FLAGS",),
+    "parity": ("PARITY_FLAGS",),
+    "templates": ("TEMPLATES_FLAGS",),
+    "test-host": ("TEST_HOST_FLAGS", "PYTEST_FLAGS"),
+    "test-full": ("PYTEST_FLAGS",),
+    "machines": ("MACHINES_FLAGS",),
+    "pretend-cuda": ("PRETEND_FLAGS",),
+    "soak": ("SOAK_FLAGS",),
+    "fuzz": ("FUZZ_FLAGS",),
+    "endurance": (),
+    "coverage": ("PYTEST_FLAGS",),
+    "mutants": ("MUTANTS_FLAGS",),
+}
 # The flags of those that keep what they have found, and go on with it after they were ended.
 KEEP = {
     "parity-models": ("PARITY_MODELS_FLAGS", "--keep {}/parity-models-cells.jsonl"),
@@ -48,16 +74,21 @@ KEEP = {
 }
 WRONG = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:wrong|failed|errors?)\b")
 LAST_LINE_CHARS = 100
+OLDEST = "oldest"  # the ComfyUI that tests/host/fetch.py names, which is of CODE
+VERSION = re.compile(r"""^__version__ = ["'](?P<version>[^"']+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, the folder for its log and for what it keeps, and the variables that it has beside this process's."""
+    """A command, the folder for its log and for what it keeps, and the variables that it has beside this process's.
+
+    given: the flags and the ComfyUI that decide beside the code what it finds; empty where it has neither."""
 
     name: str
     command: Sequence[str]
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    given: str = ""
 
 
 def steps(hosts: Sequence[str], tests: Path, matrices: Path, graphs: Path) -> list[Step]:
@@ -68,11 +99,31 @@ def steps(hosts: Sequence[str], tests: Path, matrices: Path, graphs: Path) -> li
     def step(name: str, more: dict[str, str]) -> Step:
         target = name.split()[0]
         folder = tests if target in RUN_TESTS else graphs if target in BEFORE_HOSTS else matrices
-        return Step(name, ("make", "--no-print-directory", target), folder, more)
+        return Step(name, ("make", "--no-print-directory", target), folder, more, given(target, more))
 
     found = [step(name, keep.get(name, {})) for name in BEFORE_HOSTS]
     found += [step(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
     return found + [step(name, {}) for name in AFTER_HOSTS]
+
+
+def given(target: str, more: dict[str, str]) -> str:
+    """The flags in a target's variables, and which ComfyUI is in the folder that it is told."""
+    told = {name: " ".join(os.environ.get(name, "").split()) for name in FLAGS[target]}
+    said = [f"{name}={flags}" for name, flags in told.items() if flags]
+    folder = (os.environ | more).get("COMFYUI_PATH", "")
+    return " ".join([*said, *([version_of(Path(folder).expanduser())] if folder not in ("", OLDEST) else [])])
+
+
+def version_of(comfyui: Path) -> str:
+    """The commit of a ComfyUI, or the version that its file says where it is no checkout."""
+    if (comfyui / ".git").exists():
+        # --dirty: files that somebody changed are not those of the commit.
+        describe = ["git", "-C", str(comfyui), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+        ran = subprocess.run(describe, capture_output=True, text=True, check=False)
+        return f"ComfyUI {ran.stdout.strip() or ran.stderr.strip()}"
+    file = comfyui / "comfyui_version.py"
+    found = VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return f"ComfyUI {found['version'] if found else 'without a version'}"
 
 
 def state_of(root: Path, without: Sequence[str] = ()) -> str:
@@ -92,13 +143,16 @@ def run(chosen: Sequence[Step]) -> int:
     rows = []
     for step in chosen:
         step.folder.mkdir(parents=True, exist_ok=True)
-        noted = step.folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}.json"
+        # What ran with other flags has a note of its own, so that neither is run again for the other.
+        mark = f"-{hashlib.sha256(step.given.encode()).hexdigest()[:8]}" if step.given else ""
+        noted = step.folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}{mark}.json"
         row = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
-        if row.get("result") != "passed":
-            say(f"{step.name}: log in {noted.with_suffix('.log')}")
-            row = _ran(step, noted.with_suffix(".log"))
+        name = f"{step.name} ({step.given})" if step.given else step.name
+        if row.get("result") != "passed" or row.get("given") != step.given:
+            say(f"{name}: log in {noted.with_suffix('.log')}")
+            row = _ran(step, noted.with_suffix(".log")) | {"given": step.given}
             noted.write_text(json.dumps(row), encoding="utf-8")
-        rows.append((step.name, row["result"], f"{row['minutes']:.1f}", row["last_line"][:LAST_LINE_CHARS]))
+        rows.append((name, row["result"], f"{row['minutes']:.1f}", row["last_line"][:LAST_LINE_CHARS]))
     widths = [max(map(len, column)) for column in zip(("name", "result", "minutes", ""), *rows, strict=True)]
     for cells in (("name", "result", "minutes", "last line"), *rows):
         say("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
@@ -128,7 +182,7 @@ def say(text: str) -> None:
 def main() -> int:
     """Run all, or what the command line names."""
     folders = (ROOT / "build" / "weekly" / state_of(ROOT, without) for without in ((), TESTS, (*TESTS, *FURTHER)))
-    everything = steps(os.environ.get("WEEKLY_HOSTS", "oldest").split(), *folders)
+    everything = steps(os.environ.get("WEEKLY_HOSTS", OLDEST).split(), *folders)
     parser = argparse.ArgumentParser(prog="tools.weekly", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[step.name.split()[0] for step in everything], metavar="NAME")
     options = parser.parse_args()

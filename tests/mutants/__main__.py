@@ -35,7 +35,7 @@ class Mistake:
     text: str
     tests: list[str]
     shown: str = ""
-    key: tuple[str, str, str] = ("", "", "")
+    key: tuple[str, ...] = ()
 
 
 def main() -> int:
@@ -67,11 +67,7 @@ def main() -> int:
 
 def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
     """The places that the seed chooses, each with the tests that run it."""
-    sources = {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for folder in CODE
-        for path in sorted((ROOT / folder).rglob("*.py"))
-    }
+    sources = files()
     there = collected(options.tests)
     recording = None if options.tests else Recording(options.recording, sources, there)
     if recording is not None and recording.changed:
@@ -85,6 +81,15 @@ def of_the_pack(options: argparse.Namespace) -> Iterator[Mistake]:
         shown = f"    - {place.before}\n    + {place.after}"
         tests = sorted(there) if recording is None else recording.tests(place)
         yield Mistake(title(place), place.file, text, tests, shown, place.key)
+
+
+def files() -> dict[str, str]:
+    """The text of each file that mistakes are made in, by its name in the repository."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for folder in CODE
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
 
 
 def of_the_panel(match: str) -> Iterator[Mistake]:
@@ -123,6 +128,8 @@ def report(mistakes: list[Mistake], outcomes: Iterator[Outcome]) -> int:
     unknown = [mistake for mistake, reason in survivors if not reason]
     for mistake, reason in survivors:
         say(f"survived: {mistake.title}{f' (equivalent: {reason})' if reason else ''}\n{mistake.shown}")
+        if mistake.key and not reason:
+            say(f'    {mistake.key}: "",')  # a line for equivalent.py, where its reason goes between the quotes
     untested = sum(not mistake.tests for mistake in unknown)
     say(f"{len(survivors) - len(unknown)} of the survivors are named equivalent, {untested} others no test runs")
     say(f"{len(mistakes)} mutants, {len(survivors)} survived")

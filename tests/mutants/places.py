@@ -62,9 +62,9 @@ class Place:
     after: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What the place is known by while files change."""
-        return self.operator, self.before, self.after
+    def key(self) -> tuple[str, ...]:
+        """What the place is known by while lines move. The same line may stand elsewhere, and matter there."""
+        return self.file, self.function, self.operator, self.before, self.after
 
     def applied(self, source: str) -> str:
         """The file with the mistake."""

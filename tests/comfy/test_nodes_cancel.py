@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,31 +14,47 @@ from host.tiny_models import TinyModels
 from host.workers import worker_pids
 from parity.runner import RELEASE
 
-LONG = 400  # steps, of which all but a few are cancelled, however quick the machine is
+STEPS = 12
+AT_STEP = 3
 
 
-def cancelled(client: ComfyClient, graph: Workflow, *, at_step: int) -> PromptResult:
-    """Run `graph` and press Cancel when the sampler reports that step."""
+def cancelled(client: ComfyClient, graph: Workflow, gate: Path) -> PromptResult:
+    """Run `graph` and press Cancel when its sampler has told of a step; the next one waits until that has come."""
+    for step in range(AT_STEP + 1):
+        gate.with_suffix(f".{step}").touch()
 
     def on_event(event: Event) -> None:
-        if event.type == "progress" and event.data["value"] == at_step:
+        if event.type == "progress" and event.data["value"] == AT_STEP:
             client.interrupt()
+            gate.touch()
 
+    graph = workflows.between(graph, "hold", "HoldSteps", gate=str(gate), heeds_cancel=False)
     return client.queue(to_latent(graph), on_event=on_event)
 
 
-@pytest.mark.parametrize(("sampler", "loop"), [("KSampler", "host"), ("ParallelFluxSampler", "auto")])
+@pytest.mark.parametrize(
+    ("sampler", "loop", "in_ranks"),
+    [("KSampler", "host", False), ("KSampler", "auto", True), ("ParallelFluxSampler", "auto", True)],
+)
 def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_right(
-    sampler: str, loop: str, client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+    sampler: str,
+    loop: str,
+    in_ranks: bool,
+    client: ComfyClient,
+    comfy_server: ComfyServer,
+    tiny_models: TinyModels,
+    tmp_path: Path,
 ) -> None:
     graph = workflows.text_to_image(tiny_models, seed=51)
     right = latent_of(client, graph)
     latent_of(client, parallel(graph, sampler=sampler, loop=loop))
     pids = worker_pids(comfy_server)
-    long = parallel(workflows.text_to_image(tiny_models, steps=LONG, seed=52), sampler=sampler, loop=loop)
-    result = cancelled(client, long, at_step=3)
+    long = parallel(workflows.text_to_image(tiny_models, steps=STEPS, seed=52), sampler=sampler, loop=loop)
+    result = cancelled(client, long, tmp_path / "gate")
     assert result.status == "interrupted"
-    assert 3 <= result.progress[-1].value < LONG
+    assert AT_STEP <= result.progress[-1].value < STEPS
+    told = [text for node, text in result.texts if node == "sampler" and text.startswith("step ")]
+    assert told and all(("skew" in text) != in_ranks for text in told), told  # which each request of ComfyUI's loop has
     again = workflows.text_to_image(tiny_models, seed=51)
     again["positive"]["inputs"]["text"] += " "  # another text, same tokens: nothing comes from a cache
     assert relative_error(latent_of(client, parallel(again, sampler=sampler, loop=loop)), right) <= TOLERANCE

@@ -61,6 +61,7 @@ def with_guider(kind: str, **inputs: Any) -> Workflow:
 GRAPHS = {
     "KSampler": ksampler(),
     "KSampler (Advanced)": advanced(),
+    "SamplerCustom": custom(),
     "SamplerCustomAdvanced, CFGGuider": with_guider("CFGGuider", positive=HERE, negative=HERE, cfg=HERE),
 }
 

@@ -52,7 +52,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/daemon_futures", "runtime/errors", "runtime/kernel_calls", "runtime/redact_paths", "runtime/user_files"),
     ("runtime/__init__",),
 )
-ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of their own: nodes import none of them
+# Programs of their own: nodes import none of them.
+ENDS = {"runtime/__main__", "runtime/cli", "runtime/trials", "runtime/worker"}
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}

@@ -15,7 +15,8 @@ from parallel_runtime.models.hosted.count import OperationCounter
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import TOKEN_AXES, ParallelPlan
+from parallel_runtime.planner import cost
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.cost import _handed_s, _weights_s, relayed_s, step_cost
 from parallel_runtime.planner.counted import HOP_OPERATIONS, CountedModel
@@ -97,6 +98,17 @@ def test_exchanges_cost_their_bytes_and_a_latency_a_call() -> None:
     assert seconds(only("link", bandwidth=1.0), fp8, ring=2) == pytest.approx(2 * 4 * 2 * 3 + gathered)
     assert seconds(only("link", latency_s=1.0), ulysses=2) == pytest.approx(2 + 1)
     assert seconds(only("link", latency_s=1.0), ring=4) == pytest.approx(3 + 1)
+
+
+@pytest.mark.parametrize("unpriced", TOKEN_AXES)
+def test_an_axis_whose_exchange_has_no_price_is_no_free_one(unpriced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CONTRIBUTING says of a strategy that lacks its row."""
+    both = dict.fromkeys(TOKEN_AXES, 2)
+    seconds(UNIT, **both)
+    monkeypatch.delitem(cost.WAITED_S, unpriced)
+    with pytest.raises(KeyError, match=unpriced):
+        seconds(UNIT, **both)
+    seconds(UNIT, **{**both, unpriced: 1})
 
 
 def test_half_of_what_a_hop_could_hide_behind_attention_hides_and_on_a_cpu_nothing() -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_step
+from pool.echo_pool import Gate, failure, first_line, make_pool, make_spec, run_step, wait_until
 
 from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import generation as of_pool
@@ -138,17 +138,18 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_pat
     assert rests
 
 
-def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone):
-    pool, states = lone, []
-    loading = threading.Thread(target=pool.load, args=(make_spec("quiet0"),))
+def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone, tmp_path):
+    pool, gate = lone, Gate(tmp_path)
+    loading = threading.Thread(target=pool.load, args=(gate.spec,))
     run_step(pool)
     loading.start()
-    while loading.is_alive():
-        states.append(pool.state)
-        loading.join(0.02)
-    assert "loading" in states
+    wait_until(lambda: gate.reached)
+    assert pool.state == "loading"
+    time.sleep(0.8)  # longer than a request may be silent
+    gate.open()
+    loading.join()
     assert pool.state == "idle"
-    assert "quiet0" in [model["name"] for model in pool.status()["models"]]
+    assert "gate" in [model["name"] for model in pool.status()["models"]]
 
 
 def test_compiling_is_a_state_of_its_own(impatient):

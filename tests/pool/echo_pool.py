@@ -84,11 +84,12 @@ def failure(pool, *tensors, **options):
 
 
 class Gate:
-    """Where a rank stays, by the action `waits`, until a test has looked."""
+    """Where a rank stays, by the action `waits` or while it loads `spec`, until a test has looked."""
 
     def __init__(self, folder):
         self._path = folder / "gate"
         self.waits = ["wait_at", str(self._path)]
+        self.spec = ModelSpec(str(self._path), "float32", 1, 1)
 
     @property
     def reached(self):

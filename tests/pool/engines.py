@@ -90,9 +90,9 @@ class Echo:
         return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only; `die1` and `quiet1` likewise.
+        """The path says how: `slow1` on rank 1 only; `die1` likewise.
 
-        `held1` stays half-way until it is cancelled, once.
+        `held1` stays half-way until it is cancelled, once; `gate`, on any rank, until the gate of that path is open.
         """
         name = Path(request.spec.path).name
         for loaded in range(0, 101, 10):
@@ -101,8 +101,8 @@ class Echo:
             progress(Progress(done=loaded, total=100))
             if name == f"slow{self.rank}":
                 time.sleep(0.2)
-            if name == f"quiet{self.rank}" and loaded == 50:
-                time.sleep(0.8)
+            if name == "gate" and loaded == 50:
+                wait_at(None, None, request.spec.path)
             if name == f"held{self.rank}" and loaded == 50 and name not in self.let_go:
                 self.let_go.add(name)
                 wait_until(cancelled)
@@ -227,13 +227,15 @@ def say(_progress, _beat, text, times=1):
     sys.stdout.flush()
 
 
-def exchange(_progress, _beat, num_bytes, seconds):
-    """All-to-all again and again."""
+def exchange(_progress, _beat, num_bytes, seconds, noted=None):
+    """All-to-all again and again; makes a file once the first is done."""
     given = torch.zeros(num_bytes, dtype=torch.uint8)
     taken = torch.empty_like(given)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         dist.all_to_all_single(taken, given)
+        if noted is not None:
+            Path(noted).touch()
 
 
 def receive(_progress, _beat):

@@ -13,7 +13,7 @@ from host.forked_ranks import start_ranks
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire.protocol import DTYPE_BYTES
-from pool.echo_pool import make_pool, make_spec, run_step, wait_until
+from pool.echo_pool import Gate, make_pool, make_spec, run_step, wait_until
 
 MIB = 1 << 20
 
@@ -196,14 +196,21 @@ def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of
     assert all(results)
 
 
-def test_the_state_follows_what_happens(pool_of):
+def test_the_state_follows_what_happens(pool_of, tmp_path):
     start_ranks()  # a forked one is there before anybody looks
-    pool = pool_of(1)
+    pool, gate = pool_of(1), Gate(tmp_path)
     states = [pool.state]
+
+    def look():
+        reached = gate.reached
+        states.append(pool.state)
+        if reached:
+            gate.open()
+
     pool.start(check_cancelled=lambda: states.append(pool.state))
     states.append(pool.state)
     run_step(pool)  # the model is loaded by now, however long that took
-    run_step(pool, check_cancelled=lambda: states.append(pool.state), faults={0: [["sleep", 0.2]]})
+    run_step(pool, check_cancelled=look, faults={0: [gate.waits]})
     states.append(pool.state)
     pool.close()
     states.append(pool.state)

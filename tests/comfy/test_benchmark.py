@@ -43,7 +43,8 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui_and_each_rank_is_traced(
         assert row["speedup_over_one_process"] == pytest.approx(process_s / row["median_s"])
         assert 0 < row["slowest_rank_s"] < row["median_s"]
         assert [len(rank["busy_s"]) for rank in row["ranks"]] == [2, 2]
-    assert 0 < rows[one_process[0]]["error"] <= 1e-5
+    assert rows[one_process[0]]["error"] <= 1e-5  # 0 where both round alike
+    assert [row["loop"]["kind"] for row in rows.values()] == ["resident", "host", "resident", "resident"]
     assert len(report["vae"]["run_s"]) == 2
     assert "warnings" not in report, "the server runs with torch's attention, as a comparison of equals needs"
     assert result.outputs["show"]["images"][0]["filename"].endswith(".png")

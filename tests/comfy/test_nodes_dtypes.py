@@ -33,10 +33,9 @@ def test_a_picture_in_half_precision_is_stocks_in_either_loop(client: ComfyClien
     graph["sampler"]["inputs"]["scheduler"] = "beta"
     graph = between(graph, "dtype", "ModelComputeDtype", dtype="bf16")
     stock, allowed = same_picture(client, graph)
-    assert allowed < 2e-2, "stock moves so far that a wrong plan would pass"
     for plan, loop in (("ulysses 2", "host"), ("ring 2", "auto")):
         result = client.queue(ours_of(graph, plan, loop)).require_success()
         assert result.report()["loop"]["kind"] == LOOPS[loop]
         assert relative_error(saved_latent(client, result), stock) <= allowed, f"{plan}, {loop} loop"
     wrong = switched_off(ours_of(graph, "ring 2", "host"))
-    assert relative_error(latent_of(client, wrong), stock) > 2 * allowed
+    assert relative_error(latent_of(client, wrong), stock) > 2 * allowed, "stock moves so far that it would pass"

@@ -47,7 +47,7 @@ ERROR = 1e-5
 ROUNDED = 1e-2
 ROUND_INPUTS = ("int8", "w4a4", "mixed")
 CONTROL = 0.1  # without exchange each case must be this wrong
-OWN_SCALES = 3e-2  # and this, where each rank takes a scale from its own tokens
+OWN_SCALES = 2  # and so many bounds wrong, where each rank takes a scale from its own tokens
 NO_LAYERS = 18_000  # bytes in fp32 of Wan's modulations, which nothing casts where it is used
 # Layers of two blocks: q, k, v and the output twice, and two of the MLP; q, k and v of the image's tokens have one
 # exchange together, and k and v of the text's. Where each channel is smoothed before, each layer rounds its own.
@@ -87,7 +87,7 @@ def test_where_one_rank_has_no_kernel_for_a_format_none_rounds_to_it(group: Gloo
     with kernels(as_in_file):
         want = call(loaded(spec, one), alone()).flatten()
     with kernels(case):
-        assert difference(call(loaded(spec, one), alone()).flatten(), want) > OWN_SCALES, "rounding shows"
+        assert difference(call(loaded(spec, one), alone()).flatten(), want) > ROUNDED, "rounding shows"
     with kernels(case if first else as_in_file):
         model = loaded(spec, one)
         both = by_plan(model, ParallelPlan(ulysses=2), [[BatchSlice(0, 0, 2)]])
@@ -111,13 +111,14 @@ def judge(
     by_all = case in FROM_ALL_TOKENS
     if group.parts == 2 and not sharded:
         assert difference(over_groups(model, (0, 0)), want["plain"].flatten()) <= bound
-        assert (difference(over_groups(model, (0, 1)), want["plain"].flatten()) > OWN_SCALES) == by_all
+        own = difference(over_groups(model, (0, 1)), want["plain"].flatten())
+        assert own > OWN_SCALES * bound if by_all else own <= bound
     asks = LAYERS if by_all else 0
     assert exchanged(model, sequence) == (TOGETHER if case == FROM_ALL_TOKENS[0] else asks)
     if by_all:  # of other files no layer is watched, and no scale is exchanged
         for layer in model.module.modules():
             vars(layer).pop("forward", None) if hasattr(layer, "layout_type") else None
         assert exchanged(model, sequence) == asks, "of layers that nobody watches"
-        assert difference(call(model, sequence, scales=False), want["plain"]) > OWN_SCALES
+        assert difference(call(model, sequence, scales=False), want["plain"]) > OWN_SCALES * bound
     sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
     assert difference(call(model, sequence), want["plain"]) > CONTROL, "without exchange it must be wrong"

@@ -109,10 +109,19 @@ def test_another_version_of_a_folders_comfyui_is_another_row(tmp_path: Path) -> 
 
 
 def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with other flags something else, which may be another device's."""
+
+    def kept() -> list[str]:
+        told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"), Path("/graphs"))}
+        flags = told["templates"]["TEMPLATES_FLAGS"], told["parity-models"]["PARITY_MODELS_FLAGS"]
+        return [each.strip() for each in flags]
+
+    assert kept() == ["--keep /graphs/templates", "--keep /graphs/parity-models-cells.jsonl"]
     monkeypatch.setenv("TEMPLATES_FLAGS", "--only flux")
-    told = {step.name: step.environment for step in steps((), Path("/whole"), Path("/marked"), Path("/graphs"))}
-    assert told["templates"] == {"TEMPLATES_FLAGS": "--only flux --keep /graphs/templates"}
-    assert told["parity-models"]["PARITY_MODELS_FLAGS"].strip() == "--keep /graphs/parity-models-cells.jsonl"
+    monkeypatch.setenv("PARITY_MODELS_FLAGS", "--devices cuda:0,cuda:1")
+    templates, cells = kept()
+    assert re.fullmatch("--only flux --keep /graphs/templates-[0-9a-f]{8}", templates)
+    assert re.fullmatch("--devices cuda:0,cuda:1 --keep /graphs/parity-models-cells-[0-9a-f]{8}.jsonl", cells)
 
 
 def test_what_passed_holds_for_the_code_whatever_its_pages_say(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ FLAGS = {
 }
 # The flags of those that keep what they have found, and go on with it after they were ended.
 KEEP = {
-    "parity-models": ("PARITY_MODELS_FLAGS", "--keep {}/parity-models-cells.jsonl"),
-    "templates": ("TEMPLATES_FLAGS", "--keep {}/templates"),
+    "parity-models": ("PARITY_MODELS_FLAGS", "--keep {}/parity-models-cells{}.jsonl"),
+    "templates": ("TEMPLATES_FLAGS", "--keep {}/templates{}"),
 }
 WRONG = re.compile(r"\b[1-9]\d* (?:\w+ )?(?:wrong|failed|errors?)\b")
 LAST_LINE_CHARS = 100
@@ -94,14 +94,17 @@ class Step:
 def steps(hosts: Sequence[str], tests: Path, matrices: Path, graphs: Path) -> list[Step]:
     """All of them, in order. The folders are of one state of the code: of all, and of what matrices read of it, those
     of graphs on one machine apart."""
-    keep = {name: {flags: f"{os.environ.get(flags, '')} {said.format(graphs)}"} for name, (flags, said) in KEEP.items()}
 
     def step(name: str, more: dict[str, str]) -> Step:
         target = name.split()[0]
         folder = tests if target in RUN_TESTS else graphs if target in BEFORE_HOSTS else matrices
-        return Step(name, ("make", "--no-print-directory", target), folder, more, given(target, more))
+        told = given(target, more)
+        if target in KEEP:
+            flags, said = KEEP[target]
+            more = {flags: f"{os.environ.get(flags, '')} {said.format(folder, mark_of(told))}"}
+        return Step(name, ("make", "--no-print-directory", target), folder, more, told)
 
-    found = [step(name, keep.get(name, {})) for name in BEFORE_HOSTS]
+    found = [step(name, {}) for name in BEFORE_HOSTS]
     found += [step(f"test-host {host}", {"COMFYUI_PATH": host}) for host in hosts]
     return found + [step(name, {}) for name in AFTER_HOSTS]
 
@@ -112,6 +115,11 @@ def given(target: str, more: dict[str, str]) -> str:
     said = [f"{name}={flags}" for name, flags in told.items() if flags]
     folder = (os.environ | more).get("COMFYUI_PATH", "")
     return " ".join([*said, *([version_of(Path(folder).expanduser())] if folder not in ("", OLDEST) else [])])
+
+
+def mark_of(given: str) -> str:
+    """What the names of files end with that are of a run with these flags."""
+    return f"-{hashlib.sha256(given.encode()).hexdigest()[:8]}" if given else ""
 
 
 def version_of(comfyui: Path) -> str:
@@ -144,8 +152,7 @@ def run(chosen: Sequence[Step]) -> int:
     for step in chosen:
         step.folder.mkdir(parents=True, exist_ok=True)
         # What ran with other flags has a note of its own, so that neither is run again for the other.
-        mark = f"-{hashlib.sha256(step.given.encode()).hexdigest()[:8]}" if step.given else ""
-        noted = step.folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}{mark}.json"
+        noted = step.folder / f"{re.sub(r'[^a-z0-9]+', '-', step.name.lower())}{mark_of(step.given)}.json"
         row = json.loads(noted.read_text(encoding="utf-8")) if noted.exists() else {}
         name = f"{step.name} ({step.given})" if step.given else step.name
         if row.get("result") != "passed" or row.get("given") != step.given:

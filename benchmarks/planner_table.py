@@ -248,12 +248,13 @@ and to {two:.2f} with two.
 _AUTO = """
 The figures above are of the plan predicted quickest. auto, which never takes PipeFusion by itself, holds predictions
 within 2 % for equal and takes the plan with fewer ranks, then the one without a ring (`best_of` in
-`planner/choose.py`). But where two ranks wait for heads that they send all at once over PCIe, for 4 % of a step or
-longer, it takes a ring of two that is predicted up to 4 % slower: published runs of a ring of two over PCIe were
-quicker than predicted beside ulysses, by up to 10 %. That rule was made in view of these rows. Without it auto took
-ulysses in all four settings of Flux.1, by the table, which was 2.4, 3.3, 6.2 and 6.7 % slower than the ring. Heads go
-at once in all of these rows; ranks here send them in chunks where that hides the exchange, and the rule leaves those
-alone.
+`planner/choose.py`). But where two ranks wait over PCIe for heads that cannot go in chunks, for 4 % of a step or
+longer, it takes a ring of two that is predicted up to 4 % slower: published runs of Flux.1 with a ring of two were up
+to 10 % quicker than predicted beside ulysses, those of CogVideoX between 4 % quicker and 3 % slower. That rule was made
+in view of these rows. Without it auto took ulysses in all four settings of Flux.1, by the table, which was 2.4, 3.3,
+6.2 and 6.7 % slower than the ring. No engine in these rows sends heads in chunks. Ranks here do where that hides the
+exchange, so the rule is for what cannot: a model with fewer than two groups of heads a rank, or a card whose row of
+`choices.json` says one chunk.
 """
 _CONSTANTS = """
 Device fractions are of the spec sheet's dense bf16 rate, and a fraction or a link never exceeds its spec sheet. There

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_what_failed_is_in_the_table_and_alone_is_run_again(
         assert (tmp_path / "good").read_text() == "."
     assert (logs / "test-host-oldest.log").read_text() == f"{last}\n"
     assert run((good,)) == 0
+
+
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that this run of the tests was given are none of a step's."""
+    for name in {"COMFYUI_PATH", *chain.from_iterable(FLAGS.values())}:
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_every_step_is_a_target_of_make() -> None:
@@ -103,9 +111,13 @@ def test_another_version_of_a_folders_comfyui_is_another_row(tmp_path: Path) -> 
     for _ in range(2):  # with the same version in the file
         git("commit", "-q", "--allow-empty", "-m", f"commit {len(said)}")
         said.append(given())
-    file.write_text('__version__ = "0.25.1"  # changed by hand\n')
-    said.append(given())
-    assert len(set(said)) == 3 and said[2] == f"{said[1]}-dirty" and "0.25.1" not in " ".join(said)
+    for change in ("by hand", "by hand again"):
+        file.write_text(f'__version__ = "0.25.1"  # changed {change}\n')
+        said.append(given())
+    assert len(set(said)) == 4 and "0.25.1" not in " ".join(said)
+    assert all(each.rpartition("-")[0] == said[1] for each in said[2:])
+    (tmp_path / ".git" / "HEAD").unlink()  # git refuses
+    assert given() == "ComfyUI 0.25.1"
 
 
 def test_what_can_go_on_keeps_what_it_found_with_this_state_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

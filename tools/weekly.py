@@ -125,13 +125,18 @@ def mark_of(given: str) -> str:
 def version_of(comfyui: Path) -> str:
     """The commit of a ComfyUI, or the version that its file says where it is no checkout."""
     if (comfyui / ".git").exists():
-        # --dirty: files that somebody changed are not those of the commit.
-        describe = ["git", "-C", str(comfyui), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-        ran = subprocess.run(describe, capture_output=True, text=True, check=False)
-        return f"ComfyUI {ran.stdout.strip() or ran.stderr.strip()}"
+        commit, changed = (_git(comfyui, *asked) for asked in (("rev-parse", "--short=12", "HEAD"), ("diff", "HEAD")))
+        if commit:  # and what somebody changed since
+            return f"ComfyUI {commit}{mark_of(changed)}"
     file = comfyui / "comfyui_version.py"
     found = VERSION.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     return f"ComfyUI {found['version'] if found else 'without a version'}"
+
+
+def _git(folder: Path, *asked: str) -> str:
+    """What git says, nothing where it refuses."""
+    command = ["git", "-C", str(folder), *asked]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def state_of(root: Path, without: Sequence[str] = ()) -> str:

@@ -379,14 +379,14 @@ class _Process:
         `others` are the launchers of other generations, which live on with what they have started. What NCCL has in
         /dev/shm for those that are killed goes.
         """
-        until = time.monotonic() + END_S
+        until, laid_out = time.monotonic() + END_S, time.monotonic() + EXEC_S
         mine = psutil.Process(self.pid).children(recursive=True)
         # Looked for while they are mapped: NCCL removes none of a killed rank's.
         segments = nccl_segments.segments_of(process.pid for process in mine)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.code = self._process.wait()
-        while left := [each for each in (*mine, *_orphans(others)) if each.is_running()]:
+        while left := [each for each in (*mine, *_orphans(others, laid_out)) if each.is_running()]:
             segments |= nccl_segments.segments_of(process.pid for process in left)
             for process in left:
                 with suppress(psutil.NoSuchProcess):
@@ -405,20 +405,20 @@ class _Process:
             os.close(fd)
 
 
-def _orphans(launchers: set[int]) -> list[psutil.Process]:
-    """What launchers have started and none has any more, with all that it has started."""
-    found = [child for child in psutil.Process().children() if child.pid not in launchers and _is_ours(child)]
+def _orphans(launchers: set[int], laid_out: float) -> list[psutil.Process]:
+    """What launchers have started and none has any more, with all that it has started; `laid_out` as of `_is_ours`."""
+    children = (child for child in psutil.Process().children() if child.pid not in launchers)
+    found = [child for child in children if _is_ours(child, laid_out)]
     return [*found, *(below for child in found for below in child.children(recursive=True))]
 
 
-def _is_ours(child: psutil.Process) -> bool:
+def _is_ours(child: psutil.Process, laid_out: float) -> bool:
     """Whether a launcher has started it; also of one that ends or has ended, which has no memory any more to say so,
-    and is only waited for."""
-    until = time.monotonic() + EXEC_S
+    and is only waited for. A child without an environment is looked at until the moment `laid_out`."""
     try:
         while child.status() != psutil.STATUS_ZOMBIE and child.memory_info().vms:
             environment = child.environ()
-            if environment or time.monotonic() > until:
+            if environment or time.monotonic() > laid_out:
                 return environment.get(MARK) == str(os.getpid())
             time.sleep(LOOK_S)
         return True

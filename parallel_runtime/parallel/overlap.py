@@ -74,12 +74,12 @@ def chunked_s(*, attend_s: float, arriving_s: float, returning_s: float, latency
     return finished_s((there,) * chunks, (attend_s / chunks,) * chunks, (back,) * chunks)
 
 
-def possible_chunks(groups: int, ranks: int) -> list[int]:
-    """Numbers of chunks in which each rank has heads of its own, fewest first.
+def possible_chunks(groups: int, ranks: int, most_chunks: int = 0) -> list[int]:
+    """Numbers of chunks in which each rank has heads of its own, fewest first; `most_chunks` as in `OverlapRates`.
 
     Where the heads come out even over the ranks, so they do in each chunk: one copy packs each tensor then.
     """
-    most = min(MOST_CHUNKS, groups // ranks)
+    most = min(most_chunks or MOST_CHUNKS, groups // ranks)
     return [each for each in range(1, most + 1) if groups % ranks or not groups // ranks % each] or [1]
 
 
@@ -97,8 +97,8 @@ def choose_chunks(shared: SharedHeads, rates: OverlapRates) -> int:
             latency_s=rates.latency_s,
             chunks=chunks,
         )
-        for chunks in possible_chunks(shared.groups, shared.ranks)
-        if chunks <= (rates.most_chunks or MOST_CHUNKS) and _are_alike(shared, chunks)
+        for chunks in possible_chunks(shared.groups, shared.ranks, rates.most_chunks)
+        if _are_alike(shared, chunks)
     }
     best = min(seconds, key=lambda chunks: seconds[chunks])
     return best if seconds[best] <= (1 - WORTHWHILE) * seconds[1] else 1

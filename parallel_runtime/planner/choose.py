@@ -20,9 +20,9 @@ from .work import Work
 WORTHWHILE = 1.05  # more ranks must be this much faster than one, or one is taken
 ELSEWHERE_QUICKER = 1.2  # times: then of plans that differ by no more than WORTHWHILE the one better at `also` is taken
 EQUAL = 1.02  # predictions this close are equal, and the simpler plan is taken
-# A ring of two is predicted too slow over PCIe beside heads that go at once: published runs of Flux.1 were 2.3 to 6.3 %
-# quicker with it on L40 and L20, and cfg on two with it on two as quick or up to 4.8 % quicker (benchmarks/planner.md).
-# So much slower it may be predicted, where ranks wait for heads as long.
+# A ring of two is predicted too slow over PCIe beside heads that cannot go in chunks, as in engines without any: their
+# published runs of Flux.1 were 2.3 to 6.3 % quicker with it on L40 and L20 (benchmarks/planner.md). So much slower it
+# may be predicted, where ranks wait for heads as long.
 RING_OF_TWO = 1.04
 HEADROOM = 0.95  # of the free memory; the allocator does not use the last of it
 GRAPHS_GAIN = 1.03  # times faster: below it blocks run without CUDA graphs
@@ -44,7 +44,7 @@ class Prediction:
 
     `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
     `reload_s`: what weights take to load before each run, where they leave a decode after it no room. `shown_s`: of a
-    step, what ranks wait for heads that they send all at once over PCIe.
+    step, what ranks wait for heads over PCIe that cannot go in chunks.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -251,7 +251,7 @@ def _takes_graphs(
 
 def best_of(rows: Sequence[Prediction]) -> Prediction:
     """The quickest; among equals fewer ranks, then weights that stay, then whole ones, then no ring; one rank where
-    more hardly help. Where two ranks wait for heads that they send at once over PCIe, a ring of two in their place.
+    more hardly help. Where two ranks wait for heads over PCIe that cannot go in chunks, a ring of two in their place.
 
     Of 2 H100s, Flux.1 and 1024 x 1024 pixels, a ring is predicted 1 % quicker. Published are 5.31 s with it and 4.38 s
     with ulysses, or 2.60 s and 2.68 s where blocks are compiled (xDiT): there is less to lose with ulysses.
@@ -265,16 +265,19 @@ def best_of(rows: Sequence[Prediction]) -> Prediction:
     def order(row: Prediction) -> tuple[float, ...]:
         return row.plan.ranks, row.reload_s > 0, row.plan.weights != "replicated", row.plan.ring, row.prompt_s
 
-    return _or_ring_of_two(min(equals, key=order), rows)
+    taken = min(equals, key=order)
+    ring = _ring_of_two(taken, rows)
+    worthwhile = ring is not None and (single is None or WORTHWHILE * ring.prompt_s < single.prompt_s)
+    return ring if ring is not None and worthwhile else taken
 
 
-def _or_ring_of_two(taken: Prediction, rows: Sequence[Prediction]) -> Prediction:
-    """`taken`, or what shares its tokens by a ring of two and may be predicted a little slower."""
-    if taken.plan.parts != 2 or taken.shown_s < (RING_OF_TWO - 1) * taken.cost.step_s:
-        return taken
-    ring = replace(taken.plan, ulysses=1, ring=2)
-    row = next((row for row in rows if row.plan == ring), None)
-    return taken if row is None or row.prompt_s > RING_OF_TWO * taken.prompt_s else row
+def _ring_of_two(row: Prediction, rows: Sequence[Prediction]) -> Prediction | None:
+    """What shares the tokens of `row` by a ring of two in the place of heads that cannot go in chunks, where that is
+    predicted little slower than the quickest."""
+    if row.plan.parts != 2 or row.shown_s < (RING_OF_TWO - 1) * row.cost.step_s:
+        return None
+    ring = replace(row.plan, ulysses=1, ring=2)
+    return next((each for each in rows if each.plan == ring and each.prompt_s <= RING_OF_TWO * rows[0].prompt_s), None)
 
 
 def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: float) -> tuple[str, ...]:
@@ -363,6 +366,12 @@ def _reasons(
     elif (single := _on_one_device(table)) is not None:
         gain = f"{single.prompt_s / chosen.prompt_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
         reasons.append(gain if single.fits else "one device cannot hold it")
+    instead = next((row for row in table if row.fits and _ring_of_two(row, table) is chosen), None)
+    if instead is not None and instead.prompt_s <= EQUAL * chosen.prompt_s:
+        reasons.append(
+            f"{instead.plan.name} is predicted as quick or quicker, but its heads cannot go in chunks: published runs "
+            "over PCIe were quicker with a ring of two"
+        )
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: {_why_unused(chosen, table, devices)}")

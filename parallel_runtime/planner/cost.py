@@ -27,7 +27,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
+from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, possible_chunks, ring_s
 from ..plan import TOKEN_AXES, ParallelPlan
 from .counted import Amounts, CountedModel, amounts_of, kept_bytes_of
 from .hardware import Calibration
@@ -173,14 +173,16 @@ def _exchanges_s(
 
 
 def shown_heads_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> float:
-    """Seconds of a step for which devices wait for heads that are sent all at once over PCIe; 0 over a faster link, and
-    where heads go in chunks."""
-    if plan.ulysses == 1 or calibration.link.bandwidth > PCIE or not calibration.rates.asynchronous:
+    """Seconds of a step for which devices wait for heads over PCIe that cannot go in chunks; 0 over a faster link, and
+    in a pipeline."""
+    rates, link = calibration.rates, calibration.link
+    if plan.ulysses == 1 or plan.pipefusion > 1 or link.bandwidth > PCIE or not rates.asynchronous:
+        return 0.0
+    if model.heads < plan.ulysses or possible_chunks(model.heads, plan.ulysses, rates.most_chunks) != [1]:
         return 0.0
     amounts = amounts_of(model, work, plan, merge_passes=calibration.software.merge_passes)
     times = _calls(work, plan) * amounts.exchanges
-    shared = _Attention(model, work, plan, calibration, amounts, times)
-    return times * _waited_for_heads_s(shared) if times and shared.chunks == 1 else 0.0
+    return times * _waited_for_heads_s(_Attention(model, work, plan, calibration, amounts, times)) if times else 0.0
 
 
 def _calls(work: Work, plan: ParallelPlan) -> int:

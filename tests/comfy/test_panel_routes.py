@@ -146,7 +146,7 @@ def test_every_tab_is_told_of_a_run_while_it_is_held_between_steps(
     entry = client.get(STATE)["reports"][-1]
     report = client.get(f"/parallel_dit/reports/{entry['number']}")
     assert report["loop"]["kind"] == {"auto": "resident", "host": "host"}[loop]
-    if loop == "host":  # held between two requests, of which the panel may have seen none
+    if loop == "host":  # held within a request: of the one before it the panel may have seen nothing
         return
     shares = [[rank.get("shares") for rank in pool["ranks"]] for state in told for pool in state["pools"]]
     (known, *_) = [each for each in shares if len(each) == 2 and all(each)]

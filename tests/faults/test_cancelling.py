@@ -113,6 +113,7 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
 def test_a_cancelled_step_is_one_though_the_system_has_no_thread_more(pool, tmp_path, monkeypatch, caplog):
     """The next request takes in then what it left."""
     gate = Gate(tmp_path)
+    wait_until(lambda: pool._settling is None)  # a thread of a test before would take it in, too
 
     def refused(_):
         raise RuntimeError("can't start new thread")

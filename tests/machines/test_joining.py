@@ -378,12 +378,11 @@ def test_who_says_nothing_may_be_another_program(monkeypatch):
         "ended",
     ],
 )
-def test_a_process_that_has_no_memory_any_more_is_waited_for(status, memory, environ, ours, monkeypatch):
-    monkeypatch.setattr(joined, "EXEC_S", 0.05)
+def test_a_process_that_has_no_memory_any_more_is_waited_for(status, memory, environ, ours):
     child = SimpleNamespace(
         status=lambda: status, memory_info=lambda: SimpleNamespace(vms=memory), environ=lambda: environ
     )
-    assert joined._is_ours(child) is ours
+    assert joined._is_ours(child, laid_out=time.monotonic() - 1) is ours
 
 
 def test_a_rank_whose_program_is_being_started_is_known_once_it_has_an_environment():
@@ -392,7 +391,7 @@ def test_a_rank_whose_program_is_being_started_is_known_once_it_has_an_environme
     child = SimpleNamespace(
         status=lambda: "running", memory_info=lambda: SimpleNamespace(vms=9), environ=lambda: next(looks)
     )
-    assert joined._is_ours(child)
+    assert joined._is_ours(child, laid_out=time.monotonic() + 300)
 
 
 def test_a_system_without_a_reaper_of_orphans_is_said(monkeypatch):

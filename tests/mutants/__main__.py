@@ -3,6 +3,9 @@
 Tries mistakes at so many places of the pack, chosen by the seed, and the panel's; each with the tests that run its
 line, quickest first, for at most a minute. Prints the survivors; the last line is `N mutants, K survived`. The exit
 status is 0 where each survivor is named in equivalent.py.
+
+A driver of its own: most lines run in workers and servers that tests start. Cosmic Ray runs one command of tests for
+every mutant, and mutmut puts its mutants behind functions of the process that runs pytest.
 """
 
 import argparse

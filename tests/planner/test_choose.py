@@ -289,17 +289,49 @@ def test_where_two_ranks_wait_for_heads_sent_at_once_a_ring_of_two_may_be_a_litt
     assert best_of(rows).plan == ParallelPlan.parse(best)
 
 
-def test_only_heads_that_go_at_once_over_pcie_are_waited_for_so() -> None:
-    work, l40 = Work(image_tokens=4096, text_tokens=512), known_calibration("L40", devices=2)
+@pytest.mark.parametrize(
+    ("quickest_s", "alone_s", "best"), [(1.0, 1.09, "ring=2"), (1.0, 1.08, "ulysses=2"), (0.985, 2.0, "ulysses=2")]
+)
+def test_a_ring_of_two_must_be_worth_two_devices_and_near_the_quickest(
+    quickest_s: float, alone_s: float, best: str
+) -> None:
+    rows = [
+        row("ulysses=4", quickest_s),
+        row("ulysses=2", 1.0, shown_s=0.1),
+        row("ring=2", 1.03),
+        row("ulysses=1", alone_s),
+    ]
+    assert best_of(rows).plan == ParallelPlan.parse(best)
+
+
+def test_only_heads_over_pcie_that_cannot_go_in_chunks_are_waited_for_so() -> None:
+    """Not those of so little attention that none pay, of which no figure is known."""
+    l40 = known_calibration("L40", devices=2)
     at_once = replace(l40, rates=replace(l40.rates, most_chunks=1))
     quicker = replace(at_once, link=replace(l40.link, bandwidth=50e9))
     on_cpu = replace(at_once, rates=replace(at_once.rates, asynchronous=False))
-    in_chunks, shown, over_nvlink, of_cores = (
-        {each.plan.name: each for each in choose_plan(FLUX, work, [48 * GIB] * 2, known).table}["uly2"]
-        for known in (l40, at_once, quicker, on_cpu)
-    )
-    assert 0.0 < shown.shown_s <= shown.cost.communication_s
-    assert in_chunks.shown_s == over_nvlink.shown_s == of_cores.shown_s == 0.0
+    few, large, small = replace(FLUX, key_heads=2), image_tokens(1024, 1024), image_tokens(256, 256)
+    shown = {
+        (known is l40, model is few, tokens): choose_plan(
+            model, Work(image_tokens=tokens, text_tokens=512), [48 * GIB] * 2, known
+        )
+        for known, model, tokens in ((l40, FLUX, large), (l40, FLUX, small), (l40, few, large), (at_once, FLUX, large))
+    }
+    heads = [next(each for each in found.table if each.plan.name == "uly2") for found in shown.values()]
+    assert [each.shown_s > 0.0 for each in heads] == [False, False, True, True]
+    assert all(each.shown_s <= each.cost.communication_s for each in heads)
+    told = [" ".join(found.reasons) for found in shown.values()]
+    assert ["uly2 is predicted as quick or quicker, but its heads" in each for each in told] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    for known in (quicker, on_cpu):
+        rows = choose_plan(FLUX, Work(image_tokens=large, text_tokens=512), [48 * GIB] * 2, known).table
+        assert {each.shown_s for each in rows} == {0.0}
+    staged = choose_plan(FLUX, Work(image_tokens=large, text_tokens=512), [48 * GIB] * 4, at_once, stale=True).table
+    assert {each.shown_s for each in staged if each.plan.pipefusion > 1} == {0.0}
 
 
 def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() -> None:

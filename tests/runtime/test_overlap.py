@@ -102,4 +102,5 @@ def test_each_rank_has_heads_of_its_own_in_each_chunk_and_even_ones_where_they_c
     assert possible_chunks(24, 8) == [1, 3]
     assert possible_chunks(44, 4) == [1], "no 11"
     assert possible_chunks(30, 4) == [1, 2, 3, 4, 5, 6, 7]
+    assert possible_chunks(40, 2, 4) == [1, 2, 4] and possible_chunks(40, 2, 1) == [1], "what a card's figures allow"
     assert possible_chunks(8, 8) == possible_chunks(1, 2) == [1]

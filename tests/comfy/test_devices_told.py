@@ -145,6 +145,7 @@ ROLES = {
     ),
     "ulysses=1": ("cuda:0: the whole model", "cuda:7 sleeps"),
     "ulysses=4,weights=sharded": ("cuda:0: 1/4 of the attention heads, shard 0/4 of the weights", "cuda:7 sleeps"),
+    "ring=2,weights=sharded": ("cuda:0: ring part 0/2, shard 0/2 of the weights", "cuda:7 sleeps"),
     "cfg=2,ulysses=2,data=2,weights=sharded": (
         "cuda:0: replica 0, cond 0, 1/2 of the attention heads, shard 0/4 of the weights",
         "cuda:7: replica 1, cond 1, 1/2 of the attention heads, shard 3/4 of the weights",

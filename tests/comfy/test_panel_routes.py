@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -195,6 +196,9 @@ def test_requests_of_comfyuis_loop_say_where_each_ranks_time_goes(module_of_pack
     shares = live.fractions(("cpu:0", "cpu:1"), [])
     assert shares == [{"compute": 0.6, "communication": 0.2, "idle": 0.2}, None]
     assert live.fractions(("cpu:0", "cpu:1"), []) == shares, "each request is counted once"
+    untimed = SimpleNamespace(ran=SimpleNamespace(step_s=(0.4,), regions=None, timed_steps=None))
+    recorder.requests.append(replace(request, began_s=11.0, ranks=[untimed, ranks[1]]))
+    assert live.fractions(("cpu:0", "cpu:1"), []) == shares, "a step whose parts are not timed is as those before"
 
 
 @pytest.mark.parametrize(

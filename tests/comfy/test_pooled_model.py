@@ -695,6 +695,10 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
     for count, steps in ((2, 1), (1, 1), (0, 1)):
         module.with_context(Executor(), noise, 1, "s", sigmas[:count])
         assert run.steps == steps
+    happened.clear()
+    Executor.class_obj = SimpleNamespace(model_patcher="a stock MODEL, with our options")
+    assert module.with_context(Executor(), noise, 1, "s", sigmas, 5, seed=6) == (noise, 1, "s", sigmas, 5, {"seed": 6})
+    assert happened == []
 
 
 def test_weights_that_are_loaded_have_the_shapes_that_nodes_gave_them(module_of_pack) -> None:

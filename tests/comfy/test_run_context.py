@@ -272,6 +272,14 @@ def test_a_step_is_told_once_the_next_is_under_way_where_the_loop_stays_in_comfy
     assert seen == (["sent", "sent", *told] if reason or stays else ["sent", told[0], "sent", told[1]])
 
 
+def test_a_controlnet_is_named_by_its_shapes_and_numbers(module_of_pack) -> None:
+    name = module_of_pack("nodes.host.sampling.applied")._name
+    tensors = {"a": torch.ones(2), "b": torch.zeros(3)}
+    same, other = dict(reversed(tensors.items())), {**tensors, "a": torch.zeros(2)}
+    assert name(same.items()) == name(tensors.items()) != name(other.items())
+    assert name([("a", torch.empty(2, device="meta"))]) != name([("a", torch.empty(3, device="meta"))])
+
+
 LATE = """
 import importlib, sys
 from types import SimpleNamespace

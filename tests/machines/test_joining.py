@@ -214,6 +214,27 @@ def test_what_was_printed_and_not_yet_read_is_said_of_a_launcher_that_is_killed(
         process.close()
 
 
+def test_a_process_that_does_not_end_is_waited_for_no_longer_than_the_limit(monkeypatch):
+    """As one that is stuck in a driver."""
+    monkeypatch.setattr(joined, "LAUNCHER", ("-c", "import signal; signal.pause()"))
+    monkeypatch.setattr(joined, "END_S", 0.2)
+    stuck, waits = SimpleNamespace(pid=1 << 30, is_running=lambda: True, kill=lambda: None), list[float]()
+
+    def wait(left, timeout):
+        waits.append(timeout)
+        time.sleep(0.05)
+        return [], left
+
+    process = joined._Process(Launch(started(1, "sleep"), "shelf", "127.0.0.1"))
+    monkeypatch.setattr(joined, "_orphans", lambda *_: [stuck])
+    monkeypatch.setattr(joined.psutil, "wait_procs", wait)
+    try:
+        assert process.end(others=set()) == [1 << 30]
+    finally:
+        process.close()
+    assert waits and all(0.0 <= seconds <= 0.2 for seconds in waits)
+
+
 def test_who_waits_for_machines_sleeps_between_two_looks(server, monkeypatch):
     waits, wait = [], server._changed.wait
     monkeypatch.setattr(server._changed, "wait", lambda seconds: waits.append(seconds) or wait(seconds))

@@ -167,6 +167,25 @@ def test_ranks_ask_each_other_on_the_device_of_their_graphs(monkeypatch: pytest.
     assert asked == [card]
 
 
+def test_of_a_blocks_graphs_the_one_that_was_not_used_for_the_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = BlockGraphs(CompiledBlocks(), lambda: SimpleNamespace(device=torch.device("cpu")))
+    run = GraphRun(graphs, version=0, watch=QUIET)
+    monkeypatch.setattr(block_graphs, "installed", lambda: SimpleNamespace(call=None))
+    monkeypatch.setattr(run, "_first", lambda *_: (block_graphs.Seen([]), "computed"))
+    monkeypatch.setattr(run, "_recorded", lambda *_: object())
+    monkeypatch.setattr(run, "_again", lambda *_: "replayed")
+    kind: Any = SimpleNamespace(title="A", reason="", read=lambda args, kwargs: (args, kwargs, {}))
+
+    def ask(rows: int) -> str:
+        return run._by_graph(0, kind, len, (torch.ones(rows),), {})[1]
+
+    with run.calling(SequenceParallelAttention()):
+        for rows in (1, 2, 3, 4):
+            assert (ask(rows), ask(rows)) == ("computed", "replayed")
+        assert (ask(1), ask(5), ask(1)) == ("replayed", "computed", "replayed")
+        assert ask(2) == "computed", "it was forgotten for the fifth"
+
+
 @in_ranks(2)
 def test_a_wait_in_its_first_call_alone_costs_a_block_no_graph(group: GlooGroup) -> None:
     """As where one rank builds a table on its device; ranks agree which call is looked at again."""

@@ -5,6 +5,20 @@ Each by its file, its function, the operator, the line and the mistaken line, wi
 
 EQUIVALENT: dict[tuple[str, ...], str] = {
     (
+        "parallel_runtime/worker/probe.py",
+        "_elementwise.chain",
+        "arithmetic",
+        "return x + F.silu(F.layer_norm(x, (sizes.width,)) * row + row) * row",
+        "return x + F.silu(((F.layer_norm(x, (sizes.width,)) * row) - row)) * row",
+    ): "how long it takes is measured; its numbers are thrown away",
+    (
+        "parallel_runtime/models/finder/between.py",
+        "Between.control",
+        "statement left out",
+        "break",
+        "pass",
+    ): "what moves a token of one stream, and nothing else, is of no second stream",
+    (
         "parallel_runtime/models/hosted/pass_call.py",
         "PassCall._places",
         "constant off by one",

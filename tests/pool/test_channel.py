@@ -92,8 +92,9 @@ def test_what_an_end_said_last_is_heard_and_then_none_though_it_left_messages_un
         (b"x" * 200, 3, "magic"),
         (bytes(MAX_MESSAGE_BYTES + 1), 3, "packet over"),
         (b"x", 64, "over .* desc"),
+        (b"x", 5, "over .* 4 desc"),
     ],
-    ids=["short", "no header", "too long", "more descriptors than a message may carry"],
+    ids=["short", "no header", "too long", "many more descriptors than a message may carry", "one more"],
 )
 def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(packet, sent, said):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

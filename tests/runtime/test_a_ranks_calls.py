@@ -32,7 +32,7 @@ from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_pipeline import Passes
-from parallel_runtime.worker.hosted_sampling import AppliedModel, HostedCalls
+from parallel_runtime.worker.hosted_sampling import AppliedModel, CallSampling, HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.parted_latent import PartedLatent
 from parallel_runtime.worker.steady_pipeline import SteadyCalls
@@ -814,3 +814,8 @@ def test_a_latent_in_parts_is_that_of_this_batch_groups_images() -> None:
     given = {"timer": RegionTimer(CPU, on=False), "copies": HostCopies(CPU), "cfg_axis": Axis("cfg"), "first": True}
     latent = PartedLatent(request, share, {"out": torch.zeros(3, 1, 2)}, **given)  # type: ignore[arg-type]
     assert latent.shape == (1, 1, 2)
+
+
+def test_a_state_that_tells_no_timestep_goes_into_no_call() -> None:
+    with pytest.raises(ValueError, match="a state without timestep goes into no call"):
+        CallSampling().timestep(torch.ones(2))

@@ -250,6 +250,10 @@ def test_memory_that_is_short_is_no_reason_for_another_kernel(packages: Packages
     with pytest.raises(torch.OutOfMemoryError):
         attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
     assert named_kernels._FAILED == set()
+    named_kernels._function.cache_clear()
+    packages.modules["yunchang.kernels"].select_flash_attn_impl = lambda *_, **__: fail(*tensors(1)[:2])
+    with pytest.raises(torch.OutOfMemoryError, match="full"):  # while the package loads
+        attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
 
 
 @pytest.mark.parametrize(("name", "kept_out"), [("SageAttention", True), ("FlashInfer", False)])

@@ -267,8 +267,9 @@ def best_of(rows: Sequence[Prediction]) -> Prediction:
 
     taken = min(equals, key=order)
     ring = _ring_of_two(taken, rows)
-    worthwhile = ring is not None and (single is None or WORTHWHILE * ring.prompt_s < single.prompt_s)
-    return ring if ring is not None and worthwhile else taken
+    if ring is None or (single is not None and single.prompt_s <= WORTHWHILE * ring.prompt_s):
+        return taken
+    return ring
 
 
 def _ring_of_two(row: Prediction, rows: Sequence[Prediction]) -> Prediction | None:

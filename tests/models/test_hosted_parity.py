@@ -124,18 +124,22 @@ def whole(name: str, *, watch: bool = False) -> tuple[nn.Module, dict[str, Any],
         raise StockFailsError(f"{type(error).__name__}: {error}") from error
 
 
+def shared_by(group: GlooGroup, model: nn.Module) -> SharedModel:
+    """A case's model, shared by the group."""
+    try:
+        return SharedModel(model, spec_of(type(model)), group)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+
+
 @pytest.mark.parametrize(("name", "ranks"), RUNS)
 @in_ranks()
 def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, name: str) -> None:
     """Of its layers, none is given a tensor that is written to before another has it: what ranks exchange once for
     both, a scale of it, would be another for the second."""
     model, inputs, want, given = whole(name, watch=group.index == 0)  # which is slow, and the same on all ranks
-    try:
-        plan = spec_of(type(model))
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+    shared = shared_by(group, model)
     assert not given.changed
-    shared = SharedModel(model, plan, group)
     got = call(model, inputs)
     assert difference(got, want) <= ERROR
     shared.group = in_chunks = GlooGroup(chunks=3)
@@ -160,10 +164,7 @@ IN_A_RING = [name for name in CASES if name != "Flux.1, 3 tokens of text and 3 o
 @in_ranks(4)
 def test_pairs_of_ranks_around_a_ring_compute_the_same_with_heads_in_chunks(group: GlooGroup, name: str) -> None:
     model, inputs, want, _ = whole(name)
-    try:
-        shared = SharedModel(model, spec_of(type(model)), group)
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+    shared = shared_by(group, model)
     with pairs_in_a_ring() as (at_once, in_chunks):
         shared.group = at_once
         got = call(model, inputs)
@@ -192,10 +193,7 @@ UNEQUAL = {"Flux.1, 4 heads", "MiniMax H3", "LTX-2, a timestep for each frame"}
 def test_ranks_with_unequal_shares_compute_the_same(group: GlooGroup, name: str) -> None:
     """Of heads and of keys, in one chunk and in several."""
     model, inputs, want, _ = whole(name)
-    try:
-        shared = SharedModel(model, spec_of(type(model)), group)
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
+    shared = shared_by(group, model)
     for kind in ({}, {"ring": True}, {"chunks": 3}):
         shared.group = GlooGroup(**kind, shares=SHARES)
         assert difference(call(model, inputs), want) <= ERROR, kind

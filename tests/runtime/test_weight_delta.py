@@ -68,6 +68,7 @@ def test_equal_tensors_are_the_same_change_and_others_never() -> None:
     others = [replace(first, values=(change, *first.values[1:])) for change in (first.values[0] + 1e-3, None)]
     others.append(replace(first, values=(first.values[0].double(), *first.values[1:])))
     others.append(replace(first, values=(first.values[0].reshape(-1, 1), *first.values[1:])))
+    others.append(replace(first, values=(*first.values[:2], 3.0, None)))  # another alpha
     for side_branch in (True, False):
 
         def known(*deltas: WeightDelta, side_branch: bool = side_branch) -> WeightDeltas:

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
@@ -179,12 +179,15 @@ def test_a_task_has_the_settings_of_the_callers_thread(turns, requests) -> None:
     def both() -> list:
         return [seen(), *turns.run_in_turns([seen, seen], at_once=2)]
 
-    WORD.set("the caller's")
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert both() == [(True, False, "the caller's", True, torch.bfloat16)] * 3
-    with torch.no_grad():
-        assert [each[:4] for each in both()] == [(False, False, "the caller's", False)] * 3
-    assert [each[:4] for each in both()] == [(False, True, "the caller's", False)] * 3
+    given = WORD.set("the caller's")
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert both() == [(True, False, "the caller's", True, torch.bfloat16)] * 3
+        with torch.no_grad():
+            assert [each[:4] for each in both()] == [(False, False, "the caller's", False)] * 3
+        assert [each[:4] for each in both()] == [(False, True, "the caller's", False)] * 3
+    finally:
+        WORD.reset(given)
 
 
 def test_a_task_has_the_stream_of_the_callers_thread(turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +304,8 @@ def test_nothing_that_tasks_had_outlives_them(turns, requests) -> None:
             model = Model()
             there = weakref.ref(model)
             tasks = [lambda k=k, model=model: task(model, fails=failing and k == 1) for k in range(3)]  # noqa: B023
-            try:
+            with pytest.raises(ValueError, match="wrong") if failing else nullcontext():
                 turns.run_in_turns(tasks, at_once=2)
-            except ValueError:
-                assert failing
             del model, tasks
             assert there() is None, "after an error" if failing else "after results"
     finally:

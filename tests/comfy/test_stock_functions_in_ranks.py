@@ -8,6 +8,7 @@ from comfy.test_auto_each_run import stock_graph
 from families.hosted import VISIBLE, between
 from host import workflows
 from host.client import ComfyClient, Workflow
+from host.fetch import comfyui_says
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
 from host.tiny_models import TinyModels
 
@@ -45,13 +46,13 @@ def test_skip_layer_guidance_equals_stock_under_each_kind_of_plan(
         assert relative_error(mine, right) <= TOLERANCE, name
 
 
-def test_attention_by_its_name_equals_stock_under_each_kind_of_plan(
-    client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    if "ModelAttentionBackend" not in client.object_info():  # ComfyUI has it since 0.33
-        return
-    graph = workflows.text_to_image(tiny_models, width=64, height=64)
-    graph = between(graph, "backend", "ModelAttentionBackend", attention="pytorch attention")
-    right = latent_of(client, graph)
-    for plan in PLANS.values():
-        assert relative_error(latent_of(client, parallel(graph, mode="manual", **plan)), right) <= TOLERANCE
+if comfyui_says("comfy_extras.nodes_model_advanced", "class ModelAttentionBackend"):  # since 0.33
+
+    def test_attention_by_its_name_equals_stock_under_each_kind_of_plan(
+        client: ComfyClient, tiny_models: TinyModels
+    ) -> None:
+        graph = workflows.text_to_image(tiny_models, width=64, height=64)
+        graph = between(graph, "backend", "ModelAttentionBackend", attention="pytorch attention")
+        right = latent_of(client, graph)
+        for plan in PLANS.values():
+            assert relative_error(latent_of(client, parallel(graph, mode="manual", **plan)), right) <= TOLERANCE

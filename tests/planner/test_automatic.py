@@ -351,11 +351,9 @@ def test_equal_machines_have_unequal_gpus(
     assert known.speeds == pytest.approx((1.0, 0.49, 1.0, 0.49), abs=0.01) and known.machines == (2, 2)
     work = replace(usual_work(), guided=guided)
     held = ParallelPlan(ring=2, ulysses=2)
-    for decision in (
-        automatic_plan(FLUX, work, devices, [48 * GIB] * 4, known),
-        plan_of_run(FLUX, work, [48 * GIB] * 4, known, held=held),
-    ):
-        assert decision.plan.ranks <= 4
+    wanted = ParallelPlan(cfg=2, ulysses=2) if guided else ParallelPlan(ulysses=1 if shares == () else 2)
+    assert automatic_plan(FLUX, work, devices, [48 * GIB] * 4, known).plan == wanted
+    assert plan_of_run(FLUX, work, [48 * GIB] * 4, known, held=held).plan == wanted
     assert machine.constants((*devices, Device("cuda", 0, "shed"))).speeds == (), "machines of unequal numbers"
 
 

@@ -20,17 +20,6 @@ class Cancelled(Exception):  # noqa: N818  stands for the caller's own
     """What the caller raises to cancel."""
 
 
-def after(seconds):
-    """A check that cancels once `seconds` have passed."""
-    began = time.monotonic()
-
-    def check():
-        if time.monotonic() - began >= seconds:
-            raise Cancelled
-
-    return check
-
-
 def at(gate):
     """A check that cancels once a rank is at the gate."""
 
@@ -134,18 +123,26 @@ def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next
         "slow", tuple(WeightDelta(key=key, kind="diff", strength=1.0, values=(None,)) for key in keys)
     )
     pool.load(make_spec(), deltas=WeightDeltas("quick", change.deltas[:1]))
-    memory = pool.status()["memory"]
+    memory, segments = pool.status()["memory"], pool._workers.generation.segments
+    begun = [segments.beats(rank) for rank in range(2)]
+
+    def cancel():
+        if all(segments.beats(rank) > begun[rank] for rank in range(2)):
+            time.sleep(0.2)  # the first of the changes takes 0.1 s
+            raise Cancelled
+
     with pytest.raises(Cancelled):
-        pool.load(make_spec(), deltas=change, check_cancelled=after(0.1))
+        pool.load(make_spec(), deltas=change, check_cancelled=cancel)
     pool.load(make_spec())
-    assert pool.status()["memory"] == memory
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
+    one_more = [{**each, "reserved_bytes": each["reserved_bytes"] + 1} for each in memory]
+    assert pool.status()["memory"] == one_more, "ranks have done the first of the changes and no other"
 
 
 def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
     run_step(pool)
     with pytest.raises(Cancelled):
-        run_step(pool, check_cancelled=after(0.0), faults={0: [["sleep", 5]]})
+        run_step(pool, check_cancelled=now, faults={0: [["sleep", 5]]})
     assert pool.state == "idle"
 
 

@@ -1,5 +1,6 @@
 """The cache of calibrations: it gives back what it was given, and a damaged file is an empty one."""
 
+import fcntl
 import json
 import os
 import threading
@@ -107,17 +108,26 @@ def test_an_entry_with_a_value_that_is_no_rate_is_not_used(tmp_path, part, name,
 
 def test_what_another_puts_while_one_writes_is_not_lost(tmp_path, monkeypatch) -> None:
     """The other is let loose between reading and writing of the first, and held up until that is done."""
-    path, threads = tmp_path / "calibration.json", list[threading.Thread]()
-    write = user_files.replace_json
+    path, threads, held_up = tmp_path / "calibration.json", list[threading.Thread](), threading.Event()
+    write, lock = user_files.replace_json, fcntl.flock
+
+    def locked(folder: int, kind: int) -> None:
+        try:
+            lock(folder, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held_up.set()
+            lock(folder, kind)
 
     def slowly(*given: object) -> None:
         if not threads:
             threads.append(threading.Thread(target=CalibrationStore(path).save, args=("second", MEASURED)))
             threads[0].start()
-            threads[0].join(0.2)
+            while threads[0].is_alive() and not held_up.wait(0.01):
+                pass
         write(*given)
 
     monkeypatch.setattr(user_files, "replace_json", slowly)
+    monkeypatch.setattr(fcntl, "flock", locked)
     CalibrationStore(path).save("first", MEASURED)
     threads[0].join()
     assert CalibrationStore(path).load("first") == CalibrationStore(path).load("second") == MEASURED

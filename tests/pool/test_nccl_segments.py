@@ -5,13 +5,14 @@ The files are what NCCL makes, a named file that a process maps; the ranks are r
 
 import mmap
 import os
+import signal
 import uuid
 from contextlib import suppress
 
 import pytest
 
 from parallel_runtime.process.nccl_segments import FOLDER, leftovers, segments_of
-from pool.echo_pool import failure
+from pool.echo_pool import Gate, failure
 
 SIZE = 4096
 
@@ -28,11 +29,17 @@ segment = pytest.fixture(unused_name, name="segment")
 others_segment = pytest.fixture(unused_name, name="others_segment")
 
 
-def test_segments_of_ranks_that_end_are_removed(pool, segment):
+def test_segments_of_ranks_that_end_are_removed(pool, segment, tmp_path):
     """Rank 1 has the segment while rank 0 ends."""
-    killed = [["sleep", 0.5], ["send_signal", "SIGKILL"]]
-    failure(pool, faults={1: [["map_file", str(segment), SIZE], ["sleep", 30]], 0: killed})
-    assert not segment.exists()
+    gate, there = Gate(tmp_path), []
+
+    def kill_rank_0():
+        if gate.reached and not there:
+            there.append(segment.exists())
+            os.kill(pool.status()["pids"][0], signal.SIGKILL)
+
+    failure(pool, check_cancelled=kill_rank_0, faults={1: [["map_file", str(segment), SIZE], gate.waits]})
+    assert (there, segment.exists()) == ([True], False)
 
 
 def test_a_rank_that_raises_removes_its_own_and_those_of_others_stay(lone_rank, segment, others_segment):

@@ -49,9 +49,10 @@ def comfy(folder: Path, *arguments: str) -> str:
     if not COMFY.exists():
         raise FileNotFoundError(f"{COMFY} is missing; `make archive` installs it")
     command = [str(COMFY), "--skip-prompt", "--no-enable-telemetry", "node", *arguments]
-    run = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-    )
+    home = folder.parent / "home"
+    (home / ".config").mkdir(parents=True, exist_ok=True)  # where it writes, and which it does not make itself
+    there = {"env": os.environ | {"HOME": str(home)}, "cwd": folder, "stdin": subprocess.DEVNULL}
+    run = subprocess.run(command, **there, capture_output=True, text=True, timeout=600, check=False)
     said = run.stdout + run.stderr  # its verdict is on either
     assert run.returncode == 0, said
     return said

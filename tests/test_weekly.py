@@ -97,8 +97,9 @@ def test_another_version_of_a_folders_comfyui_is_another_row(tmp_path: Path) -> 
         return found
 
     def git(*command: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *command], check=True)  # noqa: S607
+        settings = ("user.name=a", "user.email=a@example.com", "commit.gpgsign=false", "core.hooksPath=/dev/null")
+        told = [word for setting in settings for word in ("-c", setting)]
+        subprocess.run(["git", "-C", str(tmp_path), *told, *command], check=True)  # noqa: S607
 
     file = tmp_path / "comfyui_version.py"
     file.write_text('# made by a script\n__version__ = "0.24.0"\n')

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -312,9 +313,8 @@ def test_an_attention_function_of_comfyuis_is_called_by_its_name(group: GlooGrou
     def other(q: Tensor, *given: object, **named: object) -> Tensor:
         return q + 1
 
-    module.REGISTERED_ATTENTION_FUNCTIONS["of the test"] = other
-    override = attention_named("of the test")
-    del module.REGISTERED_ATTENTION_FUNCTIONS["of the test"]
+    with mock.patch.dict(module.REGISTERED_ATTENTION_FUNCTIONS, {"of the test": other}):
+        override = attention_named("of the test")
     q = torch.rand(1, 4, 2, 8)
     options = {"transformer_options": {OVERRIDE: override}}
     stock = installed().kernel

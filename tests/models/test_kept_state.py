@@ -119,8 +119,10 @@ def lines() -> Iterator[list[str]]:
     """What is logged of classes that keep otherwise."""
     found: list[str] = []
     log.addFilter(note := lambda record: found.append(record.getMessage()) or True)
-    yield found
-    log.removeFilter(note)
+    try:
+        yield found
+    finally:
+        log.removeFilter(note)
 
 
 @in_ranks(2)

@@ -4,6 +4,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,25 +140,29 @@ def test_in_the_middle_of_a_decode_cancel_keeps_the_workers_and_a_killed_rank_is
     short = decoded("wan 2.1", "1 16 1 8 72", seed=7)
     assert differences(hosted_client.queue(short))[0] <= TOLERANCE
     pids = worker_pids(hosted_server)
-    result = with_event(hosted_client, alone(decoded(*LONG, seed=8)), hosted_client.interrupt)
+    result = with_event(hosted_client, pids, alone(decoded(*LONG, seed=8)), hosted_client.interrupt)
     assert result.status == "interrupted"
     assert "decode" not in result.outputs
     short["latent"]["inputs"]["seed"] = 9
     assert differences(hosted_client.queue(short))[0] <= TOLERANCE
     assert worker_pids(hosted_server) == pids
 
-    result = with_event(
-        hosted_client, alone(decoded(*LONG, seed=11)), lambda: os.kill(worker_pids(hosted_server)[-1], signal.SIGKILL)
-    )
+    result = with_event(hosted_client, pids, alone(decoded(*LONG, seed=11)), lambda: os.kill(pids[-1], signal.SIGKILL))
     assert "killed by SIGKILL; the next prompt starts fresh workers" in result.error_line("TimedVAEDecode")
     short["latent"]["inputs"]["seed"] = 12
     assert differences(hosted_client.queue(short))[0] <= TOLERANCE
     assert not set(worker_pids(hosted_server)) & set(pids[-2:])
 
 
-def with_event(client: ComfyClient, graph: Workflow, act: Callable[[], object]) -> PromptResult:
-    """Run `graph`, whose VAE the ranks have, and act as soon as they are told to be busy with its decode."""
+def with_event(client: ComfyClient, pids: list[int], graph: Workflow, act: Callable[[], object]) -> PromptResult:
+    """Run `graph`, whose VAE the ranks have, and act as soon as they are told to be busy with its decode. Until then
+    they are stopped, so that none is done before."""
     under_way: list[str] = []
+
+    def tell_ranks(number: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def on_event(event: Event) -> None:
         if event.type == "executing" and event.data["node"] == "decode":
@@ -166,8 +171,13 @@ def with_event(client: ComfyClient, graph: Workflow, act: Callable[[], object]) 
             if any(pool["state"] == "busy" for pool in event.data["pools"]):
                 under_way.append("acted")
                 act()
+                tell_ranks(signal.SIGCONT)
 
-    return client.queue(graph, on_event=on_event)
+    tell_ranks(signal.SIGSTOP)
+    try:
+        return client.queue(graph, on_event=on_event)
+    finally:
+        tell_ranks(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ def test_a_rank_that_raises_while_the_others_wait_for_it(pool):
     assert set(pool.status()["pids"]).isdisjoint(pids), "a rank was kept"
 
 
-def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
+def test_the_cause_is_preferred_to_an_earlier_consequence(pool, monkeypatch):
     """Rank 0 learns that its peer is gone before rank 1 has said why it went."""
+    monkeypatch.setattr("parallel_runtime.pool.generation.SETTLE_S", 300.0)  # it ends with the cause
     peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     faults = {0: [["fail", "RuntimeError", peer]], 1: [["sleep", 0.05], ["fail", "ValueError", "the cause"]]}
     error = failure(pool, faults=faults)

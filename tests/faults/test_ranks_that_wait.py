@@ -15,9 +15,9 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
+PATIENCE_S, DEADLINE_S = 60.0, 3.0  # fresh ranks are slow the first time
 BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
-SLOWLY = ["sleep", 0.4, 4]
+SLOWLY = ["sleep", 1.0, 4]
 STAGES, GROUPS = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
 APART = ParallelPlan(
     data=2

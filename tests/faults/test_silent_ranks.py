@@ -35,23 +35,27 @@ def lone(lone_rank):
 
 
 def with_deadline(pool, seconds):
-    """The pool with that deadline of a request for the length of a test."""
+    """The pool with that deadline of a request for the length of a test, once fresh ranks, which are slow, have run."""
+    run_step(pool)
     before, pool.deadline_s = pool.deadline_s, seconds
     yield pool
     pool.deadline_s = before
 
 
+def runs_again(pool):
+    """Whether the next step is right, however long fresh ranks take to it."""
+    pool.deadline_s = 120.0
+    return torch.equal(run_step(pool).out, torch.arange(10.0))
+
+
 def test_a_stopped_rank_is_found_by_its_silence(impatient):
-    pool = impatient
-    run_step(pool)
-    error = failure(pool, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
+    error = failure(impatient, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for ")
     assert re.search(rf"held by a signal; {DEADLINE}; ", first_line(error))
 
 
 def test_a_stopped_rank_is_found_while_another_gets_on(impatient):
     """No other rank vouches for it: rank 0 works for longer than the deadline."""
-    run_step(impatient)
     error = failure(impatient, faults={0: [["work", 3600.0]], 1: [["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for ")
     assert "held by a signal; the deadline is 3 s" in first_line(error)
@@ -71,7 +75,7 @@ def test_a_rank_that_is_stopped_before_it_can_say_anything_is_found_by_its_silen
         patch.setattr(of_pool, "spawn", stopped)
         with pytest.raises(PoolError, match="^rank 1: no answer to READY .* held by a signal; the deadline is 3 s"):
             impatient.start()
-    assert torch.equal(run_step(impatient).out, torch.arange(10.0))
+    assert runs_again(impatient)
 
 
 def test_a_rank_that_does_nothing_before_its_first_pulse_is_found_by_its_silence(impatient, monkeypatch):
@@ -86,7 +90,7 @@ def test_a_rank_that_does_nothing_before_its_first_pulse_is_found_by_its_silence
         patch.setattr(Generation, "_packets", without_segment)
         with pytest.raises(PoolError, match="^rank 1: no answer to READY and no heartbeat for .* s; the deadline is 3"):
             impatient.start()
-    assert torch.equal(run_step(impatient).out, torch.arange(10.0))
+    assert runs_again(impatient)
 
 
 def test_a_rank_that_is_stopped_while_idle_is_found_by_the_next_load(impatient):
@@ -94,7 +98,7 @@ def test_a_rank_that_is_stopped_while_idle_is_found_by_the_next_load(impatient):
     os.kill(impatient.status()["pids"][1], signal.SIGSTOP)
     with pytest.raises(PoolError, match="^rank 1: no answer to LOAD .* held by a signal; the deadline is 3 s"):
         impatient.load(make_spec("quick"))
-    assert torch.equal(run_step(impatient).out, torch.arange(10.0))
+    assert runs_again(impatient)
 
 
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
@@ -113,14 +117,14 @@ def test_where_ranks_exchange_over_nccl_a_hang_says_how_to_try_the_copies(impati
 
 
 def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):
-    assert torch.equal(run_step(lone, torch.ones(7), faults={0: [["work", 1.2]]}).out, torch.ones(7))
+    lone.deadline_s = 2.0
+    assert torch.equal(run_step(lone, torch.ones(7), faults={0: [["work", 3.0]]}).out, torch.ones(7))
 
 
 def test_a_rank_whose_interpreter_never_returns_is_found_too(lone):
-    run_step(lone)
     error = failure(lone, faults={0: [["hold_the_interpreter"]]})
     assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for ")
-    assert torch.equal(run_step(lone).out, torch.arange(10.0))
+    assert runs_again(lone)
 
 
 def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_path):
@@ -132,7 +136,6 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_pat
             rests.append(time.sleep(3.0))
             gate.open()
 
-    run_step(lone, given)
     lone.deadline_s = 2.0
     assert torch.equal(run_step(lone, given, check_cancelled=rest_once, faults={0: [gate.waits]}).out, given)
     assert rests
@@ -141,7 +144,6 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone, tmp_pat
 def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone, tmp_path):
     pool, gate = lone, Gate(tmp_path)
     loading = threading.Thread(target=pool.load, args=(gate.spec,))
-    run_step(pool)
     loading.start()
     wait_until(lambda: gate.reached)
     assert pool.state == "loading"
@@ -155,7 +157,8 @@ def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone, tmp_path
 def test_compiling_is_a_state_of_its_own(impatient):
     """The rank that compiles shows life, and the other may wait for it."""
     given, states = torch.ones(33), set()
-    compiles = [["say_compiling", True], ["work", 1.5], ["say_compiling", False]]
+    impatient.deadline_s = 2.0
+    compiles = [["say_compiling", True], ["work", 3.0], ["say_compiling", False]]
     result = run_step(impatient, given, faults={0: compiles}, check_cancelled=lambda: states.add(impatient.state))
     assert torch.equal(result.out, given)
     assert "compiling" in states

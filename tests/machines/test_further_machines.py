@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -35,7 +36,7 @@ class Server:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """nodes/host/panel/machines.py with nothing of ComfyUI but a folder, and waits of a moment."""
+    """nodes/host/panel/machines.py with nothing of ComfyUI but a folder, and a clock that waits put forward."""
     management = SimpleNamespace(throw_exception_if_processing_interrupted=lambda: None)
     comfy = ModuleType("comfy")
     comfy.model_management = management  # type: ignore[attr-defined]
@@ -44,8 +45,13 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "folder_paths", SimpleNamespace(get_user_directory=lambda: str(tmp_path)))
     with imported_pack("pack_that_waits") as pack:
         found = importlib.import_module(f"{pack.__name__}.nodes.host.panel.machines")
-        waits = {"FIRST_WAIT_S": 0.06, "AGAIN_WAIT_S": 0.02, "TICK_S": 0.01}
-        for name, value in {"MachineServer": Server, **waits}.items():
+        now_s = [0.0]
+        clock = SimpleNamespace(
+            monotonic=lambda: now_s[0],
+            monotonic_ns=time.monotonic_ns,
+            sleep=lambda seconds: now_s.append(now_s.pop() + seconds),
+        )
+        for name, value in {"MachineServer": Server, "time": clock}.items():
             monkeypatch.setattr(found, name, value)
         yield found
 

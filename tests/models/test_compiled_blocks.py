@@ -35,11 +35,12 @@ from .cases import CASES
 from .gloo_group import GlooGroup, OwnTokensOnly
 from .ranks import in_ranks
 from .tiny import call as called
+from .tiny import difference
 
 # To make a graph takes some 10 s of a core, and minutes where others use them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ERROR = 1e-5  # of numbers about 1, fp32: what another order of additions explains
+ERROR = 1e-5  # fp32: what another order of additions explains
 CONTROL = 1e-3  # without exchange a case must be this wrong
 
 # Case -> graphs: kinds of blocks, of which some classes have several (the last block is another one); and after a
@@ -87,11 +88,6 @@ def longer(value: Any) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def largest_difference(got: Tensor, want: Tensor) -> float:
-    """Of any number, where outputs are about 1; infinite for another shape."""
-    return float((got - want).abs().max()) if got.shape == want.shape else float("inf")
-
-
 CASES_OF = {name: (graphs, "") for name, graphs in GRAPHS.items()} | {name: (None, said) for name, said in NONE.items()}
 EAGER = "eager"  # what is traced, run as it is: a graph is the same, and made in a tenth of the time
 RUNS = [pytest.param(name, EAGER, 2, id=name) for name in QUICK if name in CASES_OF and name in CASES]
@@ -125,14 +121,14 @@ def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(group: GlooGr
         run.calling(),
     ):
         for given, expected in ((inputs, want), (other, want_longer), (inputs, want)):
-            assert largest_difference(called(model, given), expected) <= ERROR
+            assert difference(called(model, given), expected) <= ERROR
             made.append(run.report().graphs)
         shared.group = OwnTokensOnly()
-        assert largest_difference(called(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
+        assert difference(called(model, inputs), want) > CONTROL, "without exchange the case must be wrong"
         shared.group = None
         whole = called(model, inputs)
     report = run.report()
-    assert largest_difference(whole, called(model, inputs)) <= ERROR
+    assert difference(whole, called(model, inputs)) <= ERROR
     graphs, said = CASES_OF[name]
     assert report.reason.startswith(said) and bool(report.reason) == bool(said), report.reason
     if graphs is None:
@@ -230,14 +226,14 @@ def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, w
             first, again = (CallPlace(f"{plan} {size}{which}", "text") for which in ("", " again"))
             want = run(pool, wan, plan, deltas=deltas, size=size, place=first)
             got = run(pool, wan, plan, deltas=deltas, size=size, place=again, compiled=True)
-            assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
+            assert difference(got.outs[0], want.outs[0]) <= ERROR, plan
             assert all(rank.compiled is None for rank in want.ran)
             counts = {(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in got.ran}
             assert counts == {(1, 0)}, f"{plan}: {counts}"
     plain, with_lora = (run(pool, wan, "ulysses=2", deltas=each, compiled=True).outs[0] for each in (PRISTINE, changed))
-    assert largest_difference(plain, with_lora) > CONTROL, "the graph has another LoRA's weights"
+    assert difference(plain, with_lora) > CONTROL, "the graph has another LoRA's weights"
     alone = run(pool, wan, "ulysses=2", compiled=True, local_attention=True).outs[0]
-    assert largest_difference(plain, alone) > CONTROL, "without exchange the call must be wrong"
+    assert difference(plain, alone) > CONTROL, "without exchange the call must be wrong"
 
 
 @pytest.mark.full

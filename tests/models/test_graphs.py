@@ -154,7 +154,7 @@ def test_while_a_graph_is_made_there_are_signs_of_life_and_none_afterwards(monke
 
     watch.beat = beat
     with graphs._making(watch):
-        assert beating.wait(20)
+        assert beating.wait(300)
     assert told[0] == Compiling(begins=True) and told[-1] == Compiling(begins=False)
     assert len(told) > 2 and set(told[1:-1]) == {"beat"}, "the last of them has come before the end is told"
     assert watch.timer.seconds()["compile_s"] >= watch.compile_s >= 0.05

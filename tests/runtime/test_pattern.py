@@ -36,10 +36,10 @@ class Threads(Axis):
     def all_to_all(self, send: torch.Tensor, *, send_lengths: Any, receive_lengths: Any) -> torch.Tensor:
         for peer, run in enumerate(send.split_with_sizes(list(send_lengths))):
             self.wire.sent[self.index, peer] = run
-        self.wire.all.wait(20)
+        self.wire.all.wait(300)
         found = [self.wire.arrived(peer, self.index) for peer in range(self.size)]
         assert [len(each) for each in found] == list(receive_lengths)
-        self.wire.all.wait(20)
+        self.wire.all.wait(300)
         return torch.cat(found)
 
     def start_all_to_all(self, send: torch.Tensor, **lengths: Any) -> Any:
@@ -51,7 +51,7 @@ class Threads(Axis):
         self.wire.sent[self.index, after] = send
 
         def wait() -> torch.Tensor:
-            self.wire.all.wait(20)
+            self.wire.all.wait(300)
             arrived = self.wire.arrived(before, self.index)
             assert arrived.shape == shape
             return arrived

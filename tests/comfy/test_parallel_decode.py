@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -155,29 +156,28 @@ def test_in_the_middle_of_a_decode_cancel_keeps_the_workers_and_a_killed_rank_is
 
 
 def with_event(client: ComfyClient, pids: list[int], graph: Workflow, act: Callable[[], object]) -> PromptResult:
-    """Run `graph`, whose VAE the ranks have, and act as soon as they are told to be busy with its decode. Until then
-    they are stopped, so that none is done before."""
+    """Run `graph`, whose VAE the last two ranks have, and act as soon as one of them has told of a tile. The other is
+    stopped until then, so that the decode cannot be done before."""
     under_way: list[str] = []
 
-    def tell_ranks(number: int) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def tell_other(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pids[-2], number)
 
     def on_event(event: Event) -> None:
         if event.type == "executing" and event.data["node"] == "decode":
             under_way.append("decode")
-        elif event.type == "parallel_dit.state" and under_way == ["decode"]:
-            if any(pool["state"] == "busy" for pool in event.data["pools"]):
+        elif event.type == "parallel_dit.text" and under_way == ["decode"]:
+            if re.match(r"[1-9]\d* of ", event.data["text"]):
                 under_way.append("acted")
                 act()
-                tell_ranks(signal.SIGCONT)
+                tell_other(signal.SIGCONT)
 
-    tell_ranks(signal.SIGSTOP)
+    tell_other(signal.SIGSTOP)
     try:
         return client.queue(graph, on_event=on_event)
     finally:
-        tell_ranks(signal.SIGCONT)
+        tell_other(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

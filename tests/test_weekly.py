@@ -1,5 +1,6 @@
 """`make weekly`: what it makes of commands that pass and fail, and what it runs again."""
 
+import os
 import re
 import subprocess
 import sys
@@ -177,18 +178,33 @@ def test_what_tests_read_is_of_the_code() -> None:
 
 
 def test_graphs_on_one_machine_do_not_read_what_commands_and_joined_machines_run() -> None:
-    """Nothing imports these files but each other and tests."""
+    """Nothing imports these files but each other and tests; nor do the matrices of graphs import those of tests."""
     there = {str(path.relative_to(ROOT)) for path in (ROOT / "parallel_runtime").rglob("*.py")}
-    further = {name.removeprefix(":(exclude)") for name in FURTHER} - {"tests/machines"}
+    further = {name.removeprefix(":(exclude)") for name in FURTHER}
+    of_tests = {each for each in further if each.startswith("tests/")}
     apart = {name for name in there if any(name == each or name.startswith(f"{each}/") for each in further)}
-    assert all(any(name.startswith(each) for name in apart) for each in further)
+    assert all(any(name.startswith(each) for name in apart) for each in further - of_tests)
+    assert not {_module(name) for name in apart} & set(_imported(*(_module(name) for name in there - apart)))
+    assert all((ROOT / each).exists() for each in of_tests)
+    matrices = ("model_matrix", "formats", "graph_matrix", "official_templates.__main__")
+    read = _imported(*(f"tools.{name}" for name in matrices))
+    named = [_module(each).removeprefix("tests.") for each in of_tests]
+    assert "host" in read and not [each for each in read if any(f"{each}.".startswith(f"{name}.") for name in named)]
+
+
+def _imported(*modules: str) -> list[str]:
+    """What has been imported once these are."""
     script = (
-        "import importlib, sys; "
-        f"[importlib.import_module(name) for name in {sorted(_module(name) for name in there - apart)!r}]; "
-        "print(*(each for each in sys.modules if each.startswith('parallel_runtime.')))"
+        f"import importlib, sys; [importlib.import_module(name) for name in {sorted(modules)!r}]; print(*sys.modules)"
     )
-    ran = subprocess.run((sys.executable, "-c", script), cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {_module(name) for name in apart} & set(ran.stdout.split())
+    return subprocess.run(
+        (sys.executable, "-c", script),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "tests"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
 
 
 def _module(file: str) -> str:

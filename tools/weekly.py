@@ -39,10 +39,11 @@ TESTS = (
     *(f":(exclude){name}" for name in ("Makefile", "locales", "api_workflows", "example_workflows", "subgraphs")),
     *(f":(exclude){name}" for name in ("docker", ".ci", ".github", ".comfyignore")),
 )
-# What a graph on one machine never runs: commands, what they try a model with, and what a joined machine does.
+# What a graph on one machine never runs: commands, what they try a model with, what a joined machine does, and parts of
+# tests that no graph is.
 FURTHER = (
     *(f":(exclude)parallel_runtime/{name}" for name in ("__main__.py", "cli", "trials")),
-    ":(exclude)tests/machines",
+    *(f":(exclude)tests/{name}" for name in ("machines", "pool", "gpu/pretend_cuda", "gpu/nccl_rules.py")),
     *(f":(exclude)parallel_runtime/machines/{name}.py" for name in ("joined", "launch", "ranks_here")),
 )
 RUN_TESTS = frozenset(("test-host", "test-full", "coverage", "mutants"))

@@ -123,7 +123,7 @@ class SimulatedWork(dist.Work):
         self.error: BaseException | None = None
         self.line: Line  # once it is issued
         self.queued: Any = None  # what stands for its end on the device
-        self._simulation, self._done, self._waited = simulation, threading.Event(), False
+        self._simulation, self.done, self._waited = simulation, threading.Event(), False
         for tensor in (*sources, *targets):
             if not tensor.is_contiguous():
                 raise NcclRuleError(f"{kind} of {tuple(tensor.shape)} with strides {tensor.stride()}; NCCL takes none")
@@ -146,15 +146,10 @@ class SimulatedWork(dist.Work):
 
     def finish(self) -> None:
         """Return when it has moved. Raises what went wrong with it."""
-        while not self._done.wait(LOOK_S):
+        while not self.done.wait(LOOK_S):
             self.line.refuse_standstill()
         if self.error is not None:
             raise self.error
-
-    def end(self, error: BaseException | None) -> None:
-        """It has moved, or cannot."""
-        self.error = error
-        self._done.set()
 
 
 class Line:
@@ -202,7 +197,8 @@ class Line:
                 except RuntimeError as raised:
                     error = raised
             self._head = None
-            work.end(error)
+            work.error = error
+            work.done.set()  # it has moved, or cannot
             del queued, work, messages  # or what they sent stays until the next operation
 
     def _move(self, messages: list[Message]) -> None:

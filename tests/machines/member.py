@@ -57,12 +57,12 @@ class Member:
         """All that it has printed."""
         return self._log.read_text()
 
-    def wait_for_line(self, text: str, *, deadline_s: float = 30) -> None:
+    def wait_for_line(self, text: str, *, deadline_s: float = 120) -> None:
         """Until the log holds `text`."""
         until(lambda: text in self.log, f"{text!r} in {self.log!r}", deadline_s=deadline_s)
 
 
-def until(holds, what: str, *, deadline_s: float = 30) -> None:
+def until(holds, what: str, *, deadline_s: float = 120) -> None:
     """Wait until something holds."""
     end = time.monotonic() + deadline_s
     while not holds():

@@ -67,7 +67,7 @@ class Echo:
             self.groups[request.plan] = dist.new_group(list(range(dist.get_world_size())))
             return EmptyReply()
         if request.op is Op.CHANGE:
-            return self.patch(request.records, cancelled)
+            return self.patch(request.records, cancelled, beat)
         if request.op is Op.TRIM:
             self.ended += 1
             return MemoryReply(memory=self.memory())
@@ -78,10 +78,12 @@ class Echo:
     def memory(self):
         return Memory(resident_bytes=self.rank, allocated_bytes=len(self.models), reserved_bytes=self.changes)
 
-    def patch(self, records, cancelled):
-        """Each change takes 0.1 s; one that has begun is finished. One of "held" stays until it is cancelled."""
+    def patch(self, records, cancelled, beat):
+        """Each change takes 0.1 s; one that has begun is finished. One of "held" beats and stays
+        until it is cancelled."""
         for record in records:
             if record["key"] == "held":
+                beat()
                 wait_until(cancelled)
             if cancelled():
                 raise RequestCancelledError("cancelled")

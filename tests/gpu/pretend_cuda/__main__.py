@@ -34,7 +34,7 @@ ALLOCATING = (
 )
 # ComfyUI's split attention tries again in smaller parts; where there is no room for it, a block does not stay whole.
 GOES_ON = ("stock_attention", "block_shards.make_rooms")
-LEAST_SITES = 190  # of 205 with torch 2.13 and ComfyUI 0.30
+LEAST_SITES = 190  # of 203 with torch 2.13 and ComfyUI 0.30
 
 
 def cases(folder: Path, reference: Reference, match: str, chance: random.Random) -> Iterator[tuple[str, str]]:

@@ -119,63 +119,57 @@ at::Tensor as_cuda(const at::Tensor& t) {
   return out;
 }
 
-struct Arguments {
-  bool any = false;
-  c10::DeviceIndex device = -1;
-  void take(const at::Tensor& t, const char* name) {
-    if (!t.defined() || !t.is_cuda()) return;
-    TORCH_CHECK(device < 0 || device == t.device().index(), name,
-                ": Expected all tensors to be on the same device, but found at least two devices, cuda:", int(device),
-                " and cuda:", int(t.device().index()), "!");
-    any = true;
-    device = t.device().index();
-  }
-};
-
 bool takes_host_indices(const std::string& name) { return name.rfind("aten::index", 0) == 0 && name != "aten::index_select"; }
 
-void refuse_host(const at::Tensor& t, const std::string& name) {
-  TORCH_CHECK(!t.defined() || t.is_cuda() || t.dim() == 0 || takes_host_indices(name), name,
-              ": Expected all tensors to be on the same device, but found at least two devices, cuda and cpu!");
+// A value with each tensor in it changed.
+template <typename Change>
+c10::IValue changed(const c10::IValue& v, const Change& change) {
+  if (v.isTensor()) return change(v.toTensor());
+  if (v.isTensorList()) {
+    c10::List<at::Tensor> l;
+    for (const at::Tensor& t : v.toTensorVector()) l.push_back(change(t));
+    return l;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> l;
+    for (const std::optional<at::Tensor>& t : v.toOptionalTensorList())
+      l.push_back(t ? std::optional<at::Tensor>(change(*t)) : t);
+    return l;
+  }
+  return v;
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
+  const auto& name = schema.name();
   const size_t n = schema.arguments().size(), start = stack->size() - n;
   const std::vector<c10::IValue> given(stack->begin() + start, stack->end());
-  Arguments seen;
-  std::optional<c10::Device> asked;
-  const auto each = [](const c10::IValue& v, const auto& take) {
-    if (v.isTensor()) take(v.toTensor());
-    if (v.isTensorList())
-      for (const at::Tensor& t : v.toTensorVector()) take(t);
-    if (v.isOptionalTensorList())
-      for (const std::optional<at::Tensor>& t : v.toOptionalTensorList())
-        if (t) take(*t);
+  std::optional<c10::Device> used, asked;
+  const auto see = [&](const at::Tensor& t) {
+    if (!t.defined() || !t.is_cuda()) return t;
+    TORCH_CHECK(!used || *used == t.device(), name, ": Expected all tensors to be on the same device, but found at least ",
+                "two devices, ", *used, " and ", t.device(), "!");
+    used = t.device();
+    return t;
   };
-  for (const auto& v : given) each(v, [&](const at::Tensor& t) { seen.take(t, schema.name().c_str()); });
-  if (seen.any)
-    for (const auto& v : given) each(v, [&](const at::Tensor& t) { refuse_host(t, schema.name()); });
+  const auto refuse_host = [&](const at::Tensor& t) {
+    TORCH_CHECK(!t.defined() || t.is_cuda() || t.dim() == 0 || takes_host_indices(name), name,
+                ": Expected all tensors to be on the same device, but found at least two devices, cuda and cpu!");
+    return t;
+  };
+  for (const auto& v : given) changed(v, see);
   for (size_t i = 0; i < n; ++i) {
     auto& v = (*stack)[start + i];
-    if (v.isTensor()) {
-      v = as_cpu(v.toTensor());
-    } else if (v.isTensorList()) {
-      c10::List<at::Tensor> l;
-      for (const at::Tensor& t : v.toTensorVector()) l.push_back(as_cpu(t));
-      v = l;
-    } else if (v.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> l;
-      for (const std::optional<at::Tensor>& t : v.toOptionalTensorList())
-        l.push_back(t ? std::optional<at::Tensor>(as_cpu(*t)) : t);
-      v = l;
-    } else if (v.isDevice() && v.toDevice().is_cuda()) {
+    if (used) changed(v, refuse_host);
+    if (v.isDevice() && v.toDevice().is_cuda()) {
       asked = v.toDevice();
       v = c10::Device(c10::kCPU);
+    } else {
+      v = changed(v, as_cpu);
     }
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  OnDevice on(seen.device >= 0 ? std::optional<c10::Device>(c10::Device(c10::kCUDA, seen.device)) : asked);
+  OnDevice on(used ? used : asked);
   const size_t returns = schema.returns().size(), first = stack->size() - returns;
   for (size_t i = 0; i < returns; ++i) {
     auto& v = (*stack)[first + i];
@@ -193,12 +187,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         v = mine;
         break;
       }
-    } else if (v.isTensor()) {
-      v = as_cuda(v.toTensor());
-    } else if (v.isTensorList()) {
-      c10::List<at::Tensor> l;
-      for (const at::Tensor& t : v.toTensorVector()) l.push_back(as_cuda(t));
-      v = l;
+    } else {
+      v = changed(v, as_cuda);
     }
   }
 }

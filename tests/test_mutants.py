@@ -1,4 +1,4 @@
-"""`make mutants`: which mistakes are known to be none."""
+"""`make mutants`: which mistakes are known to be none, and which tests come first."""
 
 from collections import Counter
 
@@ -6,6 +6,7 @@ import pytest
 from mutants.__main__ import Mistake, files, report
 from mutants.equivalent import EQUIVALENT
 from mutants.places import places
+from mutants.recorded import Recording
 from mutants.trial import Outcome
 
 
@@ -34,3 +35,10 @@ def test_a_survivor_is_printed_as_a_line_of_those_that_are_equivalent(capsys: py
     survived = Outcome(status=0, took_s=1.0)
     assert report(mistakes, iter([survived, survived])) == 1
     assert [line for line in capsys.readouterr().out.splitlines() if known[3] in line] == [f'    {unknown}: "",']
+
+
+def test_a_constants_tests_are_those_whose_file_names_its_module() -> None:
+    recording = Recording.__new__(Recording)
+    recording._words = {"test_a.py": {"channel"}, "test_b.py": {"other", "LIMIT"}}
+    (place,) = (each for each in places("wire/channel.py", "LIMIT = 4\n") if not each.function)
+    assert [recording._names(f"{file}::test", place) for file in recording._words] == [True, False]

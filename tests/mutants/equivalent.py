@@ -494,11 +494,4 @@ EQUIVALENT: dict[tuple[str, ...], str] = {
         "if error > mistake and max(error, without) > least:",
         "if error > mistake and (max(error, without) >= least):",
     ): "no error is the limit to the last digit",
-    (
-        "parallel_runtime/wire/channel.py",
-        "",
-        "constant off by one",
-        "MAX_DESCRIPTORS = 4 # in one message",
-        "MAX_DESCRIPTORS = 5 # in one message",
-    ): "a bound above what any message carries, still a bound",
 }

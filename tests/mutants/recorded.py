@@ -84,12 +84,12 @@ class Recording:
         return sorted(taken, key=lambda test: (quickest[file_of[test]], file_of[test], cost[test]))
 
     def _names(self, test: str, place: Place) -> bool:
-        """Whether the file of a test, or this file, names the module and the function of a place."""
+        """Whether the file of a test, or this file, names the module of a place, and its function if there is one."""
         file = test.partition("::")[0]
         if file not in self._words:
             path = ROOT / file
             self._words[file] = set(WORD.findall(path.read_text(encoding="utf-8"))) if path.exists() else set()
-        return {Path(place.file).stem, place.function.rpartition(".")[2]} <= self._words[file]
+        return {Path(place.file).stem, place.function.rpartition(".")[2]} - {""} <= self._words[file]
 
     @staticmethod
     def _quickest(way: set[str], cost: dict[str, float]) -> Iterable[str]:

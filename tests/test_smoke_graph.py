@@ -4,9 +4,11 @@ import re
 from pathlib import Path
 from signal import SIGINT
 
+from rounding import ROUNDING
+
 from host import forked_ranks, workflows
 from host.client import ComfyClient
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.pack_workflows import latent_of, parallel, relative_error
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import worker_pids
@@ -18,8 +20,8 @@ def test_two_ranks_equal_stock_comfyui_and_another_prompt_does_not(
     stock = latent_of(client, workflows.text_to_image(tiny_models, steps=3))
     ours = latent_of(client, parallel(workflows.text_to_image(tiny_models, steps=3)))
     other = latent_of(client, parallel(workflows.text_to_image(tiny_models, steps=3, prompt="a lighthouse at dawn")))
-    assert relative_error(ours, stock) <= TOLERANCE
-    assert relative_error(other, stock) > 100 * TOLERANCE
+    assert relative_error(ours, stock) <= ROUNDING
+    assert relative_error(other, stock) > 100 * ROUNDING
 
 
 def test_a_test_host_and_its_ranks_are_forked(comfy_server: ComfyServer) -> None:

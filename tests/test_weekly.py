@@ -157,7 +157,8 @@ def test_a_test_that_changes_leaves_what_matrices_found(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)  # noqa: S607
     (tmp_path / "tests" / "comfy" / "checked").mkdir(parents=True)
     unread = (
-        *("tests/test_weekly.py", "tests/comfy/test_tries.py", "tests/comfy/checked/graph.py", "Makefile", ".ci/run"),
+        *("tests/test_weekly.py", "tests/comfy/test_tries.py", "tests/comfy/checked/graph.py", "tests/rounding.py"),
+        *("Makefile", ".ci/run"),
         *("locales/en/main.json", "api_workflows/a.json", "example_workflows/a.json", "subgraphs/a.json"),
     )
     read = ("tests/conftest.py", "tests/comfy/graphs.py", "demo/graphs.py", "requirements.txt", "pyproject.toml")
@@ -167,6 +168,12 @@ def test_a_test_that_changes_leaves_what_matrices_found(tmp_path: Path) -> None:
         (tmp_path / name).write_text("1")
         assert state_of(tmp_path) != before[0]
         assert (state_of(tmp_path, TESTS) != before[1]) == changes, name
+
+
+def test_what_tests_allow_is_read_by_them_alone() -> None:
+    asked = ("git", "grep", "-lE", "^ *(from|import) rounding\\b", "--", "*.py")
+    readers = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all(Path(reader).name.startswith("test_") for reader in readers)
 
 
 def test_what_tests_read_is_of_the_code() -> None:

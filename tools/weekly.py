@@ -34,6 +34,7 @@ CODE = (  # the matrices themselves write pages and tables
 # What a matrix never reads, so that a test or a benchmark changed, or a figure of a GPU, leaves what it found as it is.
 TESTS = (
     *(":(exclude,glob)tests/**/test_*.py", ":(exclude)tests/comfy/checked", ":(exclude)tests/mutants"),
+    ":(exclude)tests/rounding.py",
     *(":(exclude)benchmarks", ":(exclude)parallel_runtime/planner/measured.json", ":(exclude)tools/weekly.py"),
     # Tests read these. A matrix takes from the Makefile its module's name and the flags, which its note has.
     *(f":(exclude){name}" for name in ("Makefile", "locales", "api_workflows", "example_workflows", "subgraphs")),

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
 from host.workflows import text_to_image
 
@@ -59,7 +60,7 @@ def test_each_kind_of_work_gets_its_plan_and_the_picture_is_stock_comfyuis(
     assert ran["reasons"][-1] == f"chosen for {ran['chosen_for']}"
     told = [text for node, text in result.texts if node == "sampler" and "step 2/2" in text]
     assert told[-1].splitlines()[1] == f"{plan}, chosen for {ran['chosen_for']}"
-    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= ROUNDING
 
 
 def listed(tiny: TinyModels, sizes: list[dict[str, int]]) -> Workflow:

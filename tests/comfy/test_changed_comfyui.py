@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rounding import ROUNDING
 
 from host import workflows
 from host.client import ComfyClient
 from host.fetch import comfyui_path
-from host.pack_workflows import TOLERANCE, latent_of, parallel
+from host.pack_workflows import latent_of, parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parallel_runtime.proof import relative_error
@@ -120,7 +121,7 @@ def test_what_lacks_nothing_works_and_the_rest_is_said(server: ComfyServer, tiny
     for plan, verdict in (({"ulysses": 2}, "proven"), ({"cfg": 2}, "not needed")):
         ours = parallel(graph, mode="manual", sampler="ParallelSampler", **plan)
         report = client.queue(ours).report()
-        assert relative_error(latent_of(client, ours), stock) <= TOLERANCE
+        assert relative_error(latent_of(client, ours), stock) <= ROUNDING
         assert report["loop"]["kind"] == "host" and "the loop in the workers is off" in report["loop"]["reason"]
         assert report["proof"]["verdict"] == verdict
     (newer, *_) = client.get("/parallel_dit/state")["comfyui"]["notes"]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 from safetensors.torch import load_file, save_file
 
 from families.graphs import node
 from families.variants import BY_NAME
 from host import encoder_layouts
 from host.client import ComfyClient, PromptRefusedError, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.pack_workflows import parallel, relative_error, saved_latent
 from host.server import ComfyServer
 from host.tiny_models import write_layout
 from host.workflows import with_lora
@@ -86,7 +87,7 @@ def assert_the_next_prompt_is_right(client: ComfyClient, right: torch.Tensor) ->
     """The good graph equals stock, run anew."""
     graph = ours(WAN.graph(steps=2), **ULYSSES)
     graph["sampler"]["inputs"]["denoise"] = next(DENOISE)
-    assert relative_error(saved_latent(client, client.queue(graph)), right) <= TOLERANCE
+    assert relative_error(saved_latent(client, client.queue(graph)), right) <= ROUNDING
 
 
 DENOISE = iter(1 - step * 1e-9 for step in range(1000))  # another cache key for ComfyUI, the same sigmas
@@ -138,7 +139,7 @@ def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_
     graph = flux.graph(steps=2)
     graph["model"]["inputs"]["unet_name"] = DIFFUSERS
     stock = saved_latent(hosted_client, hosted_client.queue(graph))
-    assert relative_error(stock, saved_latent(hosted_client, hosted_client.queue(flux.graph(steps=2)))) <= TOLERANCE
+    assert relative_error(stock, saved_latent(hosted_client, hosted_client.queue(flux.graph(steps=2)))) <= ROUNDING
     said = first_line(hosted_client, ours(graph, **ULYSSES), "ParallelModelLoader")
     assert_says(said, DIFFUSERS, "as diffusers does", "Load Diffusion Model, then Save Model")
     prefix = {"filename_prefix": "diffusion_models/of_diffusers"}
@@ -146,7 +147,7 @@ def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_
     (made,) = (hosted_server.output / "diffusion_models").iterdir()
     graph["model"]["inputs"]["unet_name"] = made.name
     mine = saved_latent(hosted_client, hosted_client.queue(ours(graph, mode="manual", ring=2)))  # of 3 heads
-    assert relative_error(mine, stock) <= TOLERANCE
+    assert relative_error(mine, stock) <= ROUNDING
     (folder / DIFFUSERS).unlink()
     made.unlink()
 
@@ -165,5 +166,5 @@ def test_a_lora_of_another_family_changes_nothing_there_as_here(
     for graph in (WAN.graph(steps=2), ours(WAN.graph(steps=2), **ULYSSES)):
         changed = with_lora(graph, LORA)
         said = hosted_server.log.count("lora key not loaded")
-        assert relative_error(saved_latent(hosted_client, hosted_client.queue(changed)), right) <= TOLERANCE
+        assert relative_error(saved_latent(hosted_client, hosted_client.queue(changed)), right) <= ROUNDING
         assert hosted_server.log.count("lora key not loaded") > said

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from comfy.test_panel_routes import settled
+from rounding import ROUNDING
 
 from host import workflows
 from host.client import ComfyClient
 from host.fetch import comfyui_path
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
+from host.pack_workflows import latent_of, parallel, relative_error, to_latent
 from host.server import PACK_ROOT, ComfyServer, free_port
 from host.tiny_models import TinyModels
 from host.workers import command
@@ -73,14 +74,14 @@ def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_pro
         token.chmod(0o600)
         before = listening(server)
         with joining(address, token, tiny_models.models, tmp_path / "log"):
-            assert relative_error(latent_of(client, ours), stock) <= TOLERANCE, (tmp_path / "log").read_text()
+            assert relative_error(latent_of(client, ours), stock) <= ROUNDING, (tmp_path / "log").read_text()
             others = parallel(graph, mode="manual", devices="cpu:1", ring=2, machines=address, pipefusion=1)
             others["sampler"]["inputs"]["seed"] = 5
             client.queue(to_latent(others)).require_success()
             assert "starting 1 ranks of 2" in (tmp_path / "log").read_text()
             assert address in listening(server) - before  # with the store and gloo, while ranks live
             here = parallel(graph, mode="manual", devices="cpu:1", ring=1)
-            assert relative_error(latent_of(client, here), stock) <= TOLERANCE
+            assert relative_error(latent_of(client, here), stock) <= ROUNDING
             assert listening(server) == before
             assert "it closed the connection" in (tmp_path / "log").read_text()
             others["sampler"]["inputs"]["seed"] = 6
@@ -93,7 +94,7 @@ def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_pro
             client.queue(to_latent(others)).require_success()
             assert (tmp_path / "log").read_text().count("starting 1 ranks of 2") == 3
         alone = parallel(graph, mode="manual", devices="cpu:1", ring=2, machines=address)
-        assert relative_error(latent_of(client, alone), stock) <= TOLERANCE
+        assert relative_error(latent_of(client, alone), stock) <= ROUNDING
 
 
 def test_a_disk_without_room_leaves_no_empty_token(module_of_pack, monkeypatch, tmp_path) -> None:

@@ -5,10 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rounding import ROUNDING
 
 from host import workflows
 from host.client import ComfyClient, Event, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
+from host.pack_workflows import latent_of, parallel, relative_error, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import worker_pids
@@ -57,7 +58,7 @@ def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_
     assert told and all(("skew" in text) != in_ranks for text in told), told  # which each request of ComfyUI's loop has
     again = workflows.text_to_image(tiny_models, seed=51)
     again["positive"]["inputs"]["text"] += " "  # another text, same tokens: nothing comes from a cache
-    assert relative_error(latent_of(client, parallel(again, sampler=sampler, loop=loop)), right) <= TOLERANCE
+    assert relative_error(latent_of(client, parallel(again, sampler=sampler, loop=loop)), right) <= ROUNDING
     assert worker_pids(comfy_server) == pids
 
 
@@ -85,5 +86,5 @@ def test_cancel_while_workers_start_leaves_a_server_that_samples(
     result = client.queue(to_latent(parallel(graph)), on_event=on_event)
     interrupting.join()
     assert (result.status, result.progress) == ("interrupted", [])
-    assert relative_error(latent_of(client, parallel(graph)), right) <= TOLERANCE
+    assert relative_error(latent_of(client, parallel(graph)), right) <= ROUNDING
     assert len(worker_pids(comfy_server)) == 2

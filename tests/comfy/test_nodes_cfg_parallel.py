@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.pack_workflows import relative_error, saved_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parity.edits import HERE, LONG, Edit, add, guided, on, on_model, on_positive, prompt
@@ -73,7 +74,7 @@ def groups_of(report: dict[str, Any]) -> list[list[list[int]]]:
 def test_conditionings_go_together_on_two_batch_groups_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     graph, calls, groups = TOGETHER[name]
     error, report = both(client, graph, CFG_2)
-    assert error <= TOLERANCE
+    assert error <= ROUNDING
     assert report["plan"]["name"] == "cfg2-ring1-uly1"
     assert (report["timings"]["calls"], sorted(groups_of(report))) == (calls, groups)
 
@@ -84,6 +85,6 @@ def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
 ) -> None:
     told = comfy_server.log.count("one after the other")
     error, report = both(client, IN_ORDER[name], CFG_2)
-    assert error <= TOLERANCE
+    assert error <= ROUNDING
     assert set(report["timings"]["calls"]) == {1}
     assert comfy_server.log.count("one after the other") == told + 1

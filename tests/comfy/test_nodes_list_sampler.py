@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, relative_error
+from host.pack_workflows import relative_error
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parity.edits import LONG, Edit, plain
@@ -36,7 +37,7 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
     """Samplers that draw random numbers while they run."""
     graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
     result = client.queue(listed(graphs, **DATA_2))
-    assert max(differences(latents(client, result, ["save"]), singles(client, graphs))) <= TOLERANCE
+    assert max(differences(latents(client, result, ["save"]), singles(client, graphs))) <= ROUNDING
     values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
     assert values == [(value, 15) for value in range(1, 16)]
     assert len(result.previews) == 15
@@ -54,5 +55,5 @@ def test_one_for_all_is_written_once(client: ComfyClient) -> None:
     for slot in ("positive", "negative", "latent_image"):
         ours[f"all {slot}"]["inputs"] = {"item_0": ours[f"all {slot}"]["inputs"]["item_0"]}
     found = latents(client, client.queue(ours), ["save"])
-    assert max(differences(found, singles(client, graphs))) <= TOLERANCE
+    assert max(differences(found, singles(client, graphs))) <= ROUNDING
     assert relative_error(found[0], found[1]) > VISIBLE

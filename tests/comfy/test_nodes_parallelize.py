@@ -1,8 +1,10 @@
 """Parallelize Model behind stock loaders: the same file, everything applied to it, and what it refuses."""
 
+from rounding import ROUNDING
+
 from host import workflows
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallelized, relative_error, to_latent
+from host.pack_workflows import latent_of, parallelized, relative_error, to_latent
 from host.tiny_models import TinyModels
 from host.workflows import between
 
@@ -14,7 +16,7 @@ def small(tiny: TinyModels, *, seed: int) -> Workflow:
 def test_a_checkpoint_equals_stock(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = small(tiny_models, seed=7)
     graph["model"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": tiny_models.checkpoint}}
-    assert relative_error(latent_of(client, parallelized(graph)), latent_of(client, graph)) <= TOLERANCE
+    assert relative_error(latent_of(client, parallelized(graph)), latent_of(client, graph)) <= ROUNDING
 
 
 def test_what_was_applied_before_comes_along_and_what_comes_after_works(
@@ -26,7 +28,7 @@ def test_what_was_applied_before_comes_along_and_what_comes_after_works(
     stock = latent_of(client, graph)
     assert relative_error(latent_of(client, plain), stock) > 1e-2
     for source in ("model", "shift", "lora"):
-        assert relative_error(latent_of(client, parallelized(graph, source=source)), stock) <= TOLERANCE
+        assert relative_error(latent_of(client, parallelized(graph, source=source)), stock) <= ROUNDING
 
 
 def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
@@ -37,10 +39,10 @@ def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
     in_half = between(plain, "dtype", "ModelComputeDtype", dtype="bf16")
     exact, half = latent_of(client, plain), latent_of(client, in_half)
     rounding = relative_error(half, exact)
-    assert rounding > 100 * TOLERANCE
-    assert relative_error(latent_of(client, parallelized(plain)), exact) <= TOLERANCE
+    assert rounding > 100 * ROUNDING
+    assert relative_error(latent_of(client, parallelized(plain)), exact) <= ROUNDING
     ours = latent_of(client, parallelized(in_half, source="dtype"))
     assert relative_error(ours, half) < rounding
-    assert relative_error(ours, exact) > 100 * TOLERANCE, "it did not run in bf16"
-    assert relative_error(latent_of(client, plain), exact) <= TOLERANCE
-    assert relative_error(latent_of(client, parallelized(in_half, source="dtype")), ours) <= TOLERANCE
+    assert relative_error(ours, exact) > 100 * ROUNDING, "it did not run in bf16"
+    assert relative_error(latent_of(client, plain), exact) <= ROUNDING
+    assert relative_error(latent_of(client, parallelized(in_half, source="dtype")), ours) <= ROUNDING

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from families.variants import BY_NAME
 from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.outcomes import StockFailsError
-from host.pack_workflows import TOLERANCE, parallel
+from host.pack_workflows import parallel
 from host.server import ComfyServer
 from host.workers import worker_pids
 
@@ -92,7 +93,7 @@ def test_ranks_decode_what_tiled_decode_makes(
     result = hosted_client.queue(decoded(kind, shape))
     tiled, plain, found = differences(result)
     assert found == pictures
-    assert tiled <= TOLERANCE
+    assert tiled <= ROUNDING
     assert plain > VISIBLE
     report = result.report("decode")
     assert report["vae"]["device"] == "cpu:0, cpu:1"
@@ -128,7 +129,7 @@ def test_what_ranks_cannot_decode_comfyui_decodes_and_says_why(
 ) -> None:
     result = hosted_client.queue(decoded(kind, shape))
     _, plain, _ = differences(result)
-    assert (plain <= TOLERANCE) == (kind != "ltx, noise")  # which is another picture each time
+    assert (plain <= ROUNDING) == (kind != "ltx, noise")  # which is another picture each time
     report = result.report("decode")
     assert report["warnings"] == [f"VAE Decode ran in ComfyUI, untiled: {reason}"]
     assert "tiles" not in report["vae"]
@@ -139,19 +140,19 @@ def test_in_the_middle_of_a_decode_cancel_keeps_the_workers_and_a_killed_rank_is
     hosted_client: ComfyClient, hosted_server: ComfyServer
 ) -> None:
     short = decoded("wan 2.1", "1 16 1 8 72", seed=7)
-    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    assert differences(hosted_client.queue(short))[0] <= ROUNDING
     pids = worker_pids(hosted_server)
     result = with_event(hosted_client, pids, alone(decoded(*LONG, seed=8)), hosted_client.interrupt)
     assert result.status == "interrupted"
     assert "decode" not in result.outputs
     short["latent"]["inputs"]["seed"] = 9
-    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    assert differences(hosted_client.queue(short))[0] <= ROUNDING
     assert worker_pids(hosted_server) == pids
 
     result = with_event(hosted_client, pids, alone(decoded(*LONG, seed=11)), lambda: os.kill(pids[-1], signal.SIGKILL))
     assert "killed by SIGKILL; the next prompt starts fresh workers" in result.error_line("TimedVAEDecode")
     short["latent"]["inputs"]["seed"] = 12
-    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    assert differences(hosted_client.queue(short))[0] <= ROUNDING
     assert not set(worker_pids(hosted_server)) & set(pids[-2:])
 
 
@@ -202,6 +203,6 @@ def test_a_class_that_tiles_by_itself_is_tiled_as_it_does(
     result = hosted_client.queue(graph).require_success()
     (found,) = result.outputs["difference"]["compared"]
     assert found["shape"] == pictures
-    assert found["error"] <= TOLERANCE
+    assert found["error"] <= ROUNDING
     assert len(result.outputs["here"]["tiles"]) == tiles
     assert all(tile[-2:] != [18, 10] for tile in result.outputs["here"]["tiles"])

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from families.variants import BY_NAME
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.pack_workflows import parallel, relative_error, saved_latent
 from host.server import PACK_ROOT
 from parallel_runtime.report.schema import validate
 from parallel_runtime.report.text import describe
@@ -39,7 +40,7 @@ def stock(hosted_server: Any) -> torch.Tensor:
 def test_the_sampler_equals_stock_and_reports_what_it_can_know(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
     result = hosted_client.queue(ours(WAN.graph(cfg=3.0, steps=STEPS)))
     report = result.report()
-    assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), stock) <= ROUNDING
     validate(report)
     assert report["model"] == {"file": WAN.file, "dtype": "float32"}
     assert report["plan"]["name"] == "uly2"
@@ -64,7 +65,7 @@ def test_the_earlier_names_are_deprecated_and_do_the_same(hosted_client: ComfyCl
     alias = ours(WAN.graph(cfg=3.0, steps=STEPS), loader="ParallelFluxLoader", sampler="ParallelFluxSampler")
     result = hosted_client.queue(alias)
     assert result.report()["model"]["file"] == WAN.file
-    assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), stock) <= ROUNDING
 
 
 def test_comfyui_knows_what_to_put_in_place_of_an_earlier_name(hosted_client: ComfyClient) -> None:

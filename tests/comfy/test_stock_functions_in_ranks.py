@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 from comfy.test_auto_each_run import stock_graph
+from rounding import ROUNDING
 
 from families.hosted import VISIBLE, between
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.fetch import comfyui_says
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.pack_workflows import latent_of, parallel, relative_error
 from host.tiny_models import TinyModels
 
 LAYERS = {"double_layers": "0", "single_layers": "0, 1", "start_percent": 0.0, "end_percent": 1.0}
@@ -43,7 +44,7 @@ def test_skip_layer_guidance_equals_stock_under_each_kind_of_plan(
     graph = skipping(tiny_models, kind)
     for name in plans:
         mine = latent_of(client, parallel(graph, mode="manual", **PLANS[name]))
-        assert relative_error(mine, right) <= TOLERANCE, name
+        assert relative_error(mine, right) <= ROUNDING, name
 
 
 if comfyui_says("comfy_extras.nodes_model_advanced", "class ModelAttentionBackend"):  # since 0.33
@@ -55,4 +56,4 @@ if comfyui_says("comfy_extras.nodes_model_advanced", "class ModelAttentionBacken
         graph = between(graph, "backend", "ModelAttentionBackend", attention="pytorch attention")
         right = latent_of(client, graph)
         for plan in PLANS.values():
-            assert relative_error(latent_of(client, parallel(graph, mode="manual", **plan)), right) <= TOLERANCE
+            assert relative_error(latent_of(client, parallel(graph, mode="manual", **plan)), right) <= ROUNDING

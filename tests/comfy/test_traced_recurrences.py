@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from rounding import ROUNDING
 
 pytestmark = pytest.mark.full  # all samplers
 
 # fp32 sums in another order, over up to 24 steps; the sampler's own sigmas are in fp32 too
-TOLERANCE = 1e-5
 NOT_LINEAR = "it is not linear in latents and denoised latents (off by"
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 
@@ -30,7 +30,7 @@ def test_every_sampler_is_a_program_or_says_why_not(found: dict[str, dict]) -> N
 
 
 def test_recurrences_sample_as_their_samplers_do(found: dict[str, dict]) -> None:
-    wrong = {name: values["error"] for name, values in found.items() if not values.get("error", 0.0) <= TOLERANCE}
+    wrong = {name: values["error"] for name, values in found.items() if not values.get("error", 0.0) <= ROUNDING}
     assert not wrong
 
 

@@ -10,9 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from comfy.test_auto_each_run import measured, report_of, stock_graph
+from rounding import ROUNDING
 
 from host.client import ComfyClient, PromptResult
-from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_latent
+from host.pack_workflows import latent_of, relative_error, saved_latent
 from host.server import servers_cache
 from host.tiny_models import TinyModels
 
@@ -56,7 +57,7 @@ def test_a_first_run_tries_plans_and_the_kept_one_computes_all_of_it_and_the_nex
     said = lines[-1].removesuffix(found["later"] or "")
     assert runs(ran, found["kept"]) and ran["reasons"][-1] == f"measured on these devices: {said}"
     assert not any("trying" in text for _, text in second.texts)
-    assert relative_error(saved_latent(client, first), latent_of(client, graph)) <= TOLERANCE
+    assert relative_error(saved_latent(client, first), latent_of(client, graph)) <= ROUNDING
 
 
 def test_plans_of_a_run_that_is_too_short_are_tried_after_it_while_no_prompt_runs(

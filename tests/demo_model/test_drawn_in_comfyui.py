@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from rounding import ROUNDING
 
 from demo import networks
 from demo.evaluation import agreement
 from demo.graphs import MODELS, find, parallel_graph, without_exchange, without_our_nodes
 from demo.words import Combination, combinations
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, relative_error
+from host.pack_workflows import latent_of, relative_error
 
 pytestmark = pytest.mark.slow
 ASKED = combinations()[1][2]  # a red apple on brown, bottom left
@@ -24,7 +25,7 @@ def test_two_ranks_draw_what_stock_comfyui_draws(client: ComfyClient) -> None:
     ours = graph_of(ASKED, steps=4)
     stock = latent_of(client, without_our_nodes(ours))
     assert stock.dtype == torch.float32
-    assert relative_error(latent_of(client, ours), stock) <= TOLERANCE
+    assert relative_error(latent_of(client, ours), stock) <= ROUNDING
     assert relative_error(latent_of(client, without_exchange(ours)), stock) > 0.1
 
 

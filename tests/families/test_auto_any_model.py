@@ -5,8 +5,10 @@ The calibration is made so that an exchange costs as much as a small picture's b
 
 from typing import Any
 
+from rounding import ROUNDING
+
 from host.client import Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import latent_of, parallel, relative_error, saved_latent, to_latent
 
 from .calibrated import calibrate
 from .conftest import Drifted
@@ -48,7 +50,7 @@ def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(dr
     calibrate(drifted.cache, "cpu:3")
     result = client.queue(automatic("cpu:3", seed=8))
     assert any("single, chosen for 4 image tokens, 11 text tokens" in text for _, text in result.texts), result.texts
-    assert relative_error(saved_latent(client, result), latent_of(client, small(seed=8))) <= TOLERANCE
+    assert relative_error(saved_latent(client, result), latent_of(client, small(seed=8))) <= ROUNDING
     now = client.get("/parallel_dit/plan", **asked)
     assert any("chosen for" in reason for reason in now["reasons"]), now
     assert client.get("/parallel_dit/state")["calibrations"] == known + 1

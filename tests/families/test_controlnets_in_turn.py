@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.pack_workflows import latent_of, parallel, relative_error
 from host.quantised import FORMATS
 
 from .conftest import Stock
@@ -131,8 +132,8 @@ def test_a_controlnet_of_the_second_of_two_models_equals_stock(
     graph, before = KINDS[kind](), small("Wan", seed=80 + list(KINDS).index(kind))
     right, first = stock(graph), stock(before)
     assert relative_error(stock(without(graph)), right) > VISIBLE, "the ControlNet changes nothing"
-    assert relative_error(latent_of(hosted_client, ours(before)), first) <= TOLERANCE
-    assert relative_error(latent_of(hosted_client, ours(graph)), right) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, ours(before)), first) <= ROUNDING
+    assert relative_error(latent_of(hosted_client, ours(graph)), right) <= ROUNDING
     alone = between(ours(graph), "alone", "SwitchOffExchange")
     assert relative_error(latent_of(hosted_client, alone), right) > VISIBLE, "ranks that exchange nothing pass"
 
@@ -145,9 +146,9 @@ def test_what_sd35s_controlnets_copy_from_the_model_has_its_loras(
     changed = with_loras(graph, (LORA, 0.7))
     right = stock(changed)
     assert relative_error(stock(graph), right) > VISIBLE
-    assert relative_error(latent_of(hosted_client, parallel(graph, mode="manual", cfg=2)), stock(graph)) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, parallel(graph, mode="manual", cfg=2)), stock(graph)) <= ROUNDING
     for mine in (ours(changed), parallelized(changed)):
-        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+        assert relative_error(latent_of(hosted_client, mine), right) <= ROUNDING
 
 
 def test_a_controlnet_that_copies_what_a_file_has_quantised_is_refused(

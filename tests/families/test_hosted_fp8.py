@@ -8,11 +8,12 @@ import copy
 from pathlib import Path
 
 import pytest
+from rounding import ROUNDING
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
 from host.fetch import comfyui_path
-from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_latent, to_latent
+from host.pack_workflows import latent_of, relative_error, saved_latent, to_latent
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -49,11 +50,11 @@ def test_weights_in_fp8_with_a_lora_equal_stock(dtype: str, hosted_client: Comfy
     mine = to_latent(ours(graph, weight_dtype=dtype, weights=WEIGHTS[dtype], sampler="ParallelSampler"))
     result = hosted_client.queue(mine).require_success()
     assert result.report()["loop"]["kind"] == "resident"
-    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), right) <= ROUNDING
     alone = between(mine, "alone", "SwitchOffExchange")
     assert relative_error(latent_of(hosted_client, alone), right) > VISIBLE
     if dtype == "fp8_e5m2":
-        assert relative_error(latent_of(hosted_client, parallelized(kept_in(graph, dtype))), right) <= TOLERANCE
+        assert relative_error(latent_of(hosted_client, parallelized(kept_in(graph, dtype))), right) <= ROUNDING
 
 
 def test_fp8_takes_a_byte_a_weight_as_counted_and_as_held(hosted_client: ComfyClient, family_models: Path) -> None:

@@ -1,9 +1,9 @@
 """Lists of videos, and of a U-Net's images: each is that of a stock run of its own, and two are made at once."""
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE
 from parity.image_lists import DATA_2, differences, latents, listed, singles
 
 from .variants import BY_NAME
@@ -31,7 +31,7 @@ def test_three_runs_over_two_replicas_are_single_runs(
     result = hosted_client.queue(listed(graphs, **DATA_2))
     found, stock = latents(hosted_client, result, ["save"]), singles(hosted_client, graphs)
     assert [each.shape for each in found] == [each.shape for each in stock]
-    assert max(differences(found, stock)) <= TOLERANCE
+    assert max(differences(found, stock)) <= ROUNDING
     report = result.report()
     assert (report["sampling"]["at_once"], len(report["images"])) == (2, 3)
     assert len(report["timings"]["calls"]) == 6, "nine steps in three runs, two at once"

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from host.client import ComfyClient, Workflow
 from host.formats import same_picture
-from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_latent
+from host.pack_workflows import latent_of, relative_error, saved_latent
 from host.quantised import quantised
 from parity.runner import parallelized, progress_of, switched_off
 
@@ -59,7 +60,7 @@ def test_a_model_samples_in_the_workers_as_stock_does_and_wrong_runs_are_seen(
         assert result.report()["loop"] == {"kind": "resident"}
         latents = [[saved_latent(client, each, node=saves) for each in (result, stock)] for saves in variant.latents]
         errors = [relative_error(*pair) for pair in latents]
-        assert max(errors) <= TOLERANCE if kind == "ours" else min(errors) > VISIBLE, (kind, errors)
+        assert max(errors) <= ROUNDING if kind == "ours" else min(errors) > VISIBLE, (kind, errors)
         assert len(result.previews) == len(stock.previews) == 3 * variant.shown
         told = [[each for each in progress_of(run) if each[0] == "sampler"] for run in (result, stock)]
         assert told[0] == told[1]
@@ -78,7 +79,7 @@ def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
     graph["sampler"]["inputs"]["latent_image"] = ["joined", 0]
     masked = stock(graph)
     found = saved_latent(hosted_client, hosted_client.queue(ours(graph)))
-    assert relative_error(found, masked) <= TOLERANCE
+    assert relative_error(found, masked) <= ROUNDING
     assert relative_error(plain, masked) > VISIBLE
 
 
@@ -116,7 +117,7 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
     loop = result.report()["loop"]
     assert loop["kind"] == "host" and reason in loop["reason"], loop
     assert ("sampler", f"The loop stays in ComfyUI: {loop['reason']}") in result.texts
-    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDING
 
 
 def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client: ComfyClient, stock: Stock) -> None:
@@ -124,7 +125,7 @@ def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client:
     graph["first"]["inputs"]["end"] = 1.0
     result = hosted_client.queue(ours(graph))
     assert result.report()["loop"] == {"kind": "resident"}
-    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDING
 
 
 def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_together(
@@ -158,7 +159,7 @@ def test_a_pipeline_whose_patches_share_numbers_says_so(hosted_client: ComfyClie
     why = "the pipeline is empty between steps: WanModel mixes the tokens of patches outside of its blocks"
     assert result.report()["loop"] == {"kind": "resident", "reason": why}
     assert ("sampler", why) in result.texts
-    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDING
 
 
 def test_a_pipeline_whose_idle_stages_hold_a_part_of_the_weights_samples_in_the_workers(
@@ -170,5 +171,5 @@ def test_a_pipeline_whose_idle_stages_hold_a_part_of_the_weights_samples_in_the_
     mine, theirs = (hosted_client.queue(ours(graph, plan | {"loop": loop})) for loop in ("auto", "host"))
     assert mine.report()["loop"]["kind"] == "resident" and theirs.report()["loop"] == {"kind": "host"}
     latents = [saved_latent(hosted_client, each) for each in (mine, theirs)]
-    assert relative_error(*latents) <= TOLERANCE
+    assert relative_error(*latents) <= ROUNDING
     assert relative_error(latents[0], stock(graph)) > VISIBLE, "wrong keys would not be seen"

@@ -1,7 +1,9 @@
 """Stock nodes around a model: what changes cfg, windows of a long video, with a pipeline and without; wrong inputs."""
 
+from rounding import ROUNDING
+
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
+from host.pack_workflows import latent_of, parallel, relative_error, saved_latent
 
 from .conftest import Stock
 from .hosted import VISIBLE, between, ours, small
@@ -22,7 +24,7 @@ def test_nodes_that_change_cfg_equal_stock(hosted_client: ComfyClient, stock: St
     graph = between(graph, "rescaled", "RescaleCFG", multiplier=0.5)
     right = stock(graph)
     assert relative_error(stock(plain), right) > VISIBLE
-    assert relative_error(latent_of(hosted_client, ours(graph, "cfg 2")), right) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, ours(graph, "cfg 2")), right) <= ROUNDING
 
 
 def test_windows_of_a_long_video_equal_stock_and_do_not_read_each_others_keys(
@@ -37,7 +39,7 @@ def test_windows_of_a_long_video_equal_stock_and_do_not_read_each_others_keys(
     right = stock(graph)
     assert relative_error(stock(plain), right) > VISIBLE
     for mine in (ours(graph), piped(graph)):
-        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+        assert relative_error(latent_of(hosted_client, mine), right) <= ROUNDING
 
 
 def test_what_cannot_be_in_stages_is_refused_in_one_line_before_workers_are_asked(hosted_client: ComfyClient) -> None:
@@ -68,4 +70,4 @@ def test_sound_of_no_frames_runs_where_stock_fails_in_the_model_and_the_next_pro
     assert (result.status, result.error_node) == ("error", "KSampler")
     assert saved_latent(hosted_client, hosted_client.queue(ours(graph))).isfinite().all()
     graph = BY_NAME["ltx-2 t2v"].graph(steps=2, seed=92)
-    assert relative_error(saved_latent(hosted_client, hosted_client.queue(ours(graph))), stock(graph)) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(ours(graph))), stock(graph)) <= ROUNDING

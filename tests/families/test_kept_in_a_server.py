@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import parallel, relative_error, saved_latent, to_latent
 from host.server import ComfyServer
 
 from . import qwen21
@@ -55,7 +56,7 @@ if qwen21 in NEWER:
         assert relative_error(*wanted) > VISIBLE, "the LoRA changes nothing"
         for graph, want in zip((plain, changed), wanted, strict=True):
             latent, report = run(client, graph, **PLANS[plan])
-            assert relative_error(latent, want) <= TOLERANCE
+            assert relative_error(latent, want) <= ROUNDING
             kept, ranks = report["kept"], PLANS[plan].get("ulysses", 1)
             assert (kept["calls"], kept["found"]) == (2 * STEPS, 2 * (STEPS - 1))
             assert sum(kept["tokens"]) == 2 * STEPS * PICTURE + ranks * sum(PROMPTS)
@@ -68,7 +69,7 @@ if qwen21 in NEWER:
     def test_the_cache_node_says_where_and_how_workers_keep_it(client: ComfyClient, device: str, dtype: str) -> None:
         graph = between(edit(seed=8), "cache", "QwenImage21Cache", device=device, dtype=dtype)
         latent, report = run(client, graph, ulysses=2)
-        assert relative_error(latent, stock(client, graph)) <= TOLERANCE
+        assert relative_error(latent, stock(client, graph)) <= ROUNDING
         kept = report["kept"]
         assert kept["found"] == (0 if device == "off" else 2 * (STEPS - 1))
         whole = 2 * 2 * 640 * 4 * sum(PROMPTS)  # keys and values of two blocks in fp32
@@ -81,7 +82,7 @@ if qwen21 in NEWER:
         graph["two"] = node("RepeatLatentBatch", samples=graph["sampler"]["inputs"]["latent_image"], amount=2)
         graph["sampler"]["inputs"]["latent_image"] = ["two", 0]
         latent, report = run(client, graph, data=2)
-        assert relative_error(latent, stock(client, graph)) <= TOLERANCE
+        assert relative_error(latent, stock(client, graph)) <= ROUNDING
         assert report["kept"]["found"] == 2 * 2 * (STEPS - 1)
 
     def test_auto_weighs_steps_that_find_text_and_references(client: ComfyClient) -> None:
@@ -92,4 +93,4 @@ if qwen21 in NEWER:
         said = f"35 image tokens, {max(PROMPTS)} of text and references, prompt and negative, one image, {STEPS} steps"
         assert report["plan"]["chosen_for"] == said
         assert report["kept"]["found"] == 2 * (STEPS - 1)
-        assert relative_error(saved_latent(client, result), stock(client, graph)) <= TOLERANCE
+        assert relative_error(saved_latent(client, result), stock(client, graph)) <= ROUNDING

@@ -6,9 +6,10 @@ Where a loop ran is seen by a run whose loop in the workers is wrong on purpose:
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.pack_workflows import relative_error, saved_latent
 from host.server import ComfyServer
 from parity.edits import HERE, custom_sampling
 from parity.runner import parallelized
@@ -87,7 +88,7 @@ def test_stock_samplers_run_their_loop_in_the_workers(name: str, hosted_client: 
     stock, mine = hosted_client.queue(graph), hosted_client.queue(ours(graph))
     for saves in ["save", *(["denoised"] if "Custom" in name else [])]:
         latents = [saved_latent(hosted_client, each, node=saves) for each in (mine, stock)]
-        assert relative_error(*latents) <= TOLERANCE, saves
+        assert relative_error(*latents) <= ROUNDING, saves
     assert progress_of(mine) == progress_of(stock)
     assert len(mine.previews) == len(stock.previews) > 0
     assert not any("The loop stays" in text for _, text in mine.texts)
@@ -106,7 +107,7 @@ def test_the_steps_are_drawn_in_the_log_as_comfyuis_loop_draws_them(
 
 def test_sp_config_keeps_the_loop_in_comfyui(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = wrong(ours(ksampler(), loop="host"))
-    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock(ksampler())) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock(ksampler())) <= ROUNDING
 
 
 LOOKS = {
@@ -153,7 +154,7 @@ def check_looked(client: ComfyClient, right: Any, graph: Workflow, reason: str) 
     """The run stays in ComfyUI, says why, and whoever looks has seen every step."""
     graph = graph | {"looks": node("ReportLooks", latent=["sampler", 0])}
     result = check_stays(client, graph, reason)
-    assert relative_error(saved_latent(client, result), right) <= TOLERANCE
+    assert relative_error(saved_latent(client, result), right) <= ROUNDING
     assert result.outputs["looks"]["looks"][0] >= STEPS
 
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, PromptRefusedError, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.pack_workflows import parallel, relative_error, saved_latent
 
 from .conftest import Drifted
 from .variants import BY_NAME
@@ -30,8 +31,8 @@ def test_the_kernel_that_is_named_attends_in_the_ranks(drifted: Drifted) -> None
     usual, before = ran(drifted.client, "ring 2", "auto")
     found, after = ran(drifted.client, "ring 2", "FlashInfer")
     rounding, by_sage = ran(drifted.client, "ring 2", "SageAttention")
-    assert relative_error(found, usual) < TOLERANCE
-    assert relative_error(rounding, usual) < TOLERANCE
+    assert relative_error(found, usual) < ROUNDING
+    assert relative_error(rounding, usual) < ROUNDING
     for name, names in (("FlashInfer", after), ("SageAttention", by_sage)):
         assert [name in each for each in names] == [True, True], names
     assert not any("FlashInfer" in names for names in [*before, *by_sage]), "a report names what ran in its run"

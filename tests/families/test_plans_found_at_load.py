@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.outcomes import StockFailsError
-from host.pack_workflows import TOLERANCE, latent_of, saved_latent, to_latent
+from host.pack_workflows import latent_of, saved_latent, to_latent
 from host.server import ComfyServer
 from parallel_runtime.models.specs.found import FoundKey, FoundSpecs
 from parallel_runtime.proof import relative_error
@@ -78,13 +79,13 @@ def test_auto_shares_a_class_by_the_plan_that_is_found_and_proven(found: PromptR
     assert last.startswith("uly2\n") and "found, proven: cut once, relative error" in last
     report = found.report()
     assert report["plan"]["name"] == "uly2" and report["proof"]["verdict"] == "proven"
-    assert report["proof"]["error"] <= TOLERANCE < report["proof"]["control"] / 10
+    assert report["proof"]["error"] <= ROUNDING < report["proof"]["control"] / 10
     assert report["proof"]["found"].startswith("cut once, relative error")
     assert report["proof"]["calls"] == 6  # of two sizes, and for each side of cfg, whose texts differ in length
     arguments = [argument for each in proofs_of(drifted, NEW) for argument in each["key"]["arguments"]]
     assert {argument[-2:] for argument in arguments if "cond_or_uncond" in argument} == {"=0", "=1"}
     assert any("found, proven with this ComfyUI: error" in line for line in found.outputs["show"]["text"])
-    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
+    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= ROUNDING
     again = client.queue(ours(FOUND.graph(cfg=1.0, seed=2, steps=1), ulysses=1, ring=2))
     assert again.report()["plan"]["name"] == "ring2"
     assert not any(LOOKS in text for text in told_by_loader(again))  # it was loaded again, and the plan was kept
@@ -99,7 +100,7 @@ def test_calls_with_references_are_proven_anew_and_shared_by_the_plan_that_holds
     report = client.queue(automatic(stock)).report()
     assert len(drifted.proofs) == known + 2
     assert report["proof"]["verdict"] == "proven" and report["plan"]["name"] == "uly2", report["warnings"]
-    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
+    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= ROUNDING
 
 
 def test_a_kept_plan_that_computes_something_else_is_refused_by_its_proof(
@@ -119,7 +120,7 @@ def test_a_kept_plan_that_computes_something_else_is_refused_by_its_proof(
     assert report["plan"]["name"] == "cfg2-ring1-uly1-sharded"
     assert f"the proof of uly2-sharded failed for {NEW}" in report["warnings"][0]
     right = latent_of(client, stock)
-    assert relative_error(latent_of(client, automatic(stock, weights="sharded")), right) <= TOLERANCE
+    assert relative_error(latent_of(client, automatic(stock, weights="sharded")), right) <= ROUNDING
     drifted.plans_file.write_text(before)
 
 
@@ -140,13 +141,13 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
     assert shared.report()["proof"]["verdict"] == "proven"
     assert shared.report()["proof"]["found"].startswith("cut once, relative error")
     right = latent_of(client, stock)
-    assert relative_error(saved_latent(client, shared), right) <= TOLERANCE
+    assert relative_error(saved_latent(client, shared), right) <= ROUNDING
     entry["plan"]["cut"]["double_blocks.*"] = {}  # ranks raise, and start again
     ship_plans.ship(drifted.shipped, path, source, entry)
     looked = client.queue(automatic(stock, weights="sharded"))
     assert {name for name, text in looked.texts if LOOKS in text} == {"sampler"}
     assert (looked.report()["plan"]["name"], looked.report()["proof"]["verdict"]) == ("uly2-sharded", "proven")
-    assert relative_error(saved_latent(client, looked), right) <= TOLERANCE
+    assert relative_error(saved_latent(client, looked), right) <= ROUNDING
     key = FoundKey(**kept_of(drifted, NEW)["key"])
     assert FoundSpecs(drifted.plans_file).save_refusal(key, "blocks.0 mixes tokens")
     for seed in (6, 7):
@@ -156,7 +157,7 @@ def test_a_plan_that_the_pack_ships_is_not_looked_for_and_proven_like_any_other(
         (line,) = refused.report()["warnings"]
         assert f"the proof of uly2 failed for {NEW}" in line and "RuntimeError: The size" in line
         assert "; with this file no plan was found: blocks.0 mixes tokens" in line
-        assert relative_error(saved_latent(client, refused), latent_of(client, stock)) <= TOLERANCE
+        assert relative_error(saved_latent(client, refused), latent_of(client, stock)) <= ROUNDING
     source_text = file.read_text()
     file.write_text(f"{source_text}# another one\n")
     ended = client.queue(ours(stock), on_event=lambda event: cancel(drifted, event))
@@ -195,7 +196,7 @@ def test_files_of_one_class_that_need_different_plans_have_one_each(unwritten: U
         result = client.queue(ours(stock, weights=weights))
         proof = result.report()["proof"]
         assert proof["verdict"] == "proven" and proof["found"].startswith("cut once"), variant.name
-        assert relative_error(saved_latent(client, result), latent_of(client, stock)) <= TOLERANCE < proof["control"]
+        assert relative_error(saved_latent(client, result), latent_of(client, stock)) <= ROUNDING < proof["control"]
         return {name for name, text in result.texts if LOOKS in text}
 
     shutil.copy(models / I2V.file, models / COPY.file)
@@ -215,7 +216,7 @@ def test_where_none_is_found_auto_goes_on_without_and_a_plan_by_hand_is_refused(
     assert LOOKS in told[0] and told[-1].startswith("cfg2-ring1-uly1\n")
     assert f"ranks cannot share an image of {MIXING}: {NONE}" in told[-1]
     assert result.report()["proof"]["verdict"] == "not needed"
-    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= TOLERANCE
+    assert relative_error(latent_of(client, automatic(stock)), latent_of(client, stock)) <= ROUNDING
     by_hand = client.queue(ours(stock))
     assert by_hand.error_node == "ParallelModelLoader" and not any(LOOKS in text for text in told_by_loader(by_hand))
     parts = (f"ulysses=2: {MIXING} has no plan to share its tokens: {NONE}", "ulysses=1 and ring=1")

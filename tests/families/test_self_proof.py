@@ -3,14 +3,15 @@
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from host.client import Workflow
 from host.outcomes import StockFailsError
-from host.pack_workflows import TOLERANCE, latent_of, parallel
+from host.pack_workflows import latent_of, parallel
 from host.quantised import quantised
-from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore, relative_error
+from parallel_runtime.proof import NOT_PROVEN, TOLERANCES, Proof, ProofKey, ProofStore, relative_error
 
 from .conftest import Drifted
 from .graphs import node
@@ -34,7 +35,7 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(drifted: Drifted) -> None:
     first = client.queue(ours(PLAIN.graph(seed=1, steps=2)))
     proof = first.report()["proof"]
     assert (proof["verdict"], proof["calls"]) == ("proven", 3)
-    assert proof["error"] <= proof["tolerance"] == TOLERANCE < proof["control"] / 10
+    assert proof["error"] <= proof["tolerance"] == TOLERANCES["float32"] < proof["control"] / 10
     assert "proven with this ComfyUI: error" in first.outputs["show"]["text"][0]
     entry = drifted.proofs[-1]
     assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].startswith("comfy.ldm.minimax")
@@ -109,7 +110,7 @@ def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_stock(
     graph = ours(stock) | {"config": node("SPConfig", **config)}
     result = drifted.client.queue(graph)
     report = result.report()
-    assert relative_error(latent_of(drifted.client, graph), latent_of(drifted.client, stock)) <= TOLERANCE
+    assert relative_error(latent_of(drifted.client, graph), latent_of(drifted.client, stock)) <= ROUNDING
     assert report["plan"]["name"] == plan and report["proof"]["verdict"] == "not needed"
     assert report["loop"] == {"kind": "resident"}
     (warning,) = report["warnings"]

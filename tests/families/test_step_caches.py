@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 import pytest
+from rounding import ROUNDING
 
 from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, parallel, parallelized, relative_error, saved_latent
+from host.pack_workflows import parallel, parallelized, relative_error, saved_latent
 from host.server import ComfyServer
 
 from .conftest import Stock
@@ -48,7 +49,7 @@ def test_stocks_caches_skip_the_same_steps_under_every_plan_and_are_counted(
     graph, before = between(plain, "cache", cache, **INPUTS), len(hosted_server.log)
     right = stock(graph)
     result = hosted_client.queue(ours(graph, plan))
-    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), right) <= ROUNDING
     one, two = SKIPPED.findall(hosted_server.log[before:])
     assert one == two, "other steps than stock's"
     assert one[0] == cache and 0 < int(one[1]) < STEPS
@@ -89,7 +90,7 @@ def test_a_first_block_cache_skips_the_same_calls_under_every_plan_and_in_both_l
     for plan, loop in (("one rank", "auto"), ("ulysses 2", "auto"), ("cfg 2", "host"), ("cfg 2", "auto")):
         result = hosted_client.queue(ours(graph, plan, loop=loop, step_cache=THRESHOLD))
         assert result.report()["loop"]["kind"] == LOOPS[loop]
-        assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE, (plan, loop)
+        assert relative_error(saved_latent(hosted_client, result), latent) <= ROUNDING, (plan, loop)
         told, groups = first_block(result), PLANS[plan].get("cfg", 1)
         assert (told["skipped"], told["of"]) == (skipped * groups, STEPS * groups), (plan, loop)
 
@@ -104,14 +105,14 @@ def test_heads_that_travel_as_fp8_change_the_picture_and_are_named_by_the_report
         report, error = result.report(), relative_error(saved_latent(hosted_client, result), stock(graph))
         assert (report.get("exchange"), report["loop"]) == ("fp8" if rounded else None, {"kind": LOOPS[loop]})
         assert rounded == any("heads travel as fp8" in each for each in report.get("warnings", ()))
-        assert (TOLERANCE < error < 0.1) if rounded else error <= TOLERANCE, (plan, error)
+        assert (ROUNDING < error < 0.1) if rounded else error <= ROUNDING, (plan, error)
 
 
 def test_with_ksampler_and_parallelize_model_on_one_device_too(hosted_client: ComfyClient) -> None:
     graph = BY_NAME[WAN].graph(cfg=3.0, seed=531, steps=STEPS)
     want = saved_latent(hosted_client, hosted_client.queue(ours(graph, "one rank", step_cache=THRESHOLD)))
     graph = parallelized(graph, mode="manual", devices="cpu:1", step_cache=THRESHOLD)
-    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), want) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), want) <= ROUNDING
 
 
 REFUSED = {

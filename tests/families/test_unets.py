@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
 from host.formats import allowed_by, stock_moves
-from host.pack_workflows import TOLERANCE, latent_of, parallel, parallelized, relative_error, saved_latent
+from host.pack_workflows import latent_of, parallel, parallelized, relative_error, saved_latent
 
 from .conftest import Stock
 from .graphs import node, picture
@@ -76,7 +77,7 @@ def test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock(
     mine = ours(graph, weights="sharded")
     mine["sampler"]["class_type"] = "ParallelSampler"
     result = hosted_client.queue(mine)
-    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, result), right) <= ROUNDING
     size = file.stat().st_size
     for rank in result.report()["ranks"]:
         sent = rank["weight_bytes"][-1]  # its half of the blocks, once: it runs its own row and not the other's too
@@ -97,7 +98,7 @@ def test_a_unet_of_published_width_equals_stock(
     graph = BY_NAME[name].graph(cfg=CFG if name != "svd" else 2.5, steps=2)
     right, mine = stock(graph), ours(graph, weights="sharded")
     error = relative_error(latent_of(hosted_client, mine), right)
-    assert error <= TOLERANCE or error <= allowed_by(stock_moves(hosted_client, graph, right), least=TOLERANCE)
+    assert error <= ROUNDING or error <= allowed_by(stock_moves(hosted_client, graph, right), least=ROUNDING)
     assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
     if name == "sd2, v":  # what it predicts is read from a weight
         eps = between(graph, "eps", "ModelSamplingDiscrete", sampling="eps", zsnr=False)
@@ -116,7 +117,7 @@ def test_a_checkpoint_that_predicts_v_equals_stock(
     right = stock(graph)
     assert relative_error(stock(plain), right) > VISIBLE, "the file does not say it"
     mine = parallelized(graph, source="lora 0", weights="sharded")
-    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, mine), right) <= ROUNDING
 
 
 def test_ranks_that_are_to_share_an_image_are_refused_with_what_works(hosted_client: ComfyClient) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from rounding import ROUNDING
 
 from host.hosted_runs import asking, host_loop, make_run
 from host.tiny_hosted import call
@@ -25,7 +26,6 @@ from parallel_runtime.pool.worker_group import WorkerGroup
 from parallel_runtime.process.signs import PASSED_ON_S
 from parallel_runtime.proof import relative_error
 
-TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)
 MESSAGES_BYTES = 64 * 1024  # of a step, in blocks of 4 KiB
 LARGE = (5, 20, 28)  # a latent of 180 KB an image, beside which messages are few
@@ -72,8 +72,8 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_a_step_over_two_machines_equals_one_process(pool: Pool, model: Model, plan: ParallelPlan) -> None:
-    assert model.error(pool, plan) <= TOLERANCE
-    assert model.error(pool, plan) <= TOLERANCE  # its text lies there from the step before
+    assert model.error(pool, plan) <= ROUNDING
+    assert model.error(pool, plan) <= ROUNDING  # its text lies there from the step before
 
 
 def test_inputs_that_were_placed_and_not_sent_are_sent_with_the_next_request(pool: Pool, model: Model) -> None:
@@ -87,7 +87,7 @@ def test_inputs_that_were_placed_and_not_sent_are_sent_with_the_next_request(poo
 
     with pytest.raises(InterruptedError):
         pool.run(model.spec, plan, [other], check_cancelled=cancel)
-    assert relative_error(pool.run(model.spec, plan, [other]).outs[0], right) <= TOLERANCE
+    assert relative_error(pool.run(model.spec, plan, [other]).outs[0], right) <= ROUNDING
 
 
 @pytest.mark.parametrize("plan", [ParallelPlan(ring=2), ParallelPlan(data=2)], ids=lambda plan: plan.name)
@@ -101,8 +101,8 @@ def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, model: 
     for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(data=2)):
         shown: list[torch.Tensor] = []
         result = pool.sample(model.spec, plan, run, on_step=lambda _, latent, shown=shown: shown.append(latent))
-        assert relative_error(result.out, expected) <= TOLERANCE, plan
-        assert [relative_error(*pair) <= TOLERANCE for pair in zip(shown, previews, strict=True)] == [True] * 3, plan
+        assert relative_error(result.out, expected) <= ROUNDING, plan
+        assert [relative_error(*pair) <= ROUNDING for pair in zip(shown, previews, strict=True)] == [True] * 3, plan
 
 
 def test_ulysses_stays_inside_a_machine(pool: Pool, model: Model) -> None:
@@ -126,7 +126,7 @@ def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Po
 
     with pytest.raises(EnoughError):
         pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=stop)
-    assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+    assert model.error(pool, ParallelPlan(ring=2)) <= ROUNDING
     assert pool.generation == generation
 
 
@@ -171,7 +171,7 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
         PoolError, match=r"rank 1 \(cpu:0 of machine host-2 \(127.0.0.1\)\): killed by SIGKILL; the next"
     ):
         pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=kill)
-    assert model.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+    assert model.error(pool, ParallelPlan(ring=2)) <= ROUNDING
 
 
 def test_launchers_end_with_ranks_that_are_asked_to_end(
@@ -208,10 +208,10 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
     for pid in unused.pids():
         os.kill(pid, signal.SIGCONT)
     # the third rank has none of what the two were given last
-    assert model.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
-    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation)
+    assert model.error(pool, ParallelPlan(ring=3)) <= ROUNDING
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=ROUNDING), generation)
     pool.sample(model.spec, TWO, make_run(), on_step=lambda step, _: unused.kill_ranks() if step == 0 else None)
-    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=ROUNDING), generation)
     (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
     assert re.match(
         r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: (.*SIGKILL|ended)", said
@@ -232,7 +232,7 @@ def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
         made(workers, plan, check)
 
     monkeypatch.setattr(WorkerGroup, "make_mesh", make_mesh)
-    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation + 1)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=ROUNDING), generation + 1)
 
 
 @pytest.mark.full  # of ranks here, faults/test_silent_ranks.py has it
@@ -242,11 +242,11 @@ def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_anot
     """And not by the deadline of loading, which is 600 s: no file is to blame for a process that does not run."""
     pool, (_, unused) = three
     pool.close()
-    assert model.error(pool, TWO) <= TOLERANCE
+    assert model.error(pool, TWO) <= ROUNDING
     generation = pool.generation
     for pid in unused.pids():
         os.kill(pid, signal.SIGSTOP)
-    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), generation)
+    assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=ROUNDING), generation)
     monkeypatch.setattr(pool, "deadline_s", 6.0)  # no earlier: where others work, a rank that runs may rest so long
     with pytest.raises(PoolError) as caught:
         model.error(pool, ParallelPlan(ring=3))

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from rounding import ROUNDING
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +34,6 @@ from .gloo_group import GlooGroup, OwnTokensOnly, pairs_in_a_ring
 from .ranks import in_ranks
 from .tiny import call, difference
 
-ERROR = 1e-5  # fp32, relative to the whole output: what another order of additions explains
 CONTROL = 1e-3  # without exchange a case must be this wrong, or it would not notice
 
 # Three have a rank in the middle: heads that they do not divide, tokens that not all have, each kind of cut.
@@ -142,7 +142,7 @@ def test_a_shared_model_equals_the_same_module_in_one_process(group: GlooGroup, 
     shared = shared_by(group, model)
     assert not given.changed
     got = call(model, inputs)
-    assert difference(got, want) <= ERROR
+    assert difference(got, want) <= ROUNDING
     shared.group = in_chunks = GlooGroup(chunks=3)
     assert torch.equal(call(model, inputs), got), "heads in chunks give other bits than all at once"
     more = in_chunks.axis.traffic.calls - group.axis.traffic.calls
@@ -170,7 +170,7 @@ def test_pairs_of_ranks_around_a_ring_compute_the_same_with_heads_in_chunks(grou
     with pairs_in_a_ring() as (at_once, in_chunks):
         shared.group = at_once
         got = call(model, inputs)
-        assert difference(got, want) <= ERROR
+        assert difference(got, want) <= ROUNDING
         sent = at_once.ulysses.traffic.calls
         shared.group = in_chunks
         assert torch.equal(call(model, inputs), got), "heads in chunks give other bits than all at once"
@@ -199,7 +199,7 @@ def test_ranks_with_unequal_shares_compute_the_same(group: GlooGroup, name: str)
     for kind in ({}, {"ring": True}, {"chunks": 3}):
         shared.group = unequal = GlooGroup(**kind, shares=SHARES)
         with mock.patch.object(unequal, "attend", wraps=unequal.attend) as attend:
-            assert difference(call(model, inputs), want) <= ERROR, kind
+            assert difference(call(model, inputs), want) <= ROUNDING, kind
         lengths = [each.kwargs["query_lengths"] for each in attend.call_args_list]
         assert name == FEW_TOKENS or any(max(each) > 2 * min(each) for each in lengths), lengths
 
@@ -260,7 +260,7 @@ def test_loras_beside_every_layer_of_each_class_equal_merged_ones(group: GlooGro
     model, inputs, plain, _ = whole(name)
     row = beside_and_merged(model, inputs, plain)
     assert row["layers"] and row["moved"] > CONTROL, row
-    assert row["error"] <= ERROR, row
+    assert row["error"] <= ROUNDING, row
 
 
 @in_ranks(1)
@@ -314,7 +314,7 @@ def test_loras_beside_layers_that_ranks_share_are_those_of_one_process(group: Gl
             raise RefusedError(str(error)) from error
         for now, out in ((made, want), ({}, plain)):
             branches.have(model, now)
-            assert difference(call(model, inputs), out) <= ERROR
+            assert difference(call(model, inputs), out) <= ROUNDING
         shared.remove()
     assert torch.equal(call(model, inputs), plain)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.hooks import SharedModel
@@ -22,7 +23,7 @@ from .gloo_group import GlooGroup
 from .ranks import in_ranks
 from .tiny import difference
 
-ERROR, CPU = 1e-5, torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 class Shared(SimpleNamespace):
@@ -51,5 +52,5 @@ def test_a_call_inside_wrappers_is_shared_and_is_what_the_class_returns_there(gr
         options = call.options if inside else {key: value for key, value in call.options.items() if key != "inside"}
         tensors = {key: each.clone() for key, each in call.tensors.items()} | {"out": torch.zeros(call.out_shape)}
         out = forward.call(BatchSlice(0, 0, call.out_shape[0]), tensors, options, sequence=group, over=None).float()
-        assert (difference(out, want) <= ERROR) is (inside or name != "Z-Image in pixel space"), (first, inside)
+        assert (difference(out, want) <= ROUNDING) is (inside or name != "Z-Image in pixel space"), (first, inside)
     assert len(sharing) >= 3 and all(sharing)

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from parallel_runtime.model_call import ModelCall
 from parallel_runtime.models.hosted import count, count_kept
@@ -33,7 +34,7 @@ from .ranks import in_ranks
 from .tiny import call, difference, noise
 
 CPU = torch.device("cpu")
-ERROR, CONTROL = 1e-5, 1e-3
+CONTROL = 1e-3
 TEXT, PICTURE = 9, 35  # tokens
 KEPT = 2 * BLOCKS * TEXT * WIDTH * ELEMENT + TEXT * WIDTH * ELEMENT  # keys and values, and the text that they are of
 
@@ -63,7 +64,7 @@ def test_a_call_computes_the_picture_alone_where_it_finds_the_text(group: GlooGr
     for number, (text, found) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         with kept.calling(alike):
             got = call(model, step(number, text=text))
-        assert difference(got, call(alone, step(number, text=text))) <= ERROR, number
+        assert difference(got, call(alone, step(number, text=text))) <= ROUNDING, number
         counted = kept.take_counted()
         assert (counted.calls, counted.found, counted.kept_bytes) == (1, found, KEPT), counted
         assert counted.rows == mine(group) + (0 if found else TEXT), counted
@@ -85,7 +86,7 @@ def test_nothing_of_the_class_is_kept_of_another_run_nor_outside_of_one(group: G
         else:
             kept.begin(run)
         with kept.calling(alike_over(group, CPU)):
-            assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ERROR
+            assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ROUNDING
         counted = kept.take_counted()
         assert (counted.found, counted.kept_bytes) == (found, 0 if run is None else KEPT), f"run {run}"
 
@@ -98,7 +99,7 @@ def test_ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) 
     kept.begin("run")
     for _ in range(2):
         with kept.calling(alike_over(group, CPU)):
-            assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ERROR
+            assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ROUNDING
         counted = kept.take_counted()
         assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
 
@@ -134,7 +135,7 @@ def test_a_class_that_keeps_otherwise_shares_its_calls_and_keeps_nothing(group: 
         assert len(said) == 1 and kind.__name__ in said[0] and why in said[0], said
         SharedModel(model, PLAN, group)
         for number in range(2):
-            assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ERROR, kind
+            assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ROUNDING, kind
 
 
 @in_ranks(2)
@@ -146,7 +147,7 @@ def test_a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(gro
         kept.begin(run)
         for number in range(2):
             with lines() as said, kept.calling(alike_over(group, CPU)):
-                assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ERROR
+                assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ROUNDING
             assert ["tuple, not" in line for line in said] == ([] if run or number else [True])
             counted = kept.take_counted()
             assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)

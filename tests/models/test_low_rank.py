@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rounding import ROUNDING
 from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.side_branches import LowRank, SideBranches, call_layers, runs_as_branch
+from parallel_runtime.proof import relative_error
 from parallel_runtime.weight_delta import WeightDelta
 
 CPU = torch.device("cpu")
@@ -84,11 +86,11 @@ def test_loras_beside_a_layer_are_those_in_its_weight(kind: str) -> None:
         side.have(module, {"0": branches(layer, some)})
         state = {name: each.detach() for name, each in layer.named_parameters()}
         want = torch.func.functional_call(layer_like(layer), state | {"weight": merged(weight, some)}, (x,))
-        torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-5)
+        assert relative_error(layer(x), want) <= ROUNDING
         side.set_strengths({"0": [0.0] * len(some)})
         assert torch.equal(layer(x), plain)
         side.set_strengths({"0": [each.strength for each in some]})
-        torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-5)
+        assert relative_error(layer(x), want) <= ROUNDING
         ranks = [sum(each.values[1].shape[0] for each in runs) for runs in (some[:2], some[2:]) if runs]
         assert side.form(module) == ("0",) * len(ranks) and side.form(module) is side.form(module)
         inputs = weight[0].numel()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rounding import ROUNDING
 from torch import Tensor
 
 from host.formats import allowed_by
@@ -40,7 +41,6 @@ from .quantised_model import (
 from .ranks import in_ranks
 from .tiny import difference
 
-ERROR = 1e-5
 # Layers of these round what they are given, to 255 values or to 15. A last digit, which another order of additions
 # moves, sends a number to the other side of a step. By how much that moves the output differs by processor, so the
 # bound is what one process moves by here with other exact kernels and numbers of threads; at least one such step.
@@ -71,9 +71,9 @@ def test_a_shared_file_equals_the_same_module_in_one_process(group: GlooGroup, c
         model = loaded(spec, Axis("one"))
         want = runs(model, alone())
         rounds = case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU)
-        bound = allowed_by(moves(model, want["plain"]), least=ROUNDED) if rounds else ERROR
+        bound = allowed_by(moves(model, want["plain"]), least=ROUNDED) if rounds else ROUNDING
         assert bound < CONTROL, "one process moves so far that a wrong plan would pass"
-        assert rounds or difference(want["beside"], unrounded(model)) <= ERROR, "a LoRA beside a weight rounds it"
+        assert rounds or difference(want["beside"], unrounded(model)) <= ROUNDING, "a LoRA beside a weight rounds it"
         for layout in LAYOUTS:
             ring = layout == "sharded" and group.parts == 2
             judge(group, case, spec, want, bound, sharded=layout == "sharded", ring=ring)
@@ -91,8 +91,8 @@ def test_where_one_rank_has_no_kernel_for_a_format_none_rounds_to_it(group: Gloo
     with kernels(case if first else as_in_file):
         model = loaded(spec, one)
         both = by_plan(model, ParallelPlan(ulysses=2), [[BatchSlice(0, 0, 2)]])
-        assert not first or difference(both.flatten(), want) <= ERROR
-        assert difference(over_groups(loaded(spec, one), (0, 0)), want) <= ERROR
+        assert not first or difference(both.flatten(), want) <= ROUNDING
+        assert difference(over_groups(loaded(spec, one), (0, 0)), want) <= ROUNDING
 
 
 def judge(

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from host.hosted_runs import FLUX
 from host.tiny_hosted import call
@@ -30,7 +31,6 @@ from parallel_runtime.wire.protocol import Op
 pytestmark = pytest.mark.slow
 
 # fp32: ComfyUI's own merging rounds each weight anew, which moved these outputs by 6e-7 at most.
-TOLERANCE = 1e-5
 VISIBLE = 1e-3
 RUNS = [
     *(("Wan", plan) for plan in ("ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")),
@@ -112,7 +112,7 @@ def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
     for number, deltas in enumerate((first, stronger(first), first[2:])):
         merged = run(pool, model, "data=1", WeightDeltas(f"merged {number}", deltas))
         beside = run(pool, model, plan, WeightDeltas(f"beside {number}", deltas, side_branch=True))
-        assert relative_error(beside, merged) <= TOLERANCE
+        assert relative_error(beside, merged) <= ROUNDING
         assert relative_error(beside, plain) > VISIBLE
     assert torch.equal(run(pool, model, plan), plain), "a LoRA was not taken off to the last bit"
 
@@ -162,7 +162,7 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
     assert asked.num_bytes == 0
     want = run(pool, model, "data=1", WeightDeltas("louder, merged", louder))
     got = run(pool, model, plan, WeightDeltas("louder", louder, side_branch=True))
-    assert relative_error(got, want) <= TOLERANCE
+    assert relative_error(got, want) <= ROUNDING
     assert relative_error(got, run(pool, model, "data=1", WeightDeltas("first, merged", first))) > VISIBLE
 
     fewer = louder[1:]
@@ -175,7 +175,7 @@ def test_another_strength_moves_no_tensor_and_another_lora_moves_only_loras(
         got = run(pool, model, plan, WeightDeltas("other", other_dora, side_branch=True))
     assert asked.ops[:2] == [Op.STRENGTHS, Op.CHANGE], "a merged one is merged anew"
     want = run(pool, model, "data=1", WeightDeltas("other, merged", other_dora))
-    assert relative_error(got, want) <= TOLERANCE
+    assert relative_error(got, want) <= ROUNDING
 
 
 def test_a_lora_for_a_layer_that_the_model_lacks_is_refused(pool: Pool, by_name: dict[str, Model]) -> None:

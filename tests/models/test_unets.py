@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rounding import ROUNDING
 from torch import Tensor, nn
 
 from families.unet import CLASS
@@ -101,7 +102,7 @@ def test_a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself
         orders = []
         for _ in range(2):  # the second call has each block on its way before it is asked for
             shards.begin()
-            torch.testing.assert_close(called(model, inputs), want, rtol=1e-4, atol=1e-5, msg=title)
+            assert difference(called(model, inputs), want) <= ROUNDING, title
             shards.end()
             orders.append(shards._ran)
         assert orders[0] == orders[1] and set(orders[0]) == set(blocks), title
@@ -134,7 +135,7 @@ def test_a_lora_beside_a_block_that_is_one_layer_stays_when_hooks_come_later(gro
     for here, out in ((loras, want), ({}, plain), (loras, want)):
         side.have(model, here)
         shards.begin()
-        assert difference(called(model, inputs), out) <= 1e-5
+        assert difference(called(model, inputs), out) <= ROUNDING
         shards.end()
 
 
@@ -156,6 +157,6 @@ def test_rows_of_a_class_without_a_plan_are_computed_apart_and_its_tokens_are_re
         with refused(type(model).__name__, reason, "use cfg parallel"):
             SharedModel(model, spec_of(type(model)), group)
         want, mine = called(model, inputs), called(model, rows_of(inputs, group.index, 1))
-        assert difference(group.gather(mine, dim=0, lengths=[1, 1]), want) <= 1e-5, make.__name__
+        assert difference(group.gather(mine, dim=0, lengths=[1, 1]), want) <= ROUNDING, make.__name__
         other = called(model, rows_of(inputs, 1 - group.index, 1))
         assert difference(other, mine) > 1e-3, "rows that look alike would show nothing"

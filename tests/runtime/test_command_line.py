@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rounding import ROUNDING
 from safetensors.torch import load_file, save_file
 
 import parallel_runtime
@@ -192,7 +193,7 @@ def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
     done = verify(tiny_hosted.path, "pipefusion=2", "--dtype", "float32", *steps, "--json")
     report = json.loads(done.stdout)
     assert (report["patches"], report["warmup_steps"], report["tolerance"]) == (3, 1, 1e-5)
-    assert report["max_rel_err"] <= 1e-5
+    assert report["max_rel_err"] <= ROUNDING
     assert report["stale_difference"] > 1e-4
     whole = sum(entry.num_bytes for entry in read_header(tiny_hosted.path).tensors.values())
     assert all(0 < held < whole for held in report["parameter_bytes_per_rank"]), "each stage has some of the blocks"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from descriptors import open_descriptors
+from rounding import ROUNDING
 
 from host.fetch import comfyui_path
 from host.tiny_hosted import write_tiny
@@ -56,7 +57,7 @@ def test_the_plan_of_a_file_is_found_proven_printed_and_kept(
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["class"], report["cuts"], report["refused"]) == (WAN, "cut once", "")
-    assert report["error"] <= 1e-5 < 1e-3 < report["control"] and "references" in report["with"]
+    assert report["error"] <= ROUNDING < 1e-3 < report["control"] and "references" in report["with"]
     assert report["plan"]["cut"] == {"blocks.0": {"x": "img"}, "blocks.*": {"freqs": "img"}}
     assert report["plan"]["gather"] == {"head": "img"}
     key = FoundKey(model_class=WAN, **{name: report[name] for name in ("source", "comfyui", "kind")})

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from parallel_runtime.parallel import kernels
 from parallel_runtime.parallel.kernels import Kernel, attention, attention_with_lse, choose_kernel, merge
@@ -13,7 +14,6 @@ from parallel_runtime.proof import relative_error
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TURING, AMPERE, ADA, HOPPER, BLACKWELL, RTX_BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
 FUSED = (Kernel.FLASH, Kernel.CUDNN)
-ERROR = 1e-5  # fp32: what another order of additions explains
 
 
 def make(tokens: int, *, batch: int = 2, heads: int = 3, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -29,11 +29,11 @@ def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def test_every_kernel_agrees_with_the_formula(queries: int, keys: int) -> None:
     q, k, v = make(queries, seed=1), make(keys, seed=2), make(keys, seed=3)
     expected = by_hand(q, k, v)
-    assert relative_error(attention(q, k, v), expected) <= ERROR
+    assert relative_error(attention(q, k, v), expected) <= ROUNDING
     out, lse = attention_with_lse(q, k, v)
-    assert relative_error(out, expected) <= ERROR
+    assert relative_error(out, expected) <= ROUNDING
     scores = torch.einsum("bshd,bthd->bsht", q.double(), k.double()) / q.shape[-1] ** 0.5
-    assert relative_error(lse, scores.logsumexp(-1, keepdim=True).float()) <= ERROR
+    assert relative_error(lse, scores.logsumexp(-1, keepdim=True).float()) <= ROUNDING
     assert lse.dtype == torch.float32
 
 
@@ -50,7 +50,7 @@ def test_merged_parts_equal_the_whole_and_a_wrong_log_sum_exp_does_not() -> None
         assert out is not None
         return out
 
-    assert relative_error(fold(zero_lse=False), expected) <= ERROR
+    assert relative_error(fold(zero_lse=False), expected) <= ROUNDING
     assert not torch.allclose(fold(zero_lse=True), expected, rtol=1e-2, atol=1e-2)
 
 
@@ -121,9 +121,9 @@ def test_the_formula_agrees_with_the_kernel_of_this_device(monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             patched.setattr(kernels, "choose_kernel", lambda *_, **__: Kernel.FORMULA)
             for found, wanted in zip(attention_with_lse(q, k, v, mask=given), expected, strict=True):
-                assert relative_error(found, wanted) <= ERROR
+                assert relative_error(found, wanted) <= ROUNDING
             if given is None:
-                assert relative_error(attention(q, k, v), expected[0]) <= ERROR
+                assert relative_error(attention(q, k, v), expected[0]) <= ROUNDING
 
 
 class PretendHopper:
@@ -169,7 +169,7 @@ def test_a_kernel_that_raises_gives_way_says_so_once_and_is_not_called_again_for
     device.raises[Kernel.CUDNN] = error
     device.called.clear()
     for _ in range(2):
-        assert relative_error(attention_with_lse(q, k, v)[0], by_hand(q, k, v)) <= ERROR
+        assert relative_error(attention_with_lse(q, k, v)[0], by_hand(q, k, v)) <= ROUNDING
     assert device.called == [Kernel.CUDNN, Kernel.FLASH, Kernel.FLASH]
     assert [record.getMessage() for record in caplog.records] == [
         f"cuDNN's attention failed and is not used again for heads of {q.shape[-1]} in torch.float32: "

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install
 from parallel_runtime.parallel import named_kernels
@@ -20,7 +21,6 @@ from parallel_runtime.parallel.ring import RingPass
 from parallel_runtime.proof import relative_error
 
 NAMES = list(NAMED)
-ERROR = 1e-5  # fp32: what another order of additions explains
 
 
 def tensors(*shape: int) -> list[torch.Tensor]:
@@ -109,7 +109,7 @@ def around_a_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cut: int
 def test_a_ring_merges_by_the_log_sum_exp_of_the_kernel_that_was_asked_for(packages: Packages, name: str) -> None:
     q, k, v = tensors(2, 50, 3, 64)
     expected = attention_with_lse(q, k, v)[0]
-    assert relative_error(around_a_ring(q, k, v, cut=19, named=name), expected) <= ERROR
+    assert relative_error(around_a_ring(q, k, v, cut=19, named=name), expected) <= ROUNDING
     assert packages.calls == [NAMED[name].member] * (4 if name == "FlashInfer" else 2)
     assert named_kernels.ATTENDED == {f"{name}, which rounds" if name == "SageAttention" else name}
     packages.answer = lambda out, lse: (out, torch.zeros_like(lse))  # the control: as kernels that return none
@@ -126,7 +126,7 @@ def test_heads_of_a_model_attend_by_it_grouped_of_two_widths_and_with_the_models
     k, v = tensors(2, 3, 40, 24)[1], tensors(2, 3, 40, 16)[2]
     found = attend_heads(name, q, k, v, scale=0.3)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
-    assert relative_error(found, expected) <= ERROR
+    assert relative_error(found, expected) <= ROUNDING
     assert set(packages.calls) == {NAMED[name].member}
 
 
@@ -134,7 +134,7 @@ def test_flashinfer_attends_each_image_of_a_batch_in_a_call_of_its_own(packages:
     q, k, v = tensors(5, 2, 3, 64)  # more images than queries
     found = attend_with_lse("FlashInfer", q, k, v)
     for mine, exact in zip(found, attention_with_lse(q, k, v), strict=True):
-        assert relative_error(mine, exact) <= ERROR
+        assert relative_error(mine, exact) <= ROUNDING
     assert packages.calls == ["FLASHINFER"] * 5
 
 
@@ -292,7 +292,7 @@ def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(pack
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     for mask, precision in ((None, None), (torch.zeros(1, 1, 9, 9), None), (None, torch.float32)):
         found = switch._kernel(call, precision, {}, owned=False)([q, k, v], 2, mask)
-        assert relative_error(found, expected) <= ERROR
+        assert relative_error(found, expected) <= ROUNDING
     assert packages.calls == ["FLASHINFER"]
     assert stock_calls == [(True, None), (False, torch.float32)]
     call.group.named = ""

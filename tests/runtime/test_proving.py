@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from noted import FOLDER
+from rounding import ROUNDING
 
 from families.files import write_model_files
 from families.wan import TEXT, wan_file
@@ -29,7 +30,6 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import arguments_of, other_sizes, prove, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
 
-TOLERANCE = 1e-5
 ULYSSES, SINGLE = ParallelPlan(ulysses=2), ParallelPlan()
 
 
@@ -103,10 +103,10 @@ def proof_of(
 def test_a_right_plan_is_proven_in_three_calls(plan: str, pool: Pool, spec: ModelSpec) -> None:
     proof, asked = proof_of(pool, spec, call_of(latent()), plan=ParallelPlan.parse(plan))
     assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 3, 105), proof
-    assert proof.error <= TOLERANCE < 10 * TOLERANCE < proof.control
+    assert proof.error <= ROUNDING < 10 * ROUNDING < proof.control
     (alone,) = pool.run(spec, SINGLE, [call_of(latent())]).outs
     (whole,), (control,) = asked[1].outs, asked[2].outs
-    assert relative_error(whole, alone) <= TOLERANCE < relative_error(control, alone)
+    assert relative_error(whole, alone) <= ROUNDING < relative_error(control, alone)
     assert [step.sent_bytes for step in asked[0].ran] != [0, 0]
     gathered, *others = [[(step.weight_collectives, step.weight_bytes) for step in each.ran] for each in asked]
     assert others == [gathered] * 2 and (gathered[0][1] > 0) == ("sharded" in plan), "block by block in each call"
@@ -142,7 +142,7 @@ def test_a_plan_that_was_found_is_proven_on_two_sizes(pool: Pool, spec: ModelSpe
     """The control is a plan that is right at the run's own size and wrong at any other: one size proves it."""
     right, wrong = call_of(latent()), call_of(latent(), wrong="other size")
     proof, asked = proof_of(pool, spec, right, two_sizes=True)
-    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 6, 105) and proof.error <= TOLERANCE < proof.control
+    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 6, 105) and proof.error <= ROUNDING < proof.control
     assert {each.outs[0].shape[1] for each in asked} == {16 * 3 * 10 * 14, 16 * 3 * 8 * 8}
     assert proof_of(pool, spec, wrong)[0].verdict == PROVEN
     proof, _ = proof_of(pool, spec, wrong, two_sizes=True)
@@ -268,7 +268,7 @@ def test_a_call_whose_attention_says_nothing_cannot_be_judged(pool: Pool, spec: 
     proof, _ = proof_of(pool, spec, call_of(torch.ones(1, 16, 3, 10, 14)))
     assert proof.verdict == NOT_PROVEN
     assert "cannot be judged" in proof.reason and f"the error is {proof.control:.1e}" in proof.reason
-    assert proof.error <= TOLERANCE
+    assert proof.error <= ROUNDING
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rounding import ROUNDING
 
 from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
@@ -16,7 +17,6 @@ from parallel_runtime.wire.requests import Step
 from parallel_runtime.worker.held_state import HeldState
 
 # fp32 sums in another order: what the design allows any plan
-FP32_TOLERANCE = 1e-5
 PLANS = (ParallelPlan(ulysses=2), ParallelPlan(cfg=2), ParallelPlan(), ParallelPlan(pipefusion=2, warmup_steps=99))
 TEXT = "t2"  # the context, among a call's tensors
 # The prompts of one call, and of cond and uncond: each comes again, and of two both change, or one alone.
@@ -50,12 +50,12 @@ def one_rank(pool: Pool, spec: ModelSpec, made: ModelCall) -> torch.Tensor:
 def test_swaps_of_prompts_and_plans_give_what_one_rank_gives(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:
     given = prompts(batch=3)
     expected = [one_rank(eight_ranks, tiny_hosted, made) for made in given]
-    assert relative_error(expected[0], expected[1]) > 100 * FP32_TOLERANCE
+    assert relative_error(expected[0], expected[1]) > 100 * ROUNDING
     for plan in (*PLANS, PLANS[0]):
         for chosen in ASKED:
             outs = eight_ranks.run(tiny_hosted, plan, [again(given[index]) for index in chosen]).outs
             pairs = zip(outs, (expected[index] for index in chosen), strict=True)
-            assert max(relative_error(*pair) for pair in pairs) <= FP32_TOLERANCE, (plan.name, chosen)
+            assert max(relative_error(*pair) for pair in pairs) <= ROUNDING, (plan.name, chosen)
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
     with monkeypatch.context() as patch:
         patch.setattr(arena, "_holds", lambda *_: True)
         (out,) = eight_ranks.run(tiny_hosted, plan, [given[1]]).outs
-    assert relative_error(out, expected[0]) <= FP32_TOLERANCE
-    assert relative_error(out, expected[1]) > 100 * FP32_TOLERANCE
+    assert relative_error(out, expected[0]) <= ROUNDING
+    assert relative_error(out, expected[1]) > 100 * ROUNDING
     eight_ranks.run(tiny_hosted, plan, [prompts(batch=2)[1]])
 
 

@@ -30,7 +30,8 @@ class WeightDelta:
 
     `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the delta is for;
     `swap` exchanges the halves of the change, for deltas made for a layout with scale before shift;
-    `strength_model` multiplies the weight first.
+    `strength_model` multiplies the weight first. `where_used`: merged as ComfyUI does it where a layer is used, with
+    dynamic VRAM, which rounds otherwise than where a model is loaded.
     """
 
     key: str
@@ -40,6 +41,7 @@ class WeightDelta:
     strength_model: float = 1.0
     offset: tuple[int, int, int] | None = None
     swap: bool = False
+    where_used: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -189,5 +191,6 @@ def _append(batch: DeltaBatch, delta: WeightDelta) -> None:
             "strength_model": delta.strength_model,
             "offset": delta.offset,
             "swap": delta.swap,
+            "where_used": delta.where_used,
         }
     )

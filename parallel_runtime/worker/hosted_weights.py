@@ -98,6 +98,12 @@ class HostedWeights:
         return module
 
     @property
+    def computes_in(self) -> torch.dtype:
+        """The dtype of its calls."""
+        dtype: torch.dtype = self.whole.get_dtype_inference()
+        return dtype
+
+    @property
     def blocks(self) -> dict[str, torch.nn.Module]:
         """The blocks that this rank has, by path."""
         paths = list(self.staged_blocks)[self.run.start : self.run.stop]
@@ -328,7 +334,8 @@ class DeltaReceiver:
         self.version += 1
         self._weights.refuse_changed()
         if self._changes is None:
-            self._changes = MergedDeltas(self._weights.module, self._weights.declared, self._weights.elsewhere)
+            held = self._weights
+            self._changes = MergedDeltas(held.module, held.declared, held.elsewhere, held.computes_in)
         if change.first:
             self._merged, self._hook_weights, self._loras, self._order = set(), set(), {}, []
         merged = {}

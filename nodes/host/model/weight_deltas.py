@@ -124,7 +124,13 @@ def _patch(key: str, entry: tuple) -> WeightDelta:
         strength_model=float(strength_model),
         offset=None if offset is None else tuple(offset),
         swap=function is not None,
+        where_used=_merges_where_used(),
     )
+
+
+def _merges_where_used() -> bool:
+    """Whether this ComfyUI has dynamic VRAM on, by which weights are changed anew where a layer is used."""
+    return bool(comfy.memory_management.aimdo_enabled)
 
 
 def _values(key: str, change: object) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:

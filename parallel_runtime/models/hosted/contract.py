@@ -281,8 +281,13 @@ ROOM = """
     comfy.model_management.soft_empty_cache
 """
 LORAS = """
-    comfy.lora.calculate_weight(patches, weight, key)
+    comfy.float.stochastic_rounding(value, dtype, seed)
+    comfy.lora.calculate_weight(patches, weight, key, intermediate_dtype)
+    comfy.memory_management.aimdo_enabled
+    comfy.model_base.BaseModel.get_dtype_inference
+    comfy.model_management.module_size(module)
     comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
+    comfy.utils.string_to_seed(data)
     comfy.utils.swap_scale_shift
     comfy.weight_adapter.LoRAAdapter
     comfy.weight_adapter.adapters

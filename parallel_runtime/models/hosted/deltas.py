@@ -1,7 +1,8 @@
 """Weight deltas of one of ComfyUI's modules, merged by ComfyUI's own functions, and taken back to the last bit.
 
 Owns which weights are changed and what they were. Does not own how a change travels (weight_delta.py). A changed weight
-is made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in.
+is made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in, and rounded by the
+dice that the ComfyUI that asks would take.
 """
 
 import logging
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +19,7 @@ from ...weight_delta import Value, WeightDelta, misfit
 from ..parts import as_parameter, plain_parts
 
 PREFIX = "diffusion_model."
+SMALL_LAYER = 16 << 10  # bytes, to which dynamic VRAM changes a layer when it loads it (ModelPatcherDynamic.load)
 
 
 class HeldElsewhere(Protocol):
@@ -42,13 +44,17 @@ class HeldElsewhere(Protocol):
 class MergedDeltas:
     """The changed weights of `module`. `declared`: the dtypes that its class made its weights with, by name.
 
-    `spread` has those weights that are not whole here.
+    `spread` has those weights that are not whole here. `computes_in`: the dtype of the module's calls.
     """
 
     def __init__(
-        self, module: torch.nn.Module, declared: Mapping[str, torch.dtype], spread: HeldElsewhere | None
+        self,
+        module: torch.nn.Module,
+        declared: Mapping[str, torch.dtype],
+        spread: HeldElsewhere | None,
+        computes_in: torch.dtype = torch.float32,
     ) -> None:
-        self._module, self._declared, self._spread = module, declared, spread
+        self._module, self._declared, self._spread, self._computes_in = module, declared, spread, computes_in
         self._pristine: dict[str, torch.nn.Parameter] = {}  # of changed weights that are whole here
         self._changed_parts: set[str] = set()  # the others
 
@@ -122,11 +128,27 @@ class MergedDeltas:
         key = PREFIX + name
         patcher.patches = {key: [_entry(delta) for delta in deltas]}
         with complaints() as said:
-            patcher.patch_weight_to_device(key, device_to=device)
+            if self._is_merged_where_used(name, deltas):
+                self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, self._computes_in))
+            else:
+                patcher.patch_weight_to_device(key, device_to=device)
         meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))
         if said or self._weight(name).shape != meant:
             self._put(name, pristine)
             raise misfit(name, deltas, list(pristine.shape))
+
+    def _is_merged_where_used(self, name: str, deltas: Sequence[WeightDelta]) -> bool:
+        """Whether dynamic VRAM leaves the weight to its layer, which it does not with small ones and other shapes."""
+        import comfy.model_management
+
+        path, _, last = name.rpartition(".")
+        layer = self._module.get_submodule(path)
+        return (
+            all(delta.where_used and delta.new_shape is None for delta in deltas)
+            and last in ("weight", "bias")
+            and hasattr(layer, "comfy_cast_weights")
+            and comfy.model_management.module_size(layer) > SMALL_LAYER
+        )
 
     def _weight(self, name: str) -> torch.nn.Parameter:
         path, _, last = name.rpartition(".")
@@ -143,6 +165,29 @@ class MergedDeltas:
     def _put(self, name: str, weight: torch.nn.Parameter | None) -> None:
         path, _, last = name.rpartition(".")
         self._module.get_submodule(path)._parameters[last] = weight
+
+
+def _merged_where_used(
+    weight: torch.nn.Parameter, key: str, patches: list[tuple], device: torch.device, dtype: torch.dtype
+) -> torch.nn.Parameter:
+    """What a layer has of a weight from its second call on (comfy/ops.py, `resolve_cast_module_with_vbar`): changed in
+    the dtype of the call, and rounded by dice of the layer's name, where the loader takes the weight's."""
+    import comfy.float
+    import comfy.lora
+    import comfy.quant_ops
+    import comfy.utils
+
+    held: Any = weight.data.to(device)  # maybe one of comfy.quant_ops
+    quantised = isinstance(held, comfy.quant_ops.QuantizedTensor)
+    wide: Any = held.to(dtype=dtype)
+    wide = wide.dequantize() if quantised else wide.clone() if wide is held else wide
+    wide = comfy.lora.calculate_weight(patches, wide, key, intermediate_dtype=wide.dtype)
+    dice = comfy.utils.string_to_seed(key.rpartition(".")[0])
+    if quantised:
+        changed = held.requantize_from_float(wide, scale="recalculate", stochastic_rounding=dice)
+    else:
+        changed = comfy.float.stochastic_rounding(wide, held.dtype, seed=dice)
+    return as_parameter(changed)
 
 
 @contextmanager

@@ -323,6 +323,11 @@ added = copy.delta_set()
 assert (delta.key, delta.kind, delta.strength) == (weight.removeprefix("diffusion_model."), "lora", 0.5)
 assert (delta.strength_model, delta.offset, delta.swap, delta.values) == (0.9, None, False, (up, down, 4.0, None))
 assert added.name == str(copy.patches_uuid) and not added.side_branch and model.side_branch
+assert not delta.where_used
+memory = importlib.import_module("comfy.memory_management")
+memory.aimdo_enabled = True  # dynamic VRAM, which needs an NVIDIA GPU
+assert copy.delta_set().deltas[0].where_used
+memory.aimdo_enabled = False
 model_with = model.clone()
 model_with.add_patches({weight: adapter})
 assert model_with.delta_set().side_branch

@@ -1,0 +1,106 @@
+"""LoRAs merged where a layer is used, as ComfyUI's dynamic VRAM does, beside ComfyUI's own code for it.
+
+Owns: the numbers of one weight. Which ComfyUI merges so is nodes/host/model/weight_deltas.py's.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_runtime.models.hosted.deltas import PREFIX, MergedDeltas
+from parallel_runtime.models.parts import as_parameter, plain_parts
+from parallel_runtime.weight_delta import WeightDelta
+
+from .gloo_group import GlooGroup
+from .ranks import in_ranks
+
+CPU = torch.device("cpu")
+WIDE, SMALL = 192, 64  # numbers of a row; a layer of the second is loaded as without dynamic VRAM
+FP8 = torch.float8_e4m3fn
+KINDS = {"fp8": FP8, "bf16": torch.bfloat16, "quantised": "TensorCoreFP8E4M3Layout"}
+
+
+def layer_of(kind: str, size: int) -> nn.Module:
+    """ComfyUI's own layer with a weight of that kind, and a bias."""
+    import comfy.ops
+    import comfy.quant_ops
+
+    numbers = torch.Generator().manual_seed(3)
+    layer = comfy.ops.manual_cast.Linear(size, size)
+    weight = torch.randn(size, size, generator=numbers)
+    given = KINDS[kind]
+    if isinstance(given, torch.dtype):
+        held = weight.to(given)
+    else:
+        held = comfy.quant_ops.QuantizedTensor.from_float(weight.bfloat16(), given)
+    layer.weight = as_parameter(held)
+    layer.bias = nn.Parameter(torch.randn(size, generator=numbers).bfloat16(), requires_grad=False)
+    return layer
+
+
+def lora(size: int) -> WeightDelta:
+    numbers = torch.Generator().manual_seed(4)
+    up, down = torch.randn(size, 4, generator=numbers), torch.randn(4, size, generator=numbers)
+    return WeightDelta(key="layer.weight", kind="lora", strength=0.7, values=(up, down, 2.0, None), where_used=True)
+
+
+def ours(kind: str, size: int, delta: WeightDelta) -> Tensor:
+    module = nn.ModuleDict({"layer": layer_of(kind, size)})
+    changes = MergedDeltas(module, {}, None, torch.bfloat16)
+    changes.merge({delta.key: [delta]}, device=CPU, cancelled=lambda: False, beat=lambda: None)
+    changed = module["layer"].weight.data
+    changes.undo_except(set())
+    assert all(map(torch.equal, numbers_of(module["layer"].weight), numbers_of(layer_of(kind, size).weight)))
+    return changed
+
+
+def stocks(kind: str, size: int, delta: WeightDelta) -> Tensor:
+    """What a layer has from its second call on, where all of it stays on the device."""
+    import comfy.memory_management as memory
+    import comfy.model_management as management
+    import comfy.ops
+    from comfy.model_patcher import LowVramPatch
+    from comfy.weight_adapter import LoRAAdapter
+
+    layer: Any = layer_of(kind, size)
+    up, down, alpha, dora = delta.values
+    key = PREFIX + delta.key
+    change = LoRAAdapter(set(), (up, down, alpha, None, dora, None))
+    layer.weight_lowvram_function = LowVramPatch(key, {key: [(delta.strength, change, 1.0, None, None)]})
+    layer.seed_key = key.removesuffix(".weight")
+    held = [layer.weight, layer.bias]
+    room = torch.zeros(memory.vram_aligned_size(held), dtype=torch.uint8)
+    management.cast_to_gathered(held, room)
+    layer._prefetch = {
+        **{"signature": 1, "resident": False, "xfer_dest": room, "cast_dest": None, "needs_cast": False},
+        "cast_geometry": memory.tensors_to_geometries(held),
+    }
+    comfy.ops.resolve_cast_module_with_vbar(layer, torch.bfloat16, CPU, torch.bfloat16, None, False)
+    return layer._v_weight
+
+
+def numbers_of(weight: Tensor) -> list[Tensor]:
+    return [part.float() for part in plain_parts(weight)[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@in_ranks(1)
+def test_a_lora_is_rounded_by_the_dice_of_dynamic_vram(group: GlooGroup, kind: str) -> None:
+    """The control is a merge by the dice of a ComfyUI without it: other numbers. No dice round 16 bits."""
+    delta = lora(WIDE)
+    want = numbers_of(stocks(kind, WIDE, delta))
+    assert all(map(torch.equal, numbers_of(ours(kind, WIDE, delta)), want))
+    otherwise = numbers_of(ours(kind, WIDE, replace(delta, where_used=False)))
+    apart = float((otherwise[0] != want[0]).float().mean())
+    assert apart > (0.1 if kind != "bf16" else 0.0), apart
+
+
+@in_ranks(1)
+def test_small_layers_and_other_shapes_are_merged_as_they_are_loaded(group: GlooGroup) -> None:
+    larger = torch.randn(2 * WIDE, WIDE, generator=torch.Generator().manual_seed(5))
+    for size, delta in ((SMALL, lora(SMALL)), (WIDE, replace(lora(WIDE), kind="padded_diff", values=(larger,)))):
+        here, there = (numbers_of(ours("fp8", size, replace(delta, where_used=each))) for each in (True, False))
+        assert all(map(torch.equal, here, there)), delta.kind

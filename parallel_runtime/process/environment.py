@@ -22,7 +22,7 @@ WHOLE_BLOCKS = "PARALLEL_DIT_WHOLE_BLOCKS"  # "0": of sharded or offloaded weigh
 # Taken over where the caller has them; nothing else is.
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
-    *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"),
+    *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTHONDONTWRITEBYTECODE"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
     *("NVIDIA_DRIVER_CAPABILITIES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
     *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
@@ -38,7 +38,7 @@ PASSED_ON = (
 # a process sees, and how it computes on those that ROCm does not list.
 PASSED_ON_FAMILIES = (
     *("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "CUDA_MPS_"),
-    *("HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_"),
+    *("HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_", "PYTORCH_TUNABLEOP_"),
 )
 # Settings of torch's allocator, "key:value,key:[1:2,3:4]"; torch reads the first of these that is set.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -66,6 +66,12 @@ NCCL_DEFAULTS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     # its watchdog, seeing a CUDA error first, aborts the process before Python has said which.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # torch 2.6 and 2.7.0 make NCCL's calls non-blocking where a group has a device, and may then hang (PyTorch issue
+    # 153960).
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+    # NCCL shows a peer the buffers of a recorded exchange by one handle each. Memory of expandable segments has
+    # several: a replay reads what is not mapped, or waits for ever (NCCL issue 1820, torchtitan issue 3306).
+    "NCCL_GRAPH_REGISTER": "0",
 }
 # torch's NCCL backend notes the Python stack of each exchange in a buffer, for a monitor that ranks do not have. The
 # size of it has the first name from torch 2.9 on, which reads the other one where the first is not set.

@@ -153,7 +153,24 @@ def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent
     assert (found["TORCH_NCCL_ENABLE_MONITORING"], found["TORCH_NCCL_RETHROW_CUDA_ERRORS"]) == ("0", "0")
     headers = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     read_by_torch = (headers / "ProcessGroupNCCL.hpp").read_text(encoding="utf-8")
-    assert all(f'"{name}"' in read_by_torch for name in found if name.startswith("TORCH_NCCL_")), "torch reads no such"
+    named = {name for name in found if name.startswith("TORCH_NCCL_")} - {"TORCH_NCCL_USE_COMM_NONBLOCKING"}
+    assert all(f'"{name}"' in read_by_torch for name in named), "torch reads no such"
+
+
+@pytest.mark.parametrize(("name", "other"), [("TORCH_NCCL_USE_COMM_NONBLOCKING", "1"), ("NCCL_GRAPH_REGISTER", "1")])
+def test_what_hangs_in_some_versions_of_nccl_is_off_unless_a_user_says_so(name: str, other: str) -> None:
+    """torch reads the first where it makes a group (ProcessGroupNCCL::useNonblocking, in no header)."""
+    pair = tuple(Device("cuda", index) for index in range(2))
+    for ours, value in (({}, "0"), ({name: other}, other)):
+        assert rank_environment(ours, RankSettings(devices=pair, threads=1, engine="e"))[name] == value
+    on_cpu = tuple(Device("cpu", index) for index in range(2))
+    assert name not in rank_environment({}, RankSettings(devices=on_cpu, threads=1, engine="e"))
+
+
+def test_packages_of_a_users_own_base_are_found_and_tuned_products_stay_as_asked_for() -> None:
+    ours = {"PYTHONUSERBASE": "/packages", "PYTORCH_TUNABLEOP_ENABLED": "1"}
+    found = rank_environment(ours, RankSettings(devices=(Device("cuda", 0),), threads=1, engine="e"))
+    assert found.items() >= ours.items()
 
 
 def test_large_tensors_of_a_rank_lie_in_huge_pages_unless_the_user_says_otherwise():

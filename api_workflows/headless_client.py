@@ -92,17 +92,19 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        # As the WebSocket: a proxy of the environment (http_proxy) would be asked for 127.0.0.1.
+        self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str, **query: str) -> bytes:
         """Body of a GET."""
-        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:  # noqa: S310
+        with self._direct.open(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
             return answer.read()
 
     def queue(self, workflow: dict[str, Any], client_id: str) -> str:
         """Queue a workflow in API form; returns its prompt id. Raises `urllib.error.HTTPError` when refused."""
         body = json.dumps({"prompt": workflow, "client_id": client_id}).encode()
         request = urllib.request.Request(f"{self.url}/prompt", body, {"Content-Type": "application/json"})  # noqa: S310
-        with urllib.request.urlopen(request) as answer:  # noqa: S310
+        with self._direct.open(request) as answer:
             return json.loads(answer.read())["prompt_id"]
 
     def outputs(self, prompt_id: str) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from .gpu_facts import Gpu, GpuFacts
 OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 AMPERE, TURING = (8, 0), (7, 5)
 DIFFER = "the GPUs differ, and the slowest sets the pace of all"
+HIDDEN_GPUS = (
+    "CUDA_VISIBLE_DEVICES, or --cuda-device among ComfyUI's options, hides the others; to use them, start without it"
+)
 LOOK, LOOK_AMD = "look at nvidia-smi", "look at rocm-smi"
 
 
@@ -41,7 +44,11 @@ def gpu_checks(facts: GpuFacts, indices: Sequence[int]) -> list[Check]:
 def check_cuda(facts: GpuFacts) -> Check:
     """Whether torch sees devices, and why not."""
     if not facts.error and facts.gpus:
-        return Check(name="cuda", ok=True, seen=f"torch {facts.torch} sees {len(facts.gpus)} device(s)")
+        seen, sees = f"torch {facts.torch} sees {len(facts.gpus)} device(s)", len(facts.gpus)
+        if facts.driver_gpus <= sees or any(gpu.mig for gpu in facts.gpus):
+            return Check(name="cuda", ok=True, seen=seen)
+        seen = f"{seen}; the driver sees {facts.driver_gpus}"
+        return Check(name="cuda", ok=False, seen=seen, remedy=HIDDEN_GPUS, needed=False)
     reason = facts.error or "torch sees no device"
     found = find_known(reason) or find_known("", facts.driver_error)
     others = f"; the driver sees {facts.driver_gpus}" if facts.driver_gpus else ""
@@ -113,6 +120,8 @@ def _check_kernels(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
     remedy = "install a torch built for this GPU (RTX 50xx need CUDA 12.8 or newer)"
     if facts.torch_hip:
         remedy = "install a torch built for it; HSA_OVERRIDE_GFX_VERSION=10.3.0 lets gfx1031 to gfx1036 run as gfx1030"
+    if others := ",".join(f"cuda:{gpu.index}" for gpu in gpus if gpu not in lacking):
+        remedy = f"name {others} in devices, or {remedy}"
     return Check(
         name="kernels",
         ok=not lacking,

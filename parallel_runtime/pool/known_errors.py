@@ -14,6 +14,7 @@ MEMORY_REMEDY = "set weights in SP Config to sharded, or offloaded; use a smalle
 REPORT = "if the same prompt fails again, report it with the whole text"
 REBOOT = "restart the machine"
 NO_PEERS = "set NCCL_P2P_DISABLE=1 before ComfyUI starts"
+NO_CUMEM = "set NCCL_CUMEM_HOST_ENABLE=0 before ComfyUI starts"
 OVER_HOST = "copies go through the host's memory in /dev/shm and are slower"
 MORE_ROOM = "give it 1 GiB: docker run --shm-size=1g --cap-add SYS_NICE, in Kubernetes a volume in memory at /dev/shm"
 TRY_COPIES = "run doctor, which tries the copies; where they hang, NCCL_P2P_DISABLE=1 avoids them"
@@ -76,7 +77,7 @@ KNOWN: tuple[KnownError, ...] = (
         name="nccl memory",
         pattern=r"Cuda failure (?:2 )?'out of memory'|Failed to C(?:UDA|uda) (?:calloc|malloc)\w*(?: async)? \d+ bytes",
         cause="NCCL found no memory on the device for its own buffers, some hundred MiB for each group of ranks",
-        remedy=MEMORY_REMEDY,
+        remedy=f"{MEMORY_REMEDY}; where the devices are empty, {NO_CUMEM}",
         out_of_memory=True,
     ),
     KnownError(
@@ -159,7 +160,7 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"(?:failed to open CUDA IPC handle : |Cuda failure |CUDA error: |error )?(?:217 )?"
         r"'?peer access is not supported between these two devices'?",
         cause="these GPUs cannot read each other's memory, and a copy tried to",
-        remedy=f"{NO_PEERS}; {OVER_HOST}",
+        remedy=f"{NO_PEERS}; {OVER_HOST}; if it comes again, {NO_CUMEM}",
         copies=True,
     ),
     KnownError(
@@ -261,9 +262,10 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="no kernel",
-        pattern=r"no kernel image is available for execution on the device",
+        pattern=r"no kernel image is available for execution on the device|HIP error: [iI]nvalid device function",
         cause="torch, or another library, has no kernels for this GPU: it is newer or older than the build",
-        remedy="install a torch built for it (RTX 50xx need CUDA 12.8 or newer); doctor shows the GPU's capability",
+        remedy="install a torch built for it (RTX 50xx need CUDA 12.8 or newer), or name the other GPUs in devices; "
+        "doctor shows the GPU's capability",
     ),
     KnownError(
         name="flash on turing",

@@ -38,6 +38,7 @@ from .failures import Failures, refuse_without
 from .generation import Answer, Generation
 from .held_vae import HeldVae
 from .held_weights import Check, LoadResult, OnProgress
+from .known_errors import NO_CUMEM
 from .peer_access import PeerAccess
 from .ranks import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, checked
 from .status import State, describe, first_line, memory_of
@@ -47,7 +48,7 @@ ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 WAIT_S = 0.05  # how often a caller that waits for the lock is asked whether to go on
 GIVEN_UP_S = 0.2  # between looks at a request that its caller gave up
-FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
+FEWER_DEVICES = f"{NO_CUMEM}; run the doctor, or name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,12 @@ import torch
 
 from ..timing import wait_for_all
 
-CONTAINER = Path("/sys/fs/cgroup")  # of a container, its own (cgroups(7), version 2)
+CONTAINER = Path("/sys/fs/cgroup")  # of a container, its own (cgroups(7))
+# A container's limit, what it uses, and which of that are pages of files, in version 2 of cgroups and in version 1.
+VERSIONS = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+)
 log = logging.getLogger(__name__)
 
 
@@ -26,11 +31,12 @@ def host_memory() -> tuple[int, int]:
     """(available, all) bytes of this machine's memory, or of the container's limit where that is less and told."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
-    with suppress(OSError, ValueError):  # no container, or one without a limit
-        limit, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
-        said = (CONTAINER / "memory.stat").read_text()
-        pages = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", said, re.MULTILINE)))  # which go at need
-        available, total = min(available, limit - used + pages), min(total, limit)
+    for limits, uses, stat, of_all in VERSIONS:
+        with suppress(OSError, ValueError):  # no container, another version, or no limit
+            limit, used = (int((CONTAINER / name).read_text()) for name in (limits, uses))
+            said = (CONTAINER / stat).read_text()
+            pages = sum(map(int, re.findall(rf"^{of_all}(?:in)?active_file (\d+)$", said, re.MULTILINE)))  # go at need
+            available, total = min(available, limit - used + pages), min(total, limit)
     return available, total
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,11 +32,12 @@ def tiny_workflow(tiny: TinyModels, folder: Path) -> Path:
 
 
 def headless(server: ComfyServer, workflow: Path, folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run the client isolated from this environment's packages."""
+    """Run the client isolated from this environment's packages, where a proxy is named that nobody is."""
     command = [sys.executable, "-I", "-S", str(CLIENT), str(workflow), "--server", server.url, "--output", str(folder)]
     for name, value in settings.items():
         command += ["--set", f"{name.replace('__', '.')}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    environment = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
 def small(tiny: TinyModels) -> dict[str, Any]:

@@ -239,6 +239,23 @@ def test_why_torch_sees_no_device_is_told(facts, seen, remedy):
     assert (check.ok, check.seen, check.remedy) == (False, seen, remedy)
 
 
+def test_gpus_that_an_option_hides_are_told_of_and_slices_are_none():
+    check = told("cuda", torch="2.9", driver_gpus=2)
+    assert (check.ok, check.needed, check.seen) == (False, False, "torch 2.9 sees 1 device(s); the driver sees 2")
+    assert check.remedy.startswith("CUDA_VISIBLE_DEVICES, or --cuda-device among ComfyUI's options, hides the others")
+    assert told("cuda", driver_gpus=2, count=2).ok
+    part = gpu_facts.Gpu(index=0, name="A", capability=(8, 0), total_bytes=GIB, mig="slice")
+    assert told("cuda", driver_gpus=2, gpus=(part,)).ok
+
+
+def test_a_gpu_without_kernels_is_to_be_left_out_where_others_have_them():
+    old = gpu_facts.Gpu(index=2, name="B", capability=(6, 1), total_bytes=GIB)
+    two = tuple(gpu_facts.Gpu(index=index, name="A", capability=(8, 0), total_bytes=GIB) for index in range(2))
+    check = told("kernels", count=3, gpus=(*two, old), kernels=("sm_80",))
+    assert not check.ok and check.remedy.startswith("name cuda:0,cuda:1 in devices, or install a torch built for")
+    assert told("kernels", capability=(6, 1), kernels=("sm_80",)).remedy.startswith("install a torch")
+
+
 def test_a_device_without_comfyui_may_be_exclusive():
     facts = facts_of("2x RTX 4090 in exclusive process mode")
     mode = next(check for check in gpu_checks(facts, [1]) if check.name == "compute mode")

@@ -32,6 +32,20 @@ def test_a_containers_limit_counts_where_it_is_less(
     assert host_memory.host_memory() == memory
 
 
+@pytest.mark.parametrize(("limit", "memory"), [("400", (150, 400)), ("9223372036854771712", (600, 1000))])
+def test_a_limit_in_the_first_version_of_cgroups_counts_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, memory: tuple[int, int]
+) -> None:
+    """There a group without a limit has the largest number of pages, and pages of groups below count by totals."""
+    (tmp_path / "memory").mkdir()
+    files = {"limit_in_bytes": limit, "usage_in_bytes": "300", "stat": "inactive_file 5\ntotal_inactive_file 50\n"}
+    for name, text in files.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(host_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=600, total=1000))
+    assert host_memory.host_memory() == memory
+
+
 @pytest.mark.parametrize("says", ["zeros", "cuda.synchronize"])  # what is the next to say CUDA's error
 def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
     says: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -1,7 +1,6 @@
 """What a user should know of devices that differ, and of kernels that a plan leaves out. Owns the limits for that."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.stock_attention import SPARSE
@@ -12,8 +11,11 @@ from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.shares import shares_by_speed
 from ....parallel_runtime.weights.host_memory import host_memory
 from ....parallel_runtime.wire.replies import MeasureReply
+from ..contract.comfyui import comfy
+from ..contract.version import off
 from .pools import POOLS
 
+START_TAKES = 3 << 29  # bytes of a GPU: a rank's context, NCCL's buffers and what is measured
 SLOWER = 0.10  # a step takes as long as its slowest rank
 LESS_MEMORY = 0.25  # every rank keeps the same, whatever its device has room for
 
@@ -56,13 +58,19 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
     """How much each device computes by its measured speed; () where they are of one kind, as ranks on the CPU are.
 
     The first run measures, which starts the workers; what it found is kept for them. GPUs of one kind are not asked
-    for: ComfyUI has not made room for workers yet. Raises `PoolError`.
+    for: ComfyUI has not made room for workers yet; of several kinds, room for their start alone. Raises `PoolError`.
     """
     if len(devices) < 2 or any(device.kind == "cpu" for device in devices):
         return ()
     if not any(device.machine for device in devices) and len(kinds_here(devices)) == 1:
         return ()
-    found = POOLS.measured(devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
+
+    def measure(pool: Pool) -> list[MeasureReply]:
+        if not off("room"):
+            comfy.model_management.free_memory(START_TAKES, comfy.model_management.get_torch_device())
+        return pool.measure_devices(check_cancelled=check_cancelled)
+
+    found = POOLS.measured(devices, measure)
     return shares_by_speed([each.name for each in found], [each.gflops for each in found])
 
 

@@ -68,6 +68,23 @@ else:
     raise AssertionError("counted")
 assert not alive_after(manual_model), "nor does the refusal hold it"
 
+# Where ComfyUI computes on what workers cannot, `all` finds no GPU: no model runs on the CPU unless somebody says so.
+devices, torch = (importlib.import_module(name) for name in (f"{NAME}.parallel_runtime.devices", "torch"))
+management = comfyui.comfy.model_management
+main_device, management.get_torch_device = management.get_torch_device, lambda: torch.device("xpu", 0)
+refuse = importlib.import_module(f"{NAME}.nodes.loader")._refuse_other_devices
+for given in ("all", "2"):
+    try:
+        refuse(devices.parse_devices(given, num_cuda=0))
+    except ValueError as refused:
+        assert str(refused) == "ComfyUI computes on xpu, which workers cannot; use Load Diffusion Model"
+    else:
+        raise AssertionError(given)
+refuse(devices.parse_devices("cpu:2", num_cuda=0))
+refuse(devices.parse_devices("2", num_cuda=1))
+management.get_torch_device = main_device
+refuse(devices.parse_devices("all", num_cuda=0))
+
 # A loader whose file another node names runs again where a file that was loaded is another one, and once.
 loader, made = importlib.import_module(f"{NAME}.nodes.loader"), manual_model()
 as_loaded = loader.state_of(None)

@@ -20,7 +20,8 @@ from .ranks import in_ranks
 CPU = torch.device("cpu")
 WIDE, SMALL = 192, 64  # numbers of a row; a layer of the second is loaded as without dynamic VRAM
 FP8 = torch.float8_e4m3fn
-KINDS = {"fp8": FP8, "bf16": torch.bfloat16, "quantised": "TensorCoreFP8E4M3Layout"}
+PRODUCTS = "fp8, products"
+KINDS = {"fp8": FP8, PRODUCTS: FP8, "bf16": torch.bfloat16, "quantised": "TensorCoreFP8E4M3Layout"}
 
 
 def layer_of(kind: str, size: int) -> nn.Module:
@@ -29,7 +30,7 @@ def layer_of(kind: str, size: int) -> nn.Module:
     import comfy.quant_ops
 
     numbers = torch.Generator().manual_seed(3)
-    layer = comfy.ops.manual_cast.Linear(size, size)
+    layer = (comfy.ops.fp8_ops if kind == PRODUCTS else comfy.ops.manual_cast).Linear(size, size)
     weight = torch.randn(size, size, generator=numbers)
     given = KINDS[kind]
     if isinstance(given, torch.dtype):
@@ -78,7 +79,10 @@ def stocks(kind: str, size: int, delta: WeightDelta) -> Tensor:
         **{"signature": 1, "resident": False, "xfer_dest": room, "cast_dest": None, "needs_cast": False},
         "cast_geometry": memory.tensors_to_geometries(held),
     }
-    comfy.ops.resolve_cast_module_with_vbar(layer, torch.bfloat16, CPU, torch.bfloat16, None, False)
+    cast = (torch.bfloat16, CPU, torch.bfloat16, None, False)
+    if kind == PRODUCTS:
+        cast = (FP8, CPU, torch.bfloat16, management.lora_compute_dtype(CPU), True)
+    comfy.ops.resolve_cast_module_with_vbar(layer, *cast)
     return layer._v_weight
 
 

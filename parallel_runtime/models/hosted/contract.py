@@ -285,6 +285,7 @@ LORAS = """
     comfy.lora.calculate_weight(patches, weight, key, intermediate_dtype)
     comfy.memory_management.aimdo_enabled
     comfy.model_base.BaseModel.get_dtype_inference
+    comfy.model_management.lora_compute_dtype(device)
     comfy.model_management.module_size(module)
     comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
     comfy.utils.string_to_seed(data)

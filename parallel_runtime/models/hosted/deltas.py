@@ -129,7 +129,9 @@ class MergedDeltas:
         patcher.patches = {key: [_entry(delta) for delta in deltas]}
         with complaints() as said:
             if self._is_merged_where_used(name, deltas):
-                self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, self._computes_in))
+                layer = self._module.get_submodule(name.rpartition(".")[0])
+                dtype = _merges_in(layer, weight, device) or self._computes_in
+                self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, dtype))
             else:
                 patcher.patch_weight_to_device(key, device_to=device)
         meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))
@@ -165,6 +167,17 @@ class MergedDeltas:
     def _put(self, name: str, weight: torch.nn.Parameter | None) -> None:
         path, _, last = name.rpartition(".")
         self._module.get_submodule(path)._parameters[last] = weight
+
+
+def _merges_in(layer: torch.nn.Module, weight: torch.nn.Parameter, device: torch.device) -> torch.dtype | None:
+    """The dtype in which a layer that multiplies in fp8 merges (comfy/ops.py, `fp8_linear`), None for the call's."""
+    import comfy.model_management
+    import comfy.ops
+
+    if type(layer) in vars(comfy.ops.fp8_ops).values() and weight.dtype == torch.float8_e4m3fn:
+        dtype: torch.dtype = comfy.model_management.lora_compute_dtype(device)
+        return dtype
+    return None
 
 
 def _merged_where_used(

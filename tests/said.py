@@ -18,7 +18,7 @@ FILES = tuple(
         "nodes": "benchmark choice config list_sampler parallelize report roles",
         "nodes/host/contract": "known_nodes refusals",
         "nodes/host/model": (
-            "block_hooks changed_modules convert_stock_model files forward found_plans measures "
+            "block_hooks changed_model changed_modules convert_stock_model files forward found_plans measures "
             "new_model patcher pooled_model readable_weights source weight_deltas"
         ),
         "nodes/host/panel": "actions machines progress routes tuning",

@@ -1,5 +1,8 @@
 """Parallelize Model behind stock loaders: the same file, everything applied to it, and what it refuses."""
 
+import shutil
+
+import pytest
 from rounding import ROUNDING
 
 from host import workflows
@@ -46,3 +49,19 @@ def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
     assert relative_error(ours, exact) > 100 * ROUNDING, "it did not run in bf16"
     assert relative_error(latent_of(client, plain), exact) <= ROUNDING
     assert relative_error(latent_of(client, parallelized(in_half, source="dtype")), ours) <= ROUNDING
+
+
+@pytest.mark.parametrize("way", ["set_parameters", "register sigmas", "latent format"])
+def test_what_a_node_set_on_the_stock_model_itself_takes_effect(
+    way: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    """ComfyUI has one model for all MODELs of a loader, so this test has a file of its own."""
+    graph = small(tiny_models, seed=11)
+    graph["model"]["inputs"]["unet_name"] = name = f"tiny_flux_{way.replace(' ', '_')}.safetensors"
+    shutil.copyfile(tiny_models.diffusion_model(tiny_models.dev), tiny_models.diffusion_model(name))
+    plain = latent_of(client, graph)
+    changed = between(graph, "set", "SetOnModel", way=way)
+    ours = latent_of(client, parallelized(changed, source="set"))
+    stock = latent_of(client, changed)
+    assert relative_error(plain, stock) > 1e-2
+    assert relative_error(ours, stock) <= ROUNDING

@@ -40,6 +40,7 @@ from ..sampling.stock import check_latent, sizes_of, told_of_another_model
 from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
+from .changed_model import sample_by
 from .found_plans import LOOKING
 from .measures import held_by_memory, refuse_beyond_host, refuse_beyond_room
 from .patcher import RemotePatcher
@@ -144,13 +145,8 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
         return root
 
     root = POOLS.root(pooled.weights, make)
-    patcher, sampling = root.clone(), source.model.model_sampling
-    # Nodes set a shift in place. As with stock's loader, what they set is another loader's MODEL's no more; where they
-    # set it on the model itself, it is the newest MODEL's.
-    patcher.add_object_patch("model_sampling", sampling)
-    if "model_sampling" in root.object_patches_backup:
-        root.object_patches_backup["model_sampling"] = sampling
-    root.model.model_sampling = sampling
+    patcher = root.clone()
+    sample_by(patcher, source.model.model_sampling)
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and (decision.plan.ranks > 1 or (decision.table and len(devices) > 1)):

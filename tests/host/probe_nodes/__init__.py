@@ -24,6 +24,7 @@ from . import (  # noqa: F401  each adds its nodes
     reaching,
     refused,
     rounding,
+    setting,
     sounds,
     starting,
     template_parts,

@@ -1,0 +1,83 @@
+"""What nodes set on ComfyUI's model itself, `model.model`: a shift, a latent format, what conditionings are made by.
+
+ComfyUI has one model for all MODELs of a loader, and no MODEL carries what was set on it. A parallel MODEL has another
+one. Owns what it gets of the stock loader's. Does not own its transformer (changed_modules.py).
+"""
+
+import enum
+from typing import Any
+
+import torch
+
+from ..contract.comfyui import ModelPatcher
+from ..contract.foreign_code import PLAIN, foreign
+from .patcher import RemotePatcher
+
+SAMPLING = "model_sampling"
+# Plain values and objects that ComfyUI reads in this process while a run is prepared or ends.
+READ_HERE = ("latent_format", "concat_keys", "model_type", "adm_channels", "image_to_video")
+TRANSFORMER = "diffusion_model"
+# Modules besides these are carried as well. Not carried, and no picture depends on it:
+# - `manual_cast_dtype` is what the workers compute in: convert_stock_model.py asks for it;
+# - `model_config` is of the file, which both were read from, but for the layers, which differ;
+# - `memory_usage_factor` and the like estimate activations in this process, where the transformer has none;
+# - `device`, `current_patcher` and counts of bytes are ComfyUI's notes on where the weights are;
+# - names that ComfyUI's class does not have: only the pack that set them reads them, of the model that it set them on.
+
+
+def sample_by(patcher: RemotePatcher, sampling: torch.nn.Module) -> None:
+    """Have a new MODEL sample by this object.
+
+    Nodes set a shift in place. As with stock's loader, what they set is another loader's MODEL's no more; where they
+    set it on the model itself, it is the newest MODEL's.
+    """
+    root = patcher.parent
+    patcher.add_object_patch(SAMPLING, sampling)
+    if SAMPLING in root.object_patches_backup:
+        root.object_patches_backup[SAMPLING] = sampling
+    root.model.model_sampling = sampling
+
+
+def carry_set(model: ModelPatcher, to: RemotePatcher) -> None:
+    """Give a new MODEL what was set on the model of a stock loader's. What a MODEL patches hides what was set there.
+
+    It samples by stock's own object, no copy: what a node sets there later takes effect on both, as on two stock MODELs
+    of a loader.
+    """
+    if SAMPLING not in model.object_patches:
+        sample_by(to, model.get_model_object(SAMPLING))
+    for name in sorted((_read_here(model) & _read_here(to)) - model.object_patches.keys()):
+        value = model.get_model_object(name)
+        if not _alike(value, to.get_model_object(name)):
+            to.add_object_patch(name, value)
+
+
+def _read_here(model: ModelPatcher) -> set[str]:
+    """The names of the values and modules of a model that ComfyUI reads in this process."""
+    modules = vars(model.model)["_modules"].keys() - {SAMPLING, TRANSFORMER}
+    return modules | {name for name in READ_HERE if hasattr(model.model, name)}
+
+
+def _alike(one: Any, other: Any) -> bool:  # noqa: ANN401  of any kind
+    """Whether two objects have one class and the same values, as far as they have values here; functions of ComfyUI's
+    are alike."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        meta = one.is_meta or other.is_meta
+        return one.shape == other.shape and (meta or torch.equal(one.detach().cpu(), other.detach().cpu()))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.nn.Module):
+        return _alike(_tensors(one), _tensors(other)) and not any(map(foreign, filter(callable, vars(one).values())))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if callable(one):
+        return foreign(one) == foreign(other)
+    if isinstance(one, (*PLAIN, enum.Enum)) or not hasattr(one, "__dict__"):
+        return bool(one == other)
+    return _alike(vars(one), vars(other))
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,0 +1,100 @@
+"""What nodes set on ComfyUI's model itself, and what Parallelize Model makes of it before any worker is started.
+
+Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
+"""
+
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from trace_samplers import NAME, load
+
+load(sys.argv[1])
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+folder = tempfile.mkdtemp()
+os.environ["XDG_CACHE_HOME"] = folder
+comfy, latent_formats = (importlib.import_module(f"comfy.{name}") for name in ("sd", "latent_formats"))
+choice = importlib.import_module(f"{NAME}.nodes.choice")
+convert = importlib.import_module(f"{NAME}.nodes.host.model.convert_stock_model")
+changed_model = importlib.import_module(f"{NAME}.nodes.host.model.changed_model")
+file = str(importlib.import_module("host.tiny_models").write_flux(Path(folder) / "tiny.safetensors"))
+
+
+def stock_model():
+    return comfy.load_diffusion_model(file)
+
+
+def parallelized(stock):
+    settings = {"mode": "manual", "devices": "cpu:2", "ulysses": 2, "shares": "equal", "plans": "written"}
+    return convert.parallelized(stock, choice.choice_of(**settings))
+
+
+def shift_of(model):
+    """While the MODEL is patched, as in a run."""
+    model.patch_model(load_weights=False)
+    shift = model.model.model_sampling.shift
+    model.unpatch_model(unpatch_weights=False)
+    return shift
+
+
+# It samples by the stock model's own object, so what is set later, on either, is both's.
+stock, other = stock_model(), stock_model()
+plain = parallelized(other)
+own = shift_of(plain)
+stock.model.model_sampling.set_parameters(shift=own + 1)
+ours = parallelized(stock)
+assert ours.get_model_object("model_sampling") is stock.model.model_sampling
+assert torch.equal(ours.get_model_object("model_sampling").sigmas, stock.model.model_sampling.sigmas)
+assert (shift_of(ours), shift_of(plain)) == (own + 1, own) and ours.model is plain.model
+stock.model.model_sampling.set_parameters(shift=own + 2)
+assert (shift_of(ours), shift_of(plain)) == (own + 2, own)
+ours.model.model_sampling.set_parameters(shift=own + 3)  # of the newest MODEL, as behind our own loader
+assert (shift_of(ours), stock.model.model_sampling.shift, shift_of(plain)) == (own + 3, own + 3, own)
+# What a MODEL patches hides what is set, and another MODEL of the loader that is patched hides nothing.
+patched = stock.clone()
+patched.add_object_patch("model_sampling", sampling := stock_model().model.model_sampling)
+assert parallelized(patched).get_model_object("model_sampling") is sampling
+patched.patch_model(load_weights=False)
+assert stock.model.model_sampling is sampling and shift_of(parallelized(stock)) == own + 3
+patched.unpatch_model(unpatch_weights=False)
+# Of what else was set, what differs is carried; what is as in the file is not.
+assert set(plain.object_patches) == set(ours.object_patches) == {"model_sampling"}
+for name, value in {
+    "latent_format": latent_formats.SD3(),
+    "concat_keys": ("mask",),
+    "adm_channels": 3,
+    "model_type": type(stock.model.model_type).EPS,
+}.items():
+    stock = stock_model()
+    setattr(stock.model, name, value)
+    ours = parallelized(stock)
+    assert set(ours.object_patches) == {"model_sampling", name} and ours.get_model_object(name) is value
+    ours.patch_model(load_weights=False)
+    assert getattr(ours.model, name) is value
+    ours.unpatch_model(unpatch_weights=False)
+stock = stock_model()
+stock.model.latent_format.scale_factor = 7.0
+assert parallelized(stock).get_model_object("latent_format").scale_factor == 7.0
+stock.model.latent_format = type(stock.model.latent_format)()
+stock.model.latent_format.process_out = lambda latent: latent
+assert parallelized(stock).get_model_object("latent_format") is stock.model.latent_format
+# Parts of a model that conditionings are made by; ComfyUI reads no others.
+for name, carried in (("embedder", {"embedder"}), ("of_a_pack", set())):
+    stock, before = stock_model(), torch.nn.Linear(2, 3)
+    if carried:
+        plain.model.add_module(name, before)
+    stock.model.add_module(name, torch.nn.Linear(2, 4))
+    assert set(parallelized(stock).object_patches) == {"model_sampling"} | carried
+    stock.model.add_module(name, before)
+    assert set(parallelized(stock).object_patches) == {"model_sampling"}
+alike = changed_model._alike
+part, same = (torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)) for _ in range(2))
+same.load_state_dict(part.state_dict())
+assert alike(part, same) and alike(part, torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to("meta"))
+same[1].running_mean += 1
+assert not alike(part, same) and not alike(part, part[0])
+assert alike({"a": [1, (2.0, None)]}, {"a": [1, (2.0, None)]}) and not alike({"a": [1]}, {"a": [1.0]})
+assert not alike([1], [1, 2]) and not alike({"a": 1}, {"b": 1})

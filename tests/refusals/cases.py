@@ -202,6 +202,17 @@ def of_another_class(tiny: TinyModels) -> Workflow:
     return graph
 
 
+def set_on_the_model(way: str) -> Build:
+    """Something set on ComfyUI's model of a MODEL that no other case has, as it stays there."""
+
+    def build(tiny: TinyModels) -> Workflow:
+        graph = before("SetOnModel", way=way)(tiny)
+        graph["model"]["inputs"]["weight_dtype"] = {"extra_conds": "fp8_e5m2", "class": "fp8_e4m3fn_fast"}[way]
+        return graph
+
+    return build
+
+
 def twice(tiny: TinyModels) -> Workflow:
     """Parallelize Model behind Parallelize Model."""
     return workflows.between(adopted(tiny), "again", "ParallelizeModel", sp_config=["config", 0])
@@ -339,6 +350,14 @@ CASES = (
     told_by(
         *(ADOPT, "The transformer's class replaced before Parallelize Model", of_another_class),
         *("ChangeModules (node before)", "replaces the class of diffusion_model,"),
+    ),
+    told_by(
+        *(ADOPT, "A method of ComfyUI's model replaced before Parallelize Model (FlexTools)"),
+        *(set_on_the_model("extra_conds"), "SetOnModel (node before): it replaces extra_conds, which"),
+    ),
+    told_by(
+        *(ADOPT, "The class of ComfyUI's model replaced before Parallelize Model", set_on_the_model("class")),
+        *("SetOnModel (node before): it replaces the class of Flux, which",),
     ),
     told_by(
         *(ADOPT, "Blocks replaced for the time of a call before Parallelize Model (WaveSpeed, MagCache)"),

@@ -1,16 +1,19 @@
 """What nodes set on ComfyUI's model itself, `model.model`: a shift, a latent format, what conditionings are made by.
 
 ComfyUI has one model for all MODELs of a loader, and no MODEL carries what was set on it. A parallel MODEL has another
-one. Owns what it gets of the stock loader's. Does not own its transformer (changed_modules.py).
+one. Owns what it gets of the stock loader's, and the refusal of what it cannot get. Does not own its transformer
+(changed_modules.py).
 """
 
 import enum
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..contract.comfyui import ModelPatcher
-from ..contract.foreign_code import PLAIN, foreign
+from ..contract.comfyui import BaseModel, ModelPatcher
+from ..contract.foreign_code import PLAIN, foreign, is_trusted
+from .changed_modules import refuse_on_stock
 from .patcher import RemotePatcher
 
 SAMPLING = "model_sampling"
@@ -23,6 +26,25 @@ TRANSFORMER = "diffusion_model"
 # - `memory_usage_factor` and the like estimate activations in this process, where the transformer has none;
 # - `device`, `current_patcher` and counts of bytes are ComfyUI's notes on where the weights are;
 # - names that ComfyUI's class does not have: only the pack that set them reads them, of the model that it set them on.
+
+
+def refuse_set(model: ModelPatcher, fresh: BaseModel) -> None:
+    """Raise `ValueError` for methods and the class of a stock loader's model in whose place a node of the graph set its
+    own: they compute with that model's weights. `fresh`: ComfyUI's model of the same file."""
+    refuse_on_stock(_of_packs(model, fresh))
+
+
+def _of_packs(model: ModelPatcher, fresh: BaseModel) -> Iterator[tuple[str, object]]:
+    kind = type(model.model)
+    if kind is not type(fresh) and not is_trusted(kind.__module__):
+        yield f"it replaces the class of {type(fresh).__name__}", kind
+    for name in [name for name in vars(model.model) if name not in model.object_patches]:
+        value = model.get_model_object(name)  # not what another MODEL of the loader, which is in use, patches
+        if not callable(value) or not hasattr(fresh, name):
+            continue
+        own = getattr(value, "__func__", None) is getattr(kind, name, value)  # as ComfyUI leaves it behind a patch
+        if not own and foreign(value):
+            yield f"it replaces {name}", value
 
 
 def sample_by(patcher: RemotePatcher, sampling: torch.nn.Module) -> None:

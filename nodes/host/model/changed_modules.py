@@ -115,7 +115,13 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
 def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
     """Raise `ValueError` for what a node of the graph changed by hand on the transformer of a stock loader, which ranks
     would do without. `fresh`: ComfyUI's transformer of the same file, as no node has seen it."""
-    for what, value in _of_packs(transformer, {path: type(module) for path, module in fresh.named_modules()}):
+    refuse_on_stock(_of_packs(transformer, {path: type(module) for path, module in fresh.named_modules()}))
+
+
+def refuse_on_stock(changes: Iterable[tuple[str, object]]) -> None:
+    """Raise `ValueError` for a change of a stock loader's model by a node of the graph; what another graph left behind
+    the log tells. Each is what was done, in words that go on about the node, and its code."""
+    for what, value in changes:
         _refuse_of_graph(what, value)
         log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
 

@@ -27,7 +27,7 @@ from ..contract.refusals import (
 from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
 from ..tasks.cond_tasks import TOGETHER_KEY
-from .changed_model import carry_set
+from .changed_model import carry_set, refuse_set
 from .changed_modules import refuse_changed_stock, refuse_held
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
@@ -51,6 +51,7 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
     refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model)
+    refuse_set(model, ours.model)
     refuse_held(values_in([model.model_options, model.wrappers, model.callbacks]), model.model.diffusion_model)
     ours.note_kernels()
     carry_set(model, ours)

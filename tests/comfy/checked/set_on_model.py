@@ -7,7 +7,9 @@ import importlib
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from types import MethodType
 
 import torch
 from trace_samplers import NAME, load
@@ -98,3 +100,37 @@ same[1].running_mean += 1
 assert not alike(part, same) and not alike(part, part[0])
 assert alike({"a": [1, (2.0, None)]}, {"a": [1, (2.0, None)]}) and not alike({"a": [1]}, {"a": [1.0]})
 assert not alike([1], [1, 2]) and not alike({"a": 1}, {"b": 1})
+# Code of a pack, which computes with the stock model's weights, is refused; of another MODEL that is in use it is not.
+
+
+def of_pack(*given, **named):
+    """Code of a pack."""
+
+
+def refusal(do):
+    changed = stock_model()
+    do(changed)
+    try:
+        parallelized(changed)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+for name in ("extra_conds", "concat_cond", "_apply_model", "memory_required"):
+    for value in (of_pack, partial(of_pack, 1), MethodType(of_pack, stock.model)):
+        said = refusal(lambda it, name=name, value=value: setattr(it.model, name, value))
+        assert said.startswith(f"some node: it replaces {name}, which a parallel MODEL cannot take; remove that"), said
+other_class = type("Other", (type(stock.model),), {"__module__": __name__})
+assert refusal(lambda it: setattr(it.model, "__class__", other_class)).startswith(
+    "some node: it replaces the class of "
+)
+assert refusal(lambda it: setattr(it.model, "kept_by_a_pack", of_pack)) == ""
+assert refusal(lambda it: setattr(it.model, "extra_conds", it.model.extra_conds)) == ""
+stock = stock_model()
+patched = stock.clone()
+patched.add_object_patch("extra_conds", of_pack)
+patched.patch_model(load_weights=False)
+assert stock.model.extra_conds is of_pack and set(parallelized(stock).object_patches) == {"model_sampling"}
+patched.unpatch_model(unpatch_weights=False)
+assert "extra_conds" in vars(stock.model) and set(parallelized(stock).object_patches) == {"model_sampling"}

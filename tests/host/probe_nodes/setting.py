@@ -6,6 +6,7 @@ Letters: `C` channels, `H`, `W` of a latent.
 from collections.abc import Callable
 from typing import Any
 
+import comfy.conds
 import torch
 from comfy_api.latest import io
 
@@ -33,10 +34,36 @@ def latent_format(model: Any) -> None:
     model.model.latent_format = kind()
 
 
+def extra_conds(model: Any) -> None:
+    """As ostris' FlexTools does: what is made of a conditioning, by a function of the pack's."""
+    stock = model.model.extra_conds
+
+    def of_pack(**kwargs: Any) -> dict[str, Any]:
+        found = stock(**kwargs)
+        return found | {"guidance": comfy.conds.CONDRegular(torch.FloatTensor([9.0]))}
+
+    model.model.extra_conds = of_pack
+
+
+def apply_model(model: Any) -> None:
+    """As FlexTools does, too: what a step does around the transformer."""
+    stock = model.model._apply_model
+    model.model._apply_model = lambda *args, **kwargs: stock(*args, **kwargs) * 1.01
+
+
+def model_class(model: Any) -> None:
+    """Another class of ComfyUI's model."""
+    kind = type(model.model)
+    model.model.__class__ = type("OtherModel", (kind,), {"__module__": __name__})
+
+
 WAYS: dict[str, Callable[[Any], None]] = {
     "set_parameters": set_parameters,
     "register sigmas": register_sigmas,
     "latent format": latent_format,
+    "extra_conds": extra_conds,
+    "apply_model": apply_model,
+    "class": model_class,
 }
 
 

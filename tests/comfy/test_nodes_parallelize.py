@@ -65,3 +65,16 @@ def test_what_a_node_set_on_the_stock_model_itself_takes_effect(
     stock = latent_of(client, changed)
     assert relative_error(plain, stock) > 1e-2
     assert relative_error(ours, stock) <= ROUNDING
+
+
+@pytest.mark.parametrize("way", ["patch method", "patch around method"])
+def test_a_patch_that_keeps_the_stock_model_keeps_the_parallel_one(
+    way: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    """It reads what the MODEL patches there; the stock one is not patched while ours runs."""
+    plain = small(tiny_models, seed=12)
+    graph = between(plain, "set", "SetOnModel", way=way)
+    ours = latent_of(client, parallelized(graph, source="set"))
+    stock = latent_of(client, graph)
+    assert relative_error(latent_of(client, plain), stock) > 1e-2
+    assert relative_error(ours, stock) <= ROUNDING

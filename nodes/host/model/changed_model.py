@@ -14,15 +14,16 @@ import torch
 from ..contract.comfyui import BaseModel, ModelPatcher
 from ..contract.foreign_code import PLAIN, foreign, is_trusted
 from .changed_modules import refuse_on_stock
+from .kept_by_functions import keeping
 from .patcher import RemotePatcher
 
 SAMPLING = "model_sampling"
 # Plain values and objects that ComfyUI reads in this process while a run is prepared or ends.
 READ_HERE = ("latent_format", "concat_keys", "model_type", "adm_channels", "image_to_video")
-TRANSFORMER = "diffusion_model"
+TRANSFORMER, CONFIG = "diffusion_model", "model_config"
 # Modules besides these are carried as well. Not carried, and no picture depends on it:
 # - `manual_cast_dtype` is what the workers compute in: convert_stock_model.py asks for it;
-# - `model_config` is of the file, which both were read from, but for the layers, which differ;
+# - `model_config` but its `unet_config` is of the file, which both were read from, and of their layers, which differ;
 # - `memory_usage_factor` and the like estimate activations in this process, where the transformer has none;
 # - `device`, `current_patcher` and counts of bytes are ComfyUI's notes on where the weights are;
 # - names that ComfyUI's class does not have: only the pack that set them reads them, of the model that it set them on.
@@ -72,6 +73,21 @@ def carry_set(model: ModelPatcher, to: RemotePatcher) -> None:
         value = model.get_model_object(name)
         if not _alike(value, to.get_model_object(name)):
             to.add_object_patch(name, value)
+    given, own = (each.get_model_object(CONFIG) for each in (model, to))
+    differing = {name for name, value in given.unet_config.items() if not _alike(value, own.unet_config.get(name))}
+    if CONFIG not in model.object_patches and differing - {"dtype"}:
+        changed = {name: given.unet_config[name] for name in differing - {"dtype"}}
+        config = type(own).__new__(type(own))  # no copy.copy: for it, ComfyUI's class has every method, as None
+        vars(config).update(vars(own), unet_config={**own.unet_config, **changed})
+        to.add_object_patch(CONFIG, config)
+
+
+def moved(value: Any, model: ModelPatcher, to: ModelPatcher) -> Any:  # noqa: ANN401  of any kind
+    """An object patch of one MODEL for another one: a function that keeps the former's model or transformer, as packs
+    have it that call the method which they replace, keeps the latter's. It would read weights and values without what
+    the other MODEL patches."""
+    kept = [(each.model, each.model.diffusion_model) for each in (model, to)]
+    return keeping({id(old): new for old, new in zip(*kept, strict=True)}, value)
 
 
 def _read_here(model: ModelPatcher) -> set[str]:

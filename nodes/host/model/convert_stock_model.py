@@ -27,7 +27,7 @@ from ..contract.refusals import (
 from ..contract.version import refuse_off
 from ..contract.writers import loader_of_model, nodes_like, values_in
 from ..tasks.cond_tasks import TOGETHER_KEY
-from .changed_model import carry_set, refuse_set
+from .changed_model import carry_set, moved, refuse_set
 from .changed_modules import refuse_changed_stock, refuse_held
 from .new_model import Chooser, Reader, remote_patcher
 from .patcher import RemotePatcher
@@ -56,6 +56,7 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     ours.note_kernels()
     carry_set(model, ours)
     copy_changes(model, ours)
+    refuse_held(ours.object_patches.values(), model.model.diffusion_model)
     ours.tell_misfits(ours.patches, {})
     return ours
 
@@ -66,7 +67,7 @@ def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
     to.patches_uuid = model.patches_uuid
     for name, value in model.object_patches.items():
         if name != COMPUTE_DTYPE:  # it was made for one
-            to.add_object_patch(name, value)
+            to.add_object_patch(name, moved(value, model, to))
     to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
     to.attachments = dict(model.attachments)
     to.additional_models = {name: [each.clone() for each in models] for name, models in model.additional_models.items()}

@@ -21,7 +21,9 @@ os.environ["XDG_CACHE_HOME"] = folder
 comfy, latent_formats = (importlib.import_module(f"comfy.{name}") for name in ("sd", "latent_formats"))
 choice = importlib.import_module(f"{NAME}.nodes.choice")
 convert = importlib.import_module(f"{NAME}.nodes.host.model.convert_stock_model")
-changed_model = importlib.import_module(f"{NAME}.nodes.host.model.changed_model")
+changed_model, kept_by_functions = (
+    importlib.import_module(f"{NAME}.nodes.host.model.{name}") for name in ("changed_model", "kept_by_functions")
+)
 file = str(importlib.import_module("host.tiny_models").write_flux(Path(folder) / "tiny.safetensors"))
 
 
@@ -83,6 +85,14 @@ assert parallelized(stock).get_model_object("latent_format").scale_factor == 7.0
 stock.model.latent_format = type(stock.model.latent_format)()
 stock.model.latent_format.process_out = lambda latent: latent
 assert parallelized(stock).get_model_object("latent_format") is stock.model.latent_format
+# What IC-Light says of the first layer that it widens; the rest of the description is of the file and its layers.
+stock = stock_model()
+stock.model.model_config.unet_config["in_channels"] += 4
+ours = parallelized(stock)
+config, own = ours.get_model_object("model_config"), ours.model.model_config
+assert set(ours.object_patches) == {"model_sampling", "model_config"} and type(config) is type(own)
+assert config.unet_config == {**own.unet_config, "in_channels": own.unet_config["in_channels"] + 4}
+assert {**vars(config), "unet_config": None} == {**vars(own), "unet_config": None}
 # Parts of a model that conditionings are made by; ComfyUI reads no others.
 for name, carried in (("embedder", {"embedder"}), ("of_a_pack", set())):
     stock, before = stock_model(), torch.nn.Linear(2, 3)
@@ -134,3 +144,64 @@ patched.patch_model(load_weights=False)
 assert stock.model.extra_conds is of_pack and set(parallelized(stock).object_patches) == {"model_sampling"}
 patched.unpatch_model(unpatch_weights=False)
 assert "extra_conds" in vars(stock.model) and set(parallelized(stock).object_patches) == {"model_sampling"}
+
+
+# A function of an object patch that keeps the stock model, or its transformer, keeps the parallel MODEL's.
+class Kept:
+    """What a function keeps, and what is kept in its place."""
+
+    def method(self, *given, **named):
+        return self, given, named
+
+
+old, new, beside = Kept(), Kept(), Kept()
+keeping = partial(kept_by_functions.keeping, {id(old): new})
+
+
+def around_old():
+    count, kept = 0, old
+    if count:
+        unset = count
+
+    def inner(argument=old, *, named=old, left=beside):
+        """Said of it."""
+        nonlocal count
+        count += 1
+        return count, kept, argument, named, left, inner if count else unset
+
+    inner.told = beside
+    return inner
+
+
+found = keeping(made := around_old())
+assert found()[1:5] == (new, new, new, beside) and made()[:5] == (2, old, old, old, beside), "a count is shared"
+assert (found.__doc__, found.__name__, found.__qualname__, found.__module__, found.told) == (
+    *(made.__doc__, made.__name__, made.__qualname__, made.__module__, beside),
+)
+assert keeping(old.method)(1) == (new, (1,), {}) and keeping(old) is new
+assert keeping(partial(old.method, old, beside, key=old))(3) == (new, (new, beside, 3), {"key": new})
+call = partial(old.method)
+assert keeping(lambda call=call: call())()[0] is new
+for same in (beside.method, partial(beside.method, 1, key=2), of_pack, print, 3, None, (old,), lambda: beside):
+    assert keeping(same) is same
+stock = stock_model()
+
+
+def keep_three(one, two, three):
+    return lambda **_: (one, two, three)
+
+
+base, transformer = stock.model, stock.model.diffusion_model
+stock.add_object_patch("extra_conds", keep_three(base, transformer, base.concat_cond))
+stock.add_object_patch("concat_keys", ("a",))
+ours = parallelized(stock)
+kept = ours.get_model_object("extra_conds")()
+assert kept == (ours.model, ours.model.diffusion_model, ours.model.concat_cond)
+blocks = transformer.double_blocks
+stock.add_object_patch("extra_conds", keep_three(base, blocks, None))
+try:
+    parallelized(stock)
+except ValueError as error:
+    assert "it keeps the transformer of the stock loader to change it" in str(error), error
+else:
+    raise AssertionError("its blocks would be read where nothing is patched")

@@ -1,9 +1,10 @@
-"""A node that sets things on ComfyUI's model itself, `model.model`, in the ways of packs: no MODEL carries them.
+"""A node that sets things on ComfyUI's model itself, `model.model`, in the ways of packs; MODELs carry the last two.
 
 Letters: `C` channels, `H`, `W` of a latent.
 """
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import comfy.conds
@@ -57,6 +58,25 @@ def model_class(model: Any) -> None:
     model.model.__class__ = type("OtherModel", (kind,), {"__module__": __name__})
 
 
+def _guided(self: Any, **kwargs: Any) -> dict[str, Any]:
+    """A conditioning with a guidance that says which model it is of: the one that is patched, or the stock one."""
+    guidance = 9.0 if self.concat_keys == ("patched",) else 1.0
+    return type(self).extra_conds(self, **kwargs) | {"guidance": comfy.conds.CONDRegular(torch.FloatTensor([guidance]))}
+
+
+def patch_method(model: Any) -> None:
+    """As IC-Light does: an object patch that is a method of the model that came in."""
+    model.add_object_patch("concat_keys", ("patched",))
+    model.add_object_patch("extra_conds", MethodType(_guided, model.model))
+
+
+def patch_around_method(model: Any) -> None:
+    """As many do: an object patch that calls the method whose place it takes, here one of a pack before it."""
+    patch_method(model)
+    stock = model.get_model_object("extra_conds")
+    model.add_object_patch("extra_conds", lambda **kwargs: stock(**kwargs))
+
+
 WAYS: dict[str, Callable[[Any], None]] = {
     "set_parameters": set_parameters,
     "register sigmas": register_sigmas,
@@ -64,12 +84,14 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "extra_conds": extra_conds,
     "apply_model": apply_model,
     "class": model_class,
+    "patch method": patch_method,
+    "patch around method": patch_around_method,
 }
 
 
 @node("SetOnModel", way=list(WAYS), gives=[io.Model])
 def set_on_model(model: io.Model, way: str) -> io.NodeOutput:
-    """Sets something on ComfyUI's model in one of WAYS."""
+    """Sets something on ComfyUI's model, or patches it, in one of WAYS."""
     model = model.clone()
     WAYS[way](model)
     return io.NodeOutput(model)

@@ -160,7 +160,7 @@ def test_images_that_leave_batch_groups_idle_keep_the_loop_in_comfyui(
 ) -> None:
     plan = module_of_pack("parallel_runtime.plan").ParallelPlan(data=2)
     monkeypatch.setattr(loop, "run_of", lambda _: SimpleNamespace(proven_for=(plan, None)))
-    monkeypatch.setattr(loop, "_recurrence", lambda _: (None, None))
+    monkeypatch.setattr(loop, "_traced", lambda _: loop.Traced(None, torch.tensor(SIGMAS), torch.tensor(SIGMAS)))
     for name in ("with_predictions", "refuse_long", "_refuse_ranges", "_inpaint"):
         monkeypatch.setattr(loop, name, lambda *_, **__: None)
     monkeypatch.setattr(loop, "cond_names", lambda *_: ("positive", "negative"))
@@ -318,7 +318,7 @@ def test_conditionings_that_some_steps_leave_out_keep_the_loop_in_comfyui(loop: 
 
 def test_a_traced_sampler_gives_all_images_of_a_call_one_sigma_and_ends(traced: ModuleType) -> None:
     options: dict[str, Any] = {}
-    model, run = traced._Model.__new__(traced._Model), traced.TracedCalls()
+    model, run = traced._Model.__new__(traced._Model), traced.TracedCalls(sigmas_left=torch.tensor(SIGMAS))
     model._run, model._answer, model._options, model._max_calls = run, (lambda number, x: x + number), options, 3
     x = torch.ones(2, 1)
     for number, sigma in enumerate(([0.5], [0.25, 0.25], [0.0])):
@@ -389,6 +389,37 @@ def test_a_sampler_is_traced_whose_steps_each_end_with_a_call_of_the_model_or_th
     refused = pytest.raises(traced.NotLinearError, match="its steps do not each end with a call of the model")
     with refused if ends is None else nullcontext():
         assert traced.trace(run_of(sample, 3), lambda sigma: sigma)[0].step_ends == ends
+
+
+def test_calls_find_the_sigmas_as_the_sampler_has_made_them(
+    loop: ModuleType, traced: ModuleType, run_of: Callable[..., Any]
+) -> None:
+    """uni_pc writes to the last one before its first call; what is written after the last call no call finds."""
+
+    def sample(model: Any, x: Tensor, sigmas: Tensor, *, extra_args: Any, callback: Any, **_: Any) -> Any:
+        sigmas[-1] = 0.001
+        for step in range(2):
+            sigmas[0] += step * between
+            x = model(x, sigmas[1:2], **extra_args)
+            callback({"denoised": x})
+        sigmas[0] = 7.0
+        return x
+
+    between, run = 0.0, run_of(sample, 3)
+    found = traced.trace(run, lambda sigma: sigma)
+    assert torch.equal(found.sigmas_in_calls, torch.tensor([*run.sigmas[:-1], 0.001]))
+    assert torch.equal(found.sigmas_left, torch.tensor([7.0, *run.sigmas[1:-1], 0.001]))
+    options = {"a": 1, "transformer_options": {"b": 2, "sample_sigmas": run.sigmas}}
+    seen = loop._as_calls_see(options, run.sigmas, found.sigmas_in_calls)
+    assert torch.equal(seen["transformer_options"].pop("sample_sigmas"), found.sigmas_in_calls)
+    assert seen == {"a": 1, "transformer_options": {"b": 2}} and run.sigmas[-1] != 0.001
+    assert options["transformer_options"]["sample_sigmas"] is run.sigmas, "ComfyUI's loop may run yet"
+    other = {"transformer_options": {"sample_sigmas": run.sigmas.clone()}}  # a wrapper's
+    assert loop._as_calls_see(other, run.sigmas, found.sigmas_in_calls) is other
+    assert loop._as_calls_see({}, run.sigmas, found.sigmas_in_calls) == {}
+    between = 0.1
+    with pytest.raises(traced.NotLinearError, match="it changes its sigmas between calls of the model"):
+        traced.trace(run, lambda sigma: sigma)
 
 
 def test_a_sampler_is_traced_without_a_tree_of_noise_and_draws_its_own_where_each_call_may_be_cancelled(

@@ -122,7 +122,7 @@ class Bench:
         torch.manual_seed(77)
         state = torch.get_rng_state()
         try:
-            recurrence, sigmas_left = self.tracer.trace(run, self.sampling.timestep)
+            recurrence, _, sigmas_left = self.tracer.trace(run, self.sampling.timestep)
         except self.tracer.NotLinearError as error:
             return {"reason": str(error)}
         kept = torch.equal(state, torch.get_rng_state())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -43,6 +44,7 @@ class TracedCalls:
     shown: list[torch.Tensor] = field(default_factory=list)  # as the denoised latent, at each of the step's ends
     result: torch.Tensor | None = None
     sigmas_left: torch.Tensor | None = None  # the sigmas it was given, which some samplers change
+    sigmas_in_calls: torch.Tensor | None = None  # as each call of the model found them
 
 
 class _Model(comfy.samplers.KSamplerX0Inpaint):
@@ -77,6 +79,10 @@ class _Model(comfy.samplers.KSamplerX0Inpaint):
             raise NotLinearError(f"it calls the model more than {self._max_calls} times")
         if not bool((sigma == sigma.flatten()[0]).all()):
             raise NotLinearError("it gives the images of a batch different sigmas")
+        if self._run.sigmas_in_calls is None:
+            self._run.sigmas_in_calls = self._run.sigmas_left.clone()
+        if not torch.equal(self._run.sigmas_in_calls, self._run.sigmas_left):
+            raise NotLinearError("it changes its sigmas between calls of the model")
         self._run.inputs.append(x.to("cpu", copy=True))
         self._run.sigmas.append(float(sigma.flatten()[0]))
         return self._answer(number, x)
@@ -130,8 +136,17 @@ class SamplerRun:
         return run
 
 
-def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> tuple[SamplerRecurrence, torch.Tensor]:
-    """The recurrence of a sampler, and what it makes of its sigmas, which ComfyUI reads again after it.
+class Traced(NamedTuple):
+    """The recurrence of a sampler, and what it makes of its sigmas: as its calls of the model find them, which read
+    those of the run, and as it leaves them to ComfyUI, which reads them again."""
+
+    recurrence: SamplerRecurrence
+    sigmas_in_calls: torch.Tensor
+    sigmas_left: torch.Tensor
+
+
+def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> Traced:
+    """What a sampler does, in numbers.
 
     `timestep` maps a sigma to what the model is told, as ComfyUI's model sampling does.
 
@@ -150,9 +165,7 @@ def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> 
         torch.set_num_threads(threads)
 
 
-def _trace(
-    run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
-) -> tuple[SamplerRecurrence, torch.Tensor]:
+def _trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Traced:
     width = 1 + _max_calls(len(run.sigmas))
     shape = (1, width, 1, 1)
     units = torch.eye(width, dtype=dtype).view(width, *shape)
@@ -182,7 +195,8 @@ def _trace(
         step_ends=tuple(ends),
     )
     _check(recurrence, random, plain, randoms, 100 * TOLERANCES[dtype])
-    return recurrence, still.sigmas_left
+    seen = still.sigmas_in_calls if still.inputs else still.sigmas_left
+    return Traced(recurrence, seen, still.sigmas_left)
 
 
 def _any_noise(like: torch.Tensor, *_: object) -> torch.Tensor:

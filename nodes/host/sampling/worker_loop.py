@@ -34,7 +34,7 @@ from ..tasks.cond_tasks import TOGETHER_KEY, tell_idle
 from .model_sampling import HostLoopError, with_predictions
 from .run_context import RunContext, run_of
 from .stock_caches import cache_keys, cache_of_run
-from .trace_recurrence import SamplerRun, given_tensors, noise_bytes, random_state_kept, trace
+from .trace_recurrence import SamplerRun, Traced, given_tensors, noise_bytes, random_state_kept, trace
 from .worker_loop_calls import cond_names, conds_of_run, refuse_calls
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,8 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         context = run_of(model_options)
         run = SamplerRun(sampler=self, guider=guider, sigmas=sigmas, extra_args=extra_args)
         mask = extra_args["denoise_mask"]
-        recurrence, sigmas_left = _recurrence(run)
+        traced = _traced(run)
+        recurrence, model_options = traced.recurrence, _as_calls_see(model_options, sigmas, traced.sigmas_in_calls)
         with _traceable(lambda error: f"what the model says of a step's latent cannot be written as numbers: {error}"):
             recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
         _ask(refuse_long, recurrence)
@@ -186,7 +187,7 @@ class WorkerLoopSampler(comfy.samplers.KSAMPLER):
         draw = comfy.k_diffusion.sampling.tqdm  # as the samplers do in ComfyUI's log
         with nullcontext() if is_absent(draw) else draw(total=len(recurrence.step_ends), disable=disable) as bar:
             result = context.sample(asked, on_step=step_done, check_cancelled=check_cancelled)
-        sigmas.copy_(sigmas_left)
+        sigmas.copy_(traced.sigmas_left)
         if cached is not None:
             cached.holder.total_steps_skipped = result.skipped_calls
         return result.out.reshape(x.shape).to(device=x.device, dtype=x.dtype)
@@ -309,13 +310,22 @@ def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurr
             raise HostLoopError("a conditioning is for some steps only")
 
 
-def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:
+def _traced(run: SamplerRun) -> Traced:
     """The sampler as numbers that fit into a request, and what it makes of its sigmas."""
     with _traceable(lambda error: f"the sampler cannot be written as numbers: {error}"):
-        recurrence, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
-    if recurrence.num_calls == 0:
+        traced = trace(run, run.guider.inner_model.model_sampling.timestep)
+    if traced.recurrence.num_calls == 0:
         raise HostLoopError("the sampler does not call the model")
-    return recurrence, sigmas_left
+    return traced
+
+
+def _as_calls_see(model_options: dict, sigmas: torch.Tensor, in_calls: torch.Tensor) -> dict:
+    """The options of a run for its calls of the model, which read the run's sigmas: ComfyUI hands out the tensor that
+    the sampler has, and uni_pc writes to it before its first call."""
+    options = model_options.get("transformer_options", {})
+    if options.get("sample_sigmas") is not sigmas:
+        return model_options
+    return {**model_options, "transformer_options": {**options, "sample_sigmas": in_calls.to(sigmas.device)}}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import (
+    KINDS,
     STOCK_NODES,
     Device,
     DeviceSelection,
@@ -274,6 +275,13 @@ class ParallelChoice:
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""
         return self.devices_text.strip().lower() == "all" or bool(self.selection.warnings)
+
+    def refuse_unasked_cpu(self, main: str) -> None:
+        """Raise `ValueError` where ComfyUI computes on a kind of device that workers cannot, `main`, so that none was
+        found for them, and nobody has asked for ranks on the CPU."""
+        asked = self.devices_text.strip().lower().startswith("cpu")
+        if main not in KINDS and not asked and self.selection.devices[0].kind == "cpu":
+            raise ValueError(f"ComfyUI computes on {main}, which workers cannot; use Load Diffusion Model")
 
 
 def _constants(devices: Sequence[Device]) -> Calibration | None:

@@ -3,7 +3,6 @@
 from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
-from ..parallel_runtime.devices import KINDS, DeviceSelection
 from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.contract.comfyui import comfy
@@ -98,16 +97,9 @@ def state_of(unet_name: str | None) -> str:
     return f"{identity} {POOLS.lost_generations()} {calibration_identity()} {LOOKING.news()}"
 
 
-def _refuse_other_devices(selection: DeviceSelection) -> None:
-    """Raise `ValueError` where `all` or a count found none of the devices that workers know, and ComfyUI another."""
-    main = comfy.model_management.get_torch_device().type
-    if main not in KINDS and selection.warnings and selection.devices[0].kind == "cpu":
-        raise ValueError(f"ComfyUI computes on {main}, which workers cannot; use Load Diffusion Model")
-
-
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
     """The MODEL of a file. Raises `ValueError` when the file or the plan cannot be used."""
-    _refuse_other_devices(sp_config.selection)
+    sp_config.refuse_unasked_cpu(comfy.model_management.get_torch_device().type)
     model = remote_patcher(diffusion_model_path(unet_name), weight_dtype, sp_config)
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

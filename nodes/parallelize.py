@@ -54,6 +54,7 @@ class ParallelizeModel(io.ComfyNode):
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             NodeText().say(f"one device ({devices[0]}), nothing to share: the model stays in ComfyUI")
             return io.NodeOutput(model)
+        sp_config.refuse_unasked_cpu(main.type)
         ours = parallelized(model, sp_config)
         told = [*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof(), *filter(None, [ours.left_out])]
         NodeText().say("\n".join(told))

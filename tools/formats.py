@@ -100,8 +100,8 @@ ranks: each graph once with Load Diffusion Model and once with our loader, in on
 (relative error), plain and with a LoRA of rank 4 at 0.7, by ComfyUI's own loop (`loop` is `host`). ComfyUI merges a
 LoRA and rounds the weight to its format again, by chance up or down with a seed of the weight's name; so do the ranks,
 and take it back to the last bit. On NVIDIA GPUs it mostly has dynamic VRAM: there a layer merges in the dtype of its
-call, with a seed of its own name, and so do the ranks, bit for bit (`tests/models/test_deltas.py`). The first call of
-such a layer, and all calls of one that does not stay on the card, take what is not rounded yet; ranks do not.
+call, with a seed of its own name, and so do the ranks, but for OFT and BOFT (`tests/models/test_deltas.py`). The first
+call of such a layer, and all calls of one that does not stay on the card, take what is not rounded yet; ranks do not.
 Every layer is ComfyUI's own. `make formats` writes this file.
 
 At most {TOLERANCE:.0e}. Where layers round what they are given (int8, w4a4, "mixed"), a last digit, which another order

@@ -262,8 +262,7 @@ def _failed(error: PoolError, devices: tuple[Device, ...]) -> Check:
     """What the failure of workers says of the machine: nothing where other programs have the devices' memory."""
     ranks, first = len(devices), str(error).partition("\n")[0]
     found = find_known(str(error)) if isinstance(error, OutOfMemoryInRankError) else None
-    # Another cuBLAS or cuDNN than torch's may be loaded, and NCCL may lack a part of the host's memory.
-    if found is not None and not found.known.name.startswith(("cublas", "cudnn", "nccl")):
+    if found is not None and not found.known.name.startswith(("cublas", "cudnn")):  # of which another may be loaded
         remedy = "press Release or close ComfyUI, then ask again"
         return Check(name="workers", ok=False, seen=first, remedy=remedy, needed=False)
     named = ",".join(map(str, devices)) if devices[0].kind == "cuda" else f"cpu:{ranks}"

@@ -38,7 +38,7 @@ PASSED_ON = (
 # a process sees, and how it computes on those that ROCm does not list.
 PASSED_ON_FAMILIES = (
     *("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "CUDA_MPS_"),
-    *("HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_", "PYTORCH_TUNABLEOP_"),
+    *("HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCBLAS_", "HIPBLASLT_"),
 )
 # Settings of torch's allocator, "key:value,key:[1:2,3:4]"; torch reads the first of these that is set.
 ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

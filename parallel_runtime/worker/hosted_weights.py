@@ -335,7 +335,8 @@ class DeltaReceiver:
         self._weights.refuse_changed()
         if self._changes is None:
             held = self._weights
-            self._changes = MergedDeltas(held.module, held.declared, held.elsewhere, held.computes_in)
+            kept = bool(held.spec.kept)
+            self._changes = MergedDeltas(held.module, held.declared, held.elsewhere, held.computes_in, kept=kept)
         if change.first:
             self._merged, self._hook_weights, self._loras, self._order = set(), set(), {}, []
         merged = {}

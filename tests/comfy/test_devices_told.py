@@ -70,16 +70,15 @@ def test_devices_of_two_kinds_compute_by_their_measured_speed(module_of_pack, mo
 def test_comfyui_makes_room_for_the_start_of_workers_that_are_measured_first(module_of_pack, monkeypatch) -> None:
     """A text encoder may fill the GPU that a rank wants a context on."""
     module, done = module_of_pack("nodes.host.model.measures"), list[object]()
-    management = SimpleNamespace(
-        get_torch_device=lambda: "cuda:0", free_memory=lambda *asked: done.append((asked[1], asked[0] > 1 << 30))
-    )
+    management = SimpleNamespace(free_memory=lambda room, gpu: done.append((str(gpu), room > 1 << 30)))
     pool = SimpleNamespace(measure_devices=lambda check_cancelled: done.append("measured") or [measured()])
     monkeypatch.setattr(module, "comfy", SimpleNamespace(model_management=management))
     monkeypatch.setattr(module, "off", lambda feature: False)
     monkeypatch.setattr(module, "POOLS", SimpleNamespace(measured=lambda devices, measure: measure(pool)))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: f"GPU {index}")
-    module.measured_shares((Device("cuda", 0), Device("cuda", 1)), lambda: None)
-    assert done == [("cuda:0", True), "measured"]
+    elsewhere = Device("cuda", 0, machine="b")
+    module.measured_shares((Device("cuda", 1), Device("cuda", 2), elsewhere), lambda: None)
+    assert done == [("cuda:1", True), ("cuda:2", True), "measured"]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,29 @@ def test_a_lora_is_rounded_by_the_dice_of_dynamic_vram(group: GlooGroup, kind: s
 
 
 @in_ranks(1)
+def test_what_comfyui_merges_in_fp32_alone_is_merged_as_it_is_loaded(group: GlooGroup) -> None:
+    """In 16 bits it says that the change does not fit, and leaves it out."""
+    blocks = torch.randn(WIDE // 8, 8, 8, generator=torch.Generator().manual_seed(6))
+    oft = replace(lora(WIDE), kind="oft", values=(blocks, None, 0.0, None))
+    kept = replace(lora(WIDE), kind="diff", values=(torch.ones(WIDE, WIDE),))
+    for delta in (oft, kept):
+        here, there = (numbers_of(ours("fp8", WIDE, replace(delta, where_used=each))) for each in (True, False))
+        assert all(map(torch.equal, here, there)) is (delta is oft), delta.kind
+
+
+@in_ranks(1)
+def test_a_bias_is_merged_where_it_is_used_though_its_layers_weight_is_elsewhere(group: GlooGroup) -> None:
+    of_bias = [replace(lora(WIDE), key="layer.bias", kind="diff")]
+    for elsewhere in (False, True):
+        module = nn.ModuleDict({"layer": layer_of("fp8", WIDE)})
+        if elsewhere:
+            module["layer"]._parameters["weight"] = None
+        changes = MergedDeltas(module, {}, None, torch.bfloat16)
+        assert changes._is_merged_where_used("layer.bias", of_bias), elsewhere
+    assert not changes._is_merged_where_used("layer.bias", [replace(of_bias[0], where_used=False)])
+
+
+@in_ranks(1)
 def test_small_layers_and_other_shapes_are_merged_as_they_are_loaded(group: GlooGroup) -> None:
     larger = torch.randn(2 * WIDE, WIDE, generator=torch.Generator().manual_seed(5))
     for size, delta in ((SMALL, lora(SMALL)), (WIDE, replace(lora(WIDE), kind="padded_diff", values=(larger,)))):

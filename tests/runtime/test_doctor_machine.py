@@ -154,12 +154,6 @@ def test_devices_that_are_full_say_nothing_of_the_machine() -> None:
     assert check.remedy.startswith("press Release")
 
 
-def test_what_nccl_finds_no_memory_for_may_be_the_hosts() -> None:
-    """On a board some of whose memory belongs to no processor, NCCL says so of devices that are empty."""
-    lacking = OutOfMemoryInRankError("NCCL found no memory (\"Cuda failure 2 'out of memory'\")", rank=1)
-    assert doctor._failed(lacking, parse_devices("cpu:2").devices).needed
-
-
 def test_what_this_machine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refused(socket.socket):
         def bind(self, address: object) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.stock_attention import SPARSE
 from ....parallel_runtime.plan import ParallelPlan
@@ -66,8 +68,9 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
         return ()
 
     def measure(pool: Pool) -> list[MeasureReply]:
-        if not off("room"):
-            comfy.model_management.free_memory(START_TAKES, comfy.model_management.get_torch_device())
+        for device in devices if not off("room") else ():
+            if not device.machine:
+                comfy.model_management.free_memory(START_TAKES, torch.device("cuda", device.index))
         return pool.measure_devices(check_cancelled=check_cancelled)
 
     found = POOLS.measured(devices, measure)

@@ -20,6 +20,7 @@ from ..parts import as_parameter, plain_parts
 
 PREFIX = "diffusion_model."
 SMALL_LAYER = 16 << 10  # bytes, to which dynamic VRAM changes a layer when it loads it (ModelPatcherDynamic.load)
+IN_FP32 = ("oft", "boft")  # kinds that ComfyUI merges in no other dtype: in one of 16 bits it leaves them out
 
 
 class HeldElsewhere(Protocol):
@@ -44,7 +45,8 @@ class HeldElsewhere(Protocol):
 class MergedDeltas:
     """The changed weights of `module`. `declared`: the dtypes that its class made its weights with, by name.
 
-    `spread` has those weights that are not whole here. `computes_in`: the dtype of the module's calls.
+    `spread` has those weights that are not whole here. `computes_in`: the dtype of the module's calls; `kept`: weights
+    are rounded when they are loaded.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class MergedDeltas:
         declared: Mapping[str, torch.dtype],
         spread: HeldElsewhere | None,
         computes_in: torch.dtype = torch.float32,
+        *,
+        kept: bool = False,
     ) -> None:
-        self._module, self._declared, self._spread, self._computes_in = module, declared, spread, computes_in
+        self._module, self._declared, self._spread = module, declared, spread
+        self._computes_in, self._kept = computes_in, kept
         self._pristine: dict[str, torch.nn.Parameter] = {}  # of changed weights that are whole here
         self._changed_parts: set[str] = set()  # the others
 
@@ -129,8 +134,7 @@ class MergedDeltas:
         patcher.patches = {key: [_entry(delta) for delta in deltas]}
         with complaints() as said:
             if self._is_merged_where_used(name, deltas):
-                layer = self._module.get_submodule(name.rpartition(".")[0])
-                dtype = _merges_in(layer, weight, device) or self._computes_in
+                dtype = self._merges_in(name, weight, device)
                 self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, dtype))
             else:
                 patcher.patch_weight_to_device(key, device_to=device)
@@ -145,12 +149,24 @@ class MergedDeltas:
 
         path, _, last = name.rpartition(".")
         layer = self._module.get_submodule(path)
-        return (
-            all(delta.where_used and delta.new_shape is None for delta in deltas)
-            and last in ("weight", "bias")
-            and hasattr(layer, "comfy_cast_weights")
-            and comfy.model_management.module_size(layer) > SMALL_LAYER
-        )
+        if last not in ("weight", "bias") or not hasattr(layer, "comfy_cast_weights"):
+            return False
+        if any(not each.where_used or each.new_shape is not None or each.kind in IN_FP32 for each in deltas):
+            return False
+        elsewhere = layer._parameters.get("weight") is None  # as of large layers alone
+        return elsewhere or bool(comfy.model_management.module_size(layer) > SMALL_LAYER)
+
+    def _merges_in(self, name: str, weight: torch.nn.Parameter, device: torch.device) -> torch.dtype:
+        """The dtype of the layer's calls, but where it multiplies in fp8 (comfy/ops.py, `fp8_linear`), as with weights
+        that the file has so."""
+        import comfy.model_management
+        import comfy.ops
+
+        layer = self._module.get_submodule(name.rpartition(".")[0])
+        if self._kept or type(layer) not in vars(comfy.ops.fp8_ops).values() or weight.dtype != torch.float8_e4m3fn:
+            return self._computes_in
+        dtype: torch.dtype = comfy.model_management.lora_compute_dtype(device)
+        return dtype
 
     def _weight(self, name: str) -> torch.nn.Parameter:
         path, _, last = name.rpartition(".")
@@ -169,17 +185,6 @@ class MergedDeltas:
         self._module.get_submodule(path)._parameters[last] = weight
 
 
-def _merges_in(layer: torch.nn.Module, weight: torch.nn.Parameter, device: torch.device) -> torch.dtype | None:
-    """The dtype in which a layer that multiplies in fp8 merges (comfy/ops.py, `fp8_linear`), None for the call's."""
-    import comfy.model_management
-    import comfy.ops
-
-    if type(layer) in vars(comfy.ops.fp8_ops).values() and weight.dtype == torch.float8_e4m3fn:
-        dtype: torch.dtype = comfy.model_management.lora_compute_dtype(device)
-        return dtype
-    return None
-
-
 def _merged_where_used(
     weight: torch.nn.Parameter, key: str, patches: list[tuple], device: torch.device, dtype: torch.dtype
 ) -> torch.nn.Parameter:
@@ -196,8 +201,10 @@ def _merged_where_used(
     wide = wide.dequantize() if quantised else wide.clone() if wide is held else wide
     wide = comfy.lora.calculate_weight(patches, wide, key, intermediate_dtype=wide.dtype)
     dice = comfy.utils.string_to_seed(key.rpartition(".")[0])
-    if quantised:
+    if quantised and hasattr(held, "requantize_from_float"):
         changed = held.requantize_from_float(wide, scale="recalculate", stochastic_rounding=dice)
+    elif quantised:  # by ComfyUI 0.24's comfy-kitchen
+        changed = type(held).from_float(wide, held._layout_cls, scale="recalculate", stochastic_rounding=dice)
     else:
         changed = comfy.float.stochastic_rounding(wide, held.dtype, seed=dice)
     return as_parameter(changed)

@@ -582,7 +582,7 @@ log = SimpleNamespace(info=lambda text, *given: logged.append(text % given))
 with patch.multiple(parallelize, parallelized=lambda *_: model, log=log):
     for device, result in ((one_cpu, passed), (one_cuda, model)):
         on_one = SimpleNamespace(selection=SimpleNamespace(devices=(device,)), weights="replicated", step_cache=0.0)
-        on_one.told = lambda _: []
+        on_one.told, on_one.refuse_unasked_cpu = lambda _: [], lambda main: None
         assert parallelize.ParallelizeModel.execute(passed, on_one).args == (result,), device
 assert logged == ["Parallelize Model: one device (cpu:0), nothing to share; the model stays as it is"]
 

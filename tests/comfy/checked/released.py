@@ -69,21 +69,25 @@ else:
 assert not alive_after(manual_model), "nor does the refusal hold it"
 
 # Where ComfyUI computes on what workers cannot, `all` finds no GPU: no model runs on the CPU unless somebody says so.
-devices, torch = (importlib.import_module(name) for name in (f"{NAME}.parallel_runtime.devices", "torch"))
-management = comfyui.comfy.model_management
-main_device, management.get_torch_device = management.get_torch_device, lambda: torch.device("xpu", 0)
-refuse = importlib.import_module(f"{NAME}.nodes.loader")._refuse_other_devices
-for given in ("all", "2"):
+for given in ("all", "2", "cpu:2"):
+    config = choice.choice_of(**{**manual, "devices": given, "ulysses": 2 if given == "cpu:2" else 1})
+    config.refuse_unasked_cpu("cpu")
     try:
-        refuse(devices.parse_devices(given, num_cuda=0))
+        config.refuse_unasked_cpu("xpu")
     except ValueError as refused:
         assert str(refused) == "ComfyUI computes on xpu, which workers cannot; use Load Diffusion Model"
     else:
-        raise AssertionError(given)
-refuse(devices.parse_devices("cpu:2", num_cuda=0))
-refuse(devices.parse_devices("2", num_cuda=1))
-management.get_torch_device = main_device
-refuse(devices.parse_devices("all", num_cuda=0))
+        assert given == "cpu:2"
+loader = importlib.import_module(f"{NAME}.nodes.loader")
+main_device = comfyui.comfy.model_management.get_torch_device
+comfyui.comfy.model_management.get_torch_device = lambda: importlib.import_module("torch").device("xpu", 0)
+try:
+    loader.load("tiny.safetensors", "default", choice.choice_of(**{**manual, "devices": "all", "ulysses": 1}))
+except ValueError as refused:
+    assert "xpu" in str(refused)
+else:
+    raise AssertionError("a model on the CPU")
+comfyui.comfy.model_management.get_torch_device = main_device
 
 # A loader whose file another node names runs again where a file that was loaded is another one, and once.
 loader, made = importlib.import_module(f"{NAME}.nodes.loader"), manual_model()

@@ -286,6 +286,18 @@ CASES = (
         "replaces diffusion_model.single_blocks",
     ),
     done_by(
+        *(CHANGE, "inner method for a call", "A method of a block replaced for the time of a call (Comfy Couple)"),
+        "replaces diffusion_model.single_blocks.0.forward,",
+    ),
+    done_by(
+        *(CHANGE, "inner method around a call", "A method of a block replaced around the model's call"),
+        "replaces diffusion_model.single_blocks.0.forward,",
+    ),
+    done_by(
+        *(CHANGE, "inner method for a run", "A method of a block replaced for the time of a run"),
+        "replaces diffusion_model.single_blocks.0.forward,",
+    ),
+    done_by(
         *(CHANGE, "attention for a call", "A function of ComfyUI's replaced for the time of a call (RadialAttn)"),
         "replaces comfy.ldm.flux.layers.attention",
     ),

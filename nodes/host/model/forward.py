@@ -25,6 +25,7 @@ from ..contract.refusals import INSIDE_BLOCKS, check_skipping, check_transformer
 from ..contract.writers import nodes_of
 from ..sampling.run_context import RunContext, place_of, run_inside
 from .block_hooks import records
+from .changed_modules import have_packs_around, refuse_changed
 from .pooled_model import PooledModel
 from .source import refuse_unplanned
 from .stock_functions import sent
@@ -138,6 +139,8 @@ class RemoteForward(_Remote):
     def _send(self, x: Any, args: Sequence[Any], kwargs: dict[str, Any], *, inside: bool = False) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options") or {}
         run = self._run(options)
+        if run.packs_around or have_packs_around(options):
+            refuse_changed(self.transformer, deep=True)
         if not INSIDE_BLOCKS.isdisjoint(options):
             check_transformer_options(options, written=run.written)
             check_skipping(type(self.transformer), options, run.written)

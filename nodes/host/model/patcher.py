@@ -43,7 +43,7 @@ from ..contract.writers import Written, changers_of_models, executing_node, node
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
-from .changed_modules import refuse_changed
+from .changed_modules import AROUND_CALLS, have_packs_around, refuse_changed
 from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_beyond_room, unequal
 from .pools import POOLS
 from .stand_in import RemoteModel
@@ -147,6 +147,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             exchange=self.exchange,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
+            packs_around=have_packs_around(self.model_options, AROUND_CALLS),
             stock_cache="easycache" in self.model_options["transformer_options"],
             written=self.written(),
         )
@@ -219,6 +220,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             compiled=self.compiled,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
+            packs_around=have_packs_around(self.model_options, AROUND_CALLS),
         )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
@@ -326,6 +328,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self._check_carried()
         before = read_flags()
         super().pre_run(*more, **named)
+        refuse_changed(self.model.diffusion_model, deep=True)  # what a callback did for the time of the run
         changed = [name for name, value in read_flags().items() if before.get(name) != value]
         if changed:
             set_flags(before)

@@ -85,10 +85,11 @@ class RunContext:
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
-    make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
-    `controlled`: with a ControlNet, which computes in this process; `lean`: that, or another MODEL, does so within a
-    step, so ranks leave memory for it. `written`: what nodes wrote into the MODEL, with the node that did. `late`: the
-    callback of the step before, which is called once the next request is under way.
+    make several of one, as of tiles: none can be told from the others. `packs_around`: code of a pack is, and may
+    change modules for the time of a call. `stock_cache`: with EasyCache or LazyCache. `controlled`: with a ControlNet,
+    which computes in this process; `lean`: that, or another MODEL, does so within a step, so ranks leave memory for it.
+    `written`: what nodes wrote into the MODEL, with the node that did. `late`: the callback of the step before, which
+    is called once the next request is under way.
     """
 
     model: PooledModel
@@ -109,6 +110,7 @@ class RunContext:
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
     wrapped: bool = False
+    packs_around: bool = False
     images: int = 1
     guided: bool = False
     remarks: list[str] = field(default_factory=list)

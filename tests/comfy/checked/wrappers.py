@@ -19,7 +19,9 @@ import models.cases  # noqa: E402, F401  which adds them
 from host.outcomes import StockFailsError  # noqa: E402
 from models.tiny import CASES, Case  # noqa: E402
 
-forward = importlib.import_module(f"{NAME}.nodes.host.model.forward")
+forward, changed_modules = (
+    importlib.import_module(f"{NAME}.nodes.host.model.{name}") for name in ("forward", "changed_modules")
+)
 caches = importlib.import_module(f"{NAME}.nodes.host.sampling.stock_caches")
 calls = importlib.import_module(f"{NAME}.parallel_runtime.models.hosted.calls")
 torch.set_num_threads(2)
@@ -27,6 +29,10 @@ torch.set_num_threads(2)
 
 class Elsewhere(forward.RemoteForward):
     """Sends to the module itself, as a rank gets it."""
+
+    def __init__(self, transformer, *more):
+        super().__init__(transformer, *more)
+        changed_modules.note_as_made(transformer)
 
     def _run(self, options):
         def call(sent, **_):
@@ -40,7 +46,8 @@ class Elsewhere(forward.RemoteForward):
 
         self.sent = []
         late = partial(events.append, "late")
-        return SimpleNamespace(call=call, call_late=late, written={}, plan=None, deltas=SimpleNamespace(deltas=()))
+        deltas = SimpleNamespace(deltas=())
+        return SimpleNamespace(call=call, call_late=late, written={}, plan=None, deltas=deltas, packs_around=False)
 
 
 def around(executor, *args, **kwargs):

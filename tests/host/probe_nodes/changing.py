@@ -14,6 +14,8 @@ from comfy_api.latest import io
 
 from .node import node
 
+BLOCK = "single_blocks.0"
+
 
 def same_method(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for the transformer's own `forward_orig`, as the pack's copy of it would."""
@@ -25,9 +27,12 @@ def same_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return type(self).forward(self, *args, **kwargs)
 
 
-def for_a_call(model: Any, **changed: Callable[[Any], Any]) -> None:
-    """Have attributes of the transformer replaced while ComfyUI calls the model, as TeaCache and WaveSpeed do."""
-    transformer = model.get_model_object("diffusion_model")
+def for_a_call(model: Any, at: str = "", **changed: Callable[[Any], Any]) -> None:
+    """Have attributes of the transformer replaced while ComfyUI calls the model, as TeaCache and WaveSpeed do.
+
+    `at`: of which module inside of it; "" for itself.
+    """
+    transformer = model.get_model_object("diffusion_model").get_submodule(at)
     values = {name: make(transformer) for name, make in changed.items()}
 
     def wrapper(function: Any, given: dict[str, Any]) -> Any:
@@ -35,6 +40,37 @@ def for_a_call(model: Any, **changed: Callable[[Any], Any]) -> None:
             return function(given["input"], given["timestep"], **given["c"])
 
     model.set_model_unet_function_wrapper(wrapper)
+
+
+def changed_block(transformer: Any) -> Any:
+    """Changes a method of a block while it is entered."""
+    block = transformer.get_submodule(BLOCK)
+    return patch.object(block, "forward", MethodType(same_forward, block))
+
+
+def inside_for_a_call(model: Any) -> None:
+    """Have a block computed by a method of the pack's, as Comfy Couple does: a wrapper sets it and puts it back."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        with changed_block(executor.class_obj):
+            return executor(*args, **kwargs)
+
+    model.add_wrapper_with_key("diffusion_model", "inside", wrapper)
+
+
+def inside_for_a_run(model: Any) -> None:
+    """As before, by what ComfyUI calls as a run begins and ends."""
+    changes: list[Any] = []
+
+    def begin(patcher: Any) -> None:
+        changes.append(changed_block(patcher.model.diffusion_model))
+        changes[0].start()
+
+    def end(_: Any) -> None:
+        changes.pop().stop()
+
+    model.add_callback("on_pre_run", begin)
+    model.add_callback("on_cleanup", end)
 
 
 def attention_for_a_call(model: Any) -> None:
@@ -68,6 +104,11 @@ WAYS: dict[str, Callable[[Any], None]] = {
     "blocks for a call": lambda model: for_a_call(
         model, single_blocks=lambda it: torch.nn.ModuleList(list(it.single_blocks))
     ),
+    "inner method for a call": inside_for_a_call,
+    "inner method around a call": lambda model: for_a_call(
+        model, BLOCK, forward=lambda it: MethodType(same_forward, it)
+    ),
+    "inner method for a run": inside_for_a_run,
     "attention for a call": attention_for_a_call,
     # As PuLID for Flux does.
     "method for good": lambda model: setattr(

@@ -195,11 +195,15 @@ def on_a_device(tiny: TinyModels) -> Workflow:
     return graph | {"model": node("LoadOnDevice", unet_name=graph["model"]["inputs"]["unet_name"])}
 
 
-def of_another_class(tiny: TinyModels) -> Workflow:
+def changed_before(way: str, weight_dtype: str) -> Build:
     """A MODEL that no other case has: what is done to its transformer stays."""
-    graph = before(CHANGE, way="class")(tiny)
-    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    return graph
+
+    def build(tiny: TinyModels) -> Workflow:
+        graph = before(CHANGE, way=way)(tiny)
+        graph["model"]["inputs"]["weight_dtype"] = weight_dtype
+        return graph
+
+    return build
 
 
 def set_on_the_model(way: str) -> Build:
@@ -298,6 +302,10 @@ CASES = (
         "replaces diffusion_model.single_blocks.0.forward,",
     ),
     done_by(
+        *(CHANGE, "value for a call", "A value that a module computes by (WanMotionScaleAdvanced)"),
+        "sets diffusion_model.single_blocks.0.scale,",
+    ),
+    done_by(
         *(CHANGE, "attention for a call", "A function of ComfyUI's replaced for the time of a call (RadialAttn)"),
         "replaces comfy.ldm.flux.layers.attention",
     ),
@@ -360,7 +368,7 @@ CASES = (
         *("ModelMergeSimple (node merged)", "another model's weights"),
     ),
     told_by(
-        *(ADOPT, "The transformer's class replaced before Parallelize Model", of_another_class),
+        *(ADOPT, "The transformer's class replaced before Parallelize Model", changed_before("class", "fp8_e4m3fn")),
         *("ChangeModules (node before)", "replaces the class of diffusion_model,"),
     ),
     told_by(
@@ -370,6 +378,10 @@ CASES = (
     told_by(
         *(ADOPT, "The class of ComfyUI's model replaced before Parallelize Model", set_on_the_model("class")),
         *("SetOnModel (node before): it replaces the class of Flux, which",),
+    ),
+    told_by(
+        *(ADOPT, "A value set before Parallelize Model", changed_before("value for good", "fp8_e5m2")),
+        *("ChangeModules (node before)", "sets diffusion_model.single_blocks.0.scale,"),
     ),
     told_by(
         *(ADOPT, "Blocks replaced for the time of a call before Parallelize Model (WaveSpeed, MagCache)"),

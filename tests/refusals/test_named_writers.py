@@ -82,7 +82,7 @@ def test_what_a_node_changed_for_good_is_taken_back_once_the_node_is_gone(
 ) -> None:
     """The loader's MODEL is kept, and with it what the node did to its modules."""
     right = latent_of(client, ours(tiny_models))
-    for way in ("method for good", "hook", "class"):
+    for way in ("method for good", "value for good", "hook", "class"):
         graph = between("ChangeModules", way=way)(tiny_models)
         for _ in range(2):  # the second time ComfyUI has the node's result
             assert "ChangeModules (node between): it " in client.queue(graph).error_line("KSampler")

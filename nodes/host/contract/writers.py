@@ -164,6 +164,12 @@ def changers_of_models() -> list[GraphNode]:
     return _between("MODEL", "MODEL")
 
 
+def packs_with_models() -> list[GraphNode]:
+    """The nodes of packs that take a MODEL, the one that executes among them: of what has no code, one did it."""
+    nodes = [*filter(None, [executing_node()]), *nodes_before()]
+    return [node for node in nodes if not node.ours and not node.stock and "MODEL" in _taken(node)]
+
+
 def loader_of_model() -> GraphNode | None:
     """The nearest node before that makes a MODEL of something else; None outside of a prompt."""
     made = (node for node in nodes_before() if "MODEL" in _outputs(node) and "MODEL" not in _taken(node))

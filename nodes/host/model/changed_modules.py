@@ -1,4 +1,4 @@
-"""What nodes change on a MODEL's transformer by hand: its class, methods, modules and hooks.
+"""What nodes change on a MODEL's transformer by hand: its class, methods, plain values, modules and hooks.
 
 The transformer here computes nothing, so such a change would do nothing, or compute with weights that are not here.
 What the transformer is made of is noted once, when it is made. It is looked at before a run, with all that is inside of
@@ -9,27 +9,37 @@ packs is such a change.
 Owns that. Does not own which node a piece of code belongs to (writers.py).
 """
 
+import dis
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import MethodType, ModuleType
+from functools import cache, partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..contract.comfyui import ModelPatcher, comfy
-from ..contract.foreign_code import foreign, is_trusted
+from ..contract.foreign_code import PLAIN, foreign, is_trusted
 from ..contract.refusals import refuse_by
-from ..contract.writers import around, changers_of_models, executing_node, is_of_a_node, values_in, writers_of
+from ..contract.writers import (
+    around,
+    changers_of_models,
+    executing_node,
+    is_of_a_node,
+    packs_with_models,
+    values_in,
+    writers_of,
+)
 
 log = logging.getLogger(__name__)
 ROOT = "diffusion_model"
 NOT_ASKED = (ModelPatcher, comfy.model_base.BaseModel, torch.Tensor, type, ModuleType, str, int, float)
 REACH = 5  # of references: a function, what it has around it, a patch of unittest.mock, its getter, the module
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+OF_TORCH = frozenset(vars(nn.Module()))  # what every module has, as `training`
 # What of a MODEL's options runs around its calls, and what of its transformer_options, of whatever kind.
 AROUND_CALLS = ("model_function_wrapper", "sampler_calc_cond_batch_function")
 AROUND = ("wrappers", "callbacks")
@@ -37,10 +47,11 @@ AROUND = ("wrappers", "callbacks")
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A module as it was made: its class, the methods that it has itself, its modules and the numbers of its hooks."""
+    """A module as it was made: its class, methods and plain values that it has itself, modules, numbers of hooks."""
 
     kind: type
     methods: dict[str, object]
+    values: dict[str, object]
     children: dict[str, nn.Module | None]
     hooks: frozenset[int]
 
@@ -60,6 +71,7 @@ class Change:
         for name in set(_methods(self.module)) - set(self.made.methods):
             del vars(self.module)[name]
         vars(self.module).update(self.made.methods)
+        vars(self.module).update({name: _copied(self.made.values[name]) for name in _set(self.module, self.made)})
         vars(self.module)["_modules"].update(self.made.children)
         for hooks in HOOKS:
             for number in set(vars(self.module)[hooks]) - self.made.hooks:
@@ -70,10 +82,11 @@ class AsMade:
     """What a transformer and the modules in it were made as. Refers to no module that has it as an attribute."""
 
     def __init__(self, transformer: nn.Module) -> None:
-        self._made = {path: _look_at(module) for path, module in transformer.named_modules()}
+        self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
         files = {type(module).__module__ for module in transformer.modules()}
         self._functions = {name: _functions(name) for name in sorted(files) if name.startswith("comfy.ldm.")}
         self.told: set[str] = set()
+        self.blamed: dict[str, frozenset[str]] = {}  # the classes of nodes of which one set a value, by what it did
 
     def replaced(self) -> Iterator[tuple[str, object]]:
         """Functions of packs that stand in the place of those which the files of its classes had, with where."""
@@ -81,13 +94,13 @@ class AsMade:
             now = vars(sys.modules[file])
             for name, function in functions.items():
                 if now.get(name, function) is not function and foreign(now[name]):
-                    yield f"it replaces {file}.{name}", now[name]
+                    yield f"it replaces {_joined(file, name)}", now[name]
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
         """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
         modules = transformer.named_modules() if deep else [("", transformer)]
         for path, module in modules:
-            if (made := self._made.get(path)) is not None:
+            if (made := self.made.get(path)) is not None:
                 yield from _changes(path, module, made)
 
 
@@ -104,8 +117,12 @@ def _before_call(transformer: nn.Module, _: object) -> None:
 def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
     """Raise `ValueError` for a change of a node that is in the graph. What another graph left behind is taken back."""
     as_made: Any = transformer.as_made
-    for change in list(as_made.changes(transformer, deep=deep)):
-        _refuse_of_graph(change.what, change.value)
+    changes = list(as_made.changes(transformer, deep=deep))
+    if deep:
+        found = {change.what for change in changes}
+        as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
+    for change in changes:
+        _refuse_of_graph(change.what, change.value, as_made.blamed)
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
     for what, value in as_made.replaced():
@@ -125,14 +142,15 @@ def have_packs_around(options: Mapping[str, Any], names: Iterable[str] = AROUND)
 def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
     """Raise `ValueError` for what a node of the graph changed by hand on the transformer of a stock loader, which ranks
     would do without. `fresh`: ComfyUI's transformer of the same file, as no node has seen it."""
-    refuse_on_stock(_of_packs(transformer, {path: type(module) for path, module in fresh.named_modules()}))
+    as_made: Any = fresh.as_made
+    refuse_on_stock(_of_packs(transformer, as_made.made))
 
 
 def refuse_on_stock(changes: Iterable[tuple[str, object]]) -> None:
     """Raise `ValueError` for a change of a stock loader's model by a node of the graph; what another graph left behind
     the log tells. Each is what was done, in words that go on about the node, and its code."""
     for what, value in changes:
-        _refuse_of_graph(what, value)
+        _refuse_of_graph(what, value, {})
         log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
 
 
@@ -170,24 +188,35 @@ def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
     return list(found.values())
 
 
-def _refuse_of_graph(what: str, value: object) -> None:
-    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph."""
-    nodes = writers_of(value)
-    if not nodes and not is_of_a_node(value):
-        nodes = changers_of_models()
+def _refuse_of_graph(what: str, value: object, blamed: dict[str, frozenset[str]]) -> None:
+    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph.
+
+    A plain value has no code: a node of a pack set it, of one of the classes that were in the graph when it was found.
+    """
+    if _is_plain(value):
+        there = packs_with_models()
+        kinds = blamed.setdefault(what, frozenset(node.class_type for node in there))
+        nodes = [node for node in there if node.class_type in kinds]
+    else:
+        nodes = writers_of(value)
+        if not nodes and not is_of_a_node(value):
+            nodes = changers_of_models()
     if nodes or executing_node() is None:
         raise refuse_by(nodes, what)
 
 
-def _of_packs(transformer: nn.Module, kinds: Mapping[str, type]) -> Iterator[tuple[str, object]]:
-    """Classes, methods and hooks of packs in a transformer, whose modules have other classes than `kinds` by path."""
+def _of_packs(transformer: nn.Module, made: Mapping[str, _Made]) -> Iterator[tuple[str, object]]:
+    """Classes, methods, values and hooks of packs in a transformer. `made`: modules by path of one without any."""
     for path, module in transformer.named_modules():
-        place, kind = _place(path), type(module)
-        if kinds.get(path) is not kind and not is_trusted(kind.__module__):
+        place, kind, stock = _place(path), type(module), made.get(path)
+        if (stock is None or stock.kind is not kind) and not is_trusted(kind.__module__):
             yield f"it replaces the class of {place}", kind
+        if stock is not None and stock.kind is kind:  # a class for another dtype has other values
+            for name, value in _set(module, stock).items():
+                yield f"it sets {_place(path, name)}", value
         for name, value in _methods(module).items():
             if foreign(value):
-                yield f"it replaces {place}.{name}", value
+                yield f"it replaces {_place(path, name)}", value
         for value in (value for hooks in HOOKS for value in vars(module)[hooks].values()):
             if foreign(value):
                 yield f"it hooks {place}", value
@@ -195,11 +224,16 @@ def _of_packs(transformer: nn.Module, kinds: Mapping[str, type]) -> Iterator[tup
 
 def _look_at(module: nn.Module) -> _Made:
     hooks = frozenset(number for name in HOOKS for number in vars(module)[name])
-    return _Made(kind=type(module), methods=_methods(module), children=dict(vars(module)["_modules"]), hooks=hooks)
+    children = dict(vars(module)["_modules"])
+    return _Made(kind=type(module), methods=_methods(module), values=_values(module), children=children, hooks=hooks)
 
 
-def _place(path: str) -> str:
-    return ".".join(filter(None, [ROOT, path]))
+def _place(path: str, name: str = "") -> str:
+    return _joined(ROOT, path, name)
+
+
+def _joined(*names: str) -> str:
+    return ".".join(filter(None, names))
 
 
 def _functions(file: str) -> dict[str, object]:
@@ -217,6 +251,42 @@ def _methods(module: nn.Module) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if callable(value) and hasattr(kind, name)}
 
 
+def _values(module: nn.Module) -> dict[str, object]:
+    """The plain values that a module computes by, as the base of its positions."""
+    own = _set_by(type(module))
+    return {name: _copied(value) for name, value in vars(module).items() if name not in own and _is_plain(value)}
+
+
+def _set(module: nn.Module, made: _Made) -> dict[str, object]:
+    """What a module has now in the place of plain values that it was made with."""
+    now = vars(module)
+    there = ((name, now[name], value) for name, value in made.values.items() if name in now)
+    return {name: new for name, new, value in there if new is not value and not (_is_plain(new) and new == value)}
+
+
+@cache
+def _set_by(kind: type) -> frozenset[str]:
+    """What a class sets on its modules after they are made, as it is loaded or runs: caches, and what torch keeps."""
+    functions = [
+        each
+        for base in kind.__mro__
+        if base.__module__.startswith("comfy.")
+        for name, each in vars(base).items()
+        if isinstance(each, FunctionType) and name != "__init__"
+    ]
+    steps = (step for each in functions for step in dis.get_instructions(each))
+    return OF_TORCH | {step.argval for step in steps if step.opname == "STORE_ATTR"}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, PLAIN) or (type(value) in (list, tuple) and all(map(_is_plain, value)))  # type: ignore[call-overload]
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401
+    """A plain value that stays as it is where a list is changed in place."""
+    return type(value)(map(_copied, value)) if isinstance(value, list | tuple) else value
+
+
 def _changes(path: str, module: nn.Module, made: _Made) -> Iterator[Change]:
     place = _place(path)
 
@@ -227,10 +297,12 @@ def _changes(path: str, module: nn.Module, made: _Made) -> Iterator[Change]:
         yield change(f"it replaces the class of {place}", type(module))
     for name, value in _methods(module).items():
         if made.methods.get(name) is not value:
-            yield change(f"it replaces {place}.{name}", value)
+            yield change(f"it replaces {_place(path, name)}", value)
+    for name, value in _set(module, made).items():
+        yield change(f"it sets {_place(path, name)}", value)
     for name, child in vars(module)["_modules"].items():
         if name in made.children and made.children[name] is not child:
-            yield change(f"it replaces {place}.{name}", child)
+            yield change(f"it replaces {_place(path, name)}", child)
     for hooks in HOOKS:
         for number in set(vars(module)[hooks]) - made.hooks:
             yield change(f"it hooks {place}", vars(module)[hooks][number])

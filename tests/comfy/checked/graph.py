@@ -9,6 +9,7 @@ import os
 import sys
 import types
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from trace_samplers import NAME, load
 
@@ -97,6 +98,10 @@ assert writers.GraphNode(node_id="", class_type="Nothing").kind is object
 assert [each for each in PROMPT if graph_node(each).ours] == ["config", "parallel"]
 stock.NODE_CLASS_MAPPINGS["Beside"] = type("Beside", (), {"__module__": f"{NAME}.beside"})
 assert not writers.GraphNode(node_id="", class_type="Beside").ours
+pack = type("Pack", (), {"RETURN_TYPES": ("MODEL",)})
+with at("10"), patch.dict(stock.NODE_CLASS_MAPPINGS, dict.fromkeys(("RescaleCFG", "KSampler", "UNETLoader"), pack)):
+    assert ids(writers.packs_with_models()) == ["10", "8"]
+assert writers.packs_with_models() == []
 
 # What is before a node: the nearest first, each once, not what made a result.
 BEFORE = ["8", "6", "3 again", "4", "5", "3", "9", "parallel", "2", "config", "1"]

@@ -110,6 +110,9 @@ WAYS: dict[str, Callable[[Any], None]] = {
     ),
     "inner method for a run": inside_for_a_run,
     "attention for a call": attention_for_a_call,
+    # As WanMotionScale does with the base of positions; of a value that nothing is computed by.
+    "value for good": lambda model: setattr(model.model.diffusion_model.get_submodule(BLOCK), "scale", 0.5),
+    "value for a call": lambda model: for_a_call(model, BLOCK, scale=lambda _: 0.5),
     # As PuLID for Flux does.
     "method for good": lambda model: setattr(
         model.model.diffusion_model, "forward_orig", MethodType(same_method, model.model.diffusion_model)

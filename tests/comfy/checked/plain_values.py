@@ -1,0 +1,47 @@
+"""That no class of ComfyUI changes, as it runs, a plain value that is looked at: it would be refused for no node's act.
+
+Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
+"""
+
+import importlib
+import sys
+
+import torch
+from trace_samplers import NAME, load
+
+load(sys.argv[1])
+import models.cases  # noqa: E402, F401  which adds them
+from models.tiny import CASES, call  # noqa: E402
+
+changed_modules = importlib.import_module(f"{NAME}.nodes.host.model.changed_modules")
+torch.set_num_threads(1)  # tensors of a few hundred numbers
+
+
+def what_changed(model, as_made):
+    return [change.what for change in as_made.changes(model, deep=True)]
+
+
+for name, make in CASES.items():
+    with torch.no_grad():
+        model, inputs = make()
+        as_made = changed_modules.AsMade(model)
+        for _ in range(2):
+            call(model, inputs)
+            assert what_changed(model, as_made) == [], name
+
+# Each kind of plain value is found, in place as well, and taken back; what torch sets by itself is not.
+model, _ = CASES["Flux.1"]()
+embedder, root = model.pe_embedder, "it sets diffusion_model"
+model.kind_of_text, model.nothing = "made", None
+as_made = changed_modules.AsMade(model)
+embedder.theta, model.kind_of_text, model.nothing = 5000.0, "set", object()
+embedder.axes_dim[0] += 2
+model.train()
+found = list(as_made.changes(model, deep=True))
+names = ("kind_of_text", "nothing", "pe_embedder.theta", "pe_embedder.axes_dim")
+assert sorted(change.what for change in found) == sorted(f"{root}.{name}" for name in names)
+for change in found:
+    change.take_back()
+assert what_changed(model, as_made) == [] and embedder.theta == 10000 and model.nothing is None and model.training
+embedder.axes_dim[0] += 2  # what was noted is another list than what was taken back
+assert what_changed(model, as_made) == [f"{root}.pe_embedder.axes_dim"]

@@ -309,6 +309,10 @@ CASES = (
         *(CHANGE, "attention for a call", "A function of ComfyUI's replaced for the time of a call (RadialAttn)"),
         "replaces comfy.ldm.flux.layers.attention",
     ),
+    done_by(
+        *(CHANGE, "inner attention for a call", "A function of a file without classes, for the time of a call"),
+        "replaces comfy.ldm.flux.math.optimized_attention",
+    ),
     done_by(LATER, "go on", "A patch that a node goes on without", "double_block"),
     done_by(
         *(LATER, "compile and go on", "Compiling that a node goes on without", "compiles", "compiled=blocks"),

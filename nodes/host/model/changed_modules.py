@@ -83,13 +83,12 @@ class AsMade:
 
     def __init__(self, transformer: nn.Module) -> None:
         self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
-        files = {type(module).__module__ for module in transformer.modules()}
-        self._functions = {name: _functions(name) for name in sorted(files) if name.startswith("comfy.ldm.")}
+        self._functions = {name: _functions(name) for name in _files(transformer)}
         self.told: set[str] = set()
         self.blamed: dict[str, frozenset[str]] = {}  # the classes of nodes of which one set a value, by what it did
 
     def replaced(self) -> Iterator[tuple[str, object]]:
-        """Functions of packs that stand in the place of those which the files of its classes had, with where."""
+        """Functions of packs that stand in the place of those which ComfyUI's files had, with where."""
         for file, functions in self._functions.items():
             now = vars(sys.modules[file])
             for name, function in functions.items():
@@ -234,6 +233,19 @@ def _place(path: str, name: str = "") -> str:
 
 def _joined(*names: str) -> str:
     return ".".join(filter(None, names))
+
+
+def _files(transformer: nn.Module) -> list[str]:
+    """The files of its classes, and those in which the functions that stand in such a file are defined: Flux attends by
+    a function of `comfy.ldm.flux.math`, which has no class of a module."""
+    found: set[str] = set()
+    due = {type(module).__module__ for module in transformer.modules()}
+    while due := {name for name in due - found if name.startswith("comfy.ldm.") and name in sys.modules}:
+        found |= due
+        due = {
+            str(each.__module__) for name in due for each in _functions(name).values() if hasattr(each, "__module__")
+        }
+    return sorted(found)
 
 
 def _functions(file: str) -> dict[str, object]:

@@ -4,11 +4,12 @@ Nothing of it is wrong in stock: each way computes what the model does without i
 """
 
 from collections.abc import Callable
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import comfy.ldm.flux.layers
+import comfy.ldm.flux.math
 import torch
 from comfy_api.latest import io
 
@@ -73,15 +74,15 @@ def inside_for_a_run(model: Any) -> None:
     model.add_callback("on_cleanup", end)
 
 
-def attention_for_a_call(model: Any) -> None:
+def attention_for_a_call(model: Any, file: ModuleType, name: str) -> None:
     """Have ComfyUI's module attend by a function of the pack's, as RadialAttn does."""
-    stock = comfy.ldm.flux.layers.attention
+    stock = getattr(file, name)
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
 
     def wrapper(function: Any, given: dict[str, Any]) -> Any:
-        with patch("comfy.ldm.flux.layers.attention", attend):
+        with patch.object(file, name, attend):
             return function(given["input"], given["timestep"], **given["c"])
 
     model.set_model_unet_function_wrapper(wrapper)
@@ -109,7 +110,8 @@ WAYS: dict[str, Callable[[Any], None]] = {
         model, BLOCK, forward=lambda it: MethodType(same_forward, it)
     ),
     "inner method for a run": inside_for_a_run,
-    "attention for a call": attention_for_a_call,
+    "attention for a call": lambda model: attention_for_a_call(model, comfy.ldm.flux.layers, "attention"),
+    "inner attention for a call": lambda model: attention_for_a_call(model, comfy.ldm.flux.math, "optimized_attention"),
     # As WanMotionScale does with the base of positions; of a value that nothing is computed by.
     "value for good": lambda model: setattr(model.model.diffusion_model.get_submodule(BLOCK), "scale", 0.5),
     "value for a call": lambda model: for_a_call(model, BLOCK, scale=lambda _: 0.5),

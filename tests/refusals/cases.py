@@ -313,6 +313,10 @@ CASES = (
         *(CHANGE, "inner attention for a call", "A function of a file without classes, for the time of a call"),
         "replaces comfy.ldm.flux.math.optimized_attention",
     ),
+    done_by(
+        *(CHANGE, "method of a class", "A method replaced on a class of ComfyUI's"),
+        "replaces comfy.ldm.flux.layers.SingleStreamBlock.forward",
+    ),
     done_by(LATER, "go on", "A patch that a node goes on without", "double_block"),
     done_by(
         *(LATER, "compile and go on", "Compiling that a node goes on without", "compiles", "compiled=blocks"),

@@ -6,12 +6,12 @@ it, and before each call, from the outside: many packs change a method for the t
 files of its classes. Where code of packs stands around a call, all that is inside is looked at as it is sent, which
 takes some 4 ms for the 955 modules of Flux. On the transformer of a stock loader, which is to be ours, all code of
 packs is such a change.
-Owns that. Does not own which node a piece of code belongs to (writers.py).
+Owns that. Does not own which node a piece of code belongs to (writers.py), nor functions of ComfyUI's files and classes
+(replaced_code.py).
 """
 
 import dis
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,6 +33,7 @@ from ..contract.writers import (
     values_in,
     writers_of,
 )
+from .replaced_code import CodeAsMade
 
 log = logging.getLogger(__name__)
 ROOT = "diffusion_model"
@@ -83,17 +84,9 @@ class AsMade:
 
     def __init__(self, transformer: nn.Module) -> None:
         self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
-        self._functions = {name: _functions(name) for name in _files(transformer)}
+        self.code = CodeAsMade(transformer)
         self.told: set[str] = set()
         self.blamed: dict[str, frozenset[str]] = {}  # the classes of nodes of which one set a value, by what it did
-
-    def replaced(self) -> Iterator[tuple[str, object]]:
-        """Functions of packs that stand in the place of those which ComfyUI's files had, with where."""
-        for file, functions in self._functions.items():
-            now = vars(sys.modules[file])
-            for name, function in functions.items():
-                if now.get(name, function) is not function and foreign(now[name]):
-                    yield f"it replaces {_joined(file, name)}", now[name]
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
         """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
@@ -106,7 +99,10 @@ class AsMade:
 def note_as_made(transformer: nn.Module) -> None:
     """Have each call of the transformer look at it first."""
     transformer.register_forward_pre_hook(_before_call)
-    transformer.as_made = AsMade(transformer)
+    transformer.as_made = as_made = AsMade(transformer)
+    if before := as_made.code.replaced_before():
+        # Not refused: a pack does so as it is imported, for all MODELs, so there is no node to remove from the graph.
+        log.warning("a pack had changed ComfyUI before the model was made (%s); ranks do without", ", ".join(before))
 
 
 def _before_call(transformer: nn.Module, _: object) -> None:
@@ -124,7 +120,8 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         _refuse_of_graph(change.what, change.value, as_made.blamed)
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
-    for what, value in as_made.replaced():
+    for where, value in as_made.code.replaced():
+        what = f"it replaces {where}"
         # of no other node of the graph: unlike a change of the model, this cannot be taken back
         if (nodes := writers_of(value)) or executing_node() is None:
             raise refuse_by(nodes, what)
@@ -228,33 +225,7 @@ def _look_at(module: nn.Module) -> _Made:
 
 
 def _place(path: str, name: str = "") -> str:
-    return _joined(ROOT, path, name)
-
-
-def _joined(*names: str) -> str:
-    return ".".join(filter(None, names))
-
-
-def _files(transformer: nn.Module) -> list[str]:
-    """The files of its classes, and those in which the functions that stand in such a file are defined: Flux attends by
-    a function of `comfy.ldm.flux.math`, which has no class of a module."""
-    found: set[str] = set()
-    due = {type(module).__module__ for module in transformer.modules()}
-    while due := {name for name in due - found if name.startswith("comfy.ldm.") and name in sys.modules}:
-        found |= due
-        due = {
-            str(each.__module__) for name in due for each in _functions(name).values() if hasattr(each, "__module__")
-        }
-    return sorted(found)
-
-
-def _functions(file: str) -> dict[str, object]:
-    """What code in one of ComfyUI's modules can call by its name, its attention function among it."""
-    return {
-        name: value
-        for name, value in vars(sys.modules[file]).items()
-        if callable(value) and not isinstance(value, type)
-    }
+    return ".".join(filter(None, [ROOT, path, name]))
 
 
 def _methods(module: nn.Module) -> dict[str, object]:

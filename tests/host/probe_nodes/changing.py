@@ -88,6 +88,21 @@ def attention_for_a_call(model: Any, file: ModuleType, name: str) -> None:
     model.set_model_unet_function_wrapper(wrapper)
 
 
+def of_the_class(model: Any) -> None:
+    """Have a method of a block's class replaced while ComfyUI calls the model, as packs do that own a `_forward`."""
+    kind = type(model.get_model_object("diffusion_model").get_submodule(BLOCK))
+    stock = kind.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock(self, *args, **kwargs)
+
+    def wrapper(function: Any, given: dict[str, Any]) -> Any:
+        with patch.object(kind, "forward", forward):
+            return function(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(wrapper)
+
+
 class OtherClass:
     """What a pack's own class of the transformer has more."""
 
@@ -115,6 +130,7 @@ WAYS: dict[str, Callable[[Any], None]] = {
     # As WanMotionScale does with the base of positions; of a value that nothing is computed by.
     "value for good": lambda model: setattr(model.model.diffusion_model.get_submodule(BLOCK), "scale", 0.5),
     "value for a call": lambda model: for_a_call(model, BLOCK, scale=lambda _: 0.5),
+    "method of a class": of_the_class,
     # As PuLID for Flux does.
     "method for good": lambda model: setattr(
         model.model.diffusion_model, "forward_orig", MethodType(same_method, model.model.diffusion_model)

@@ -1,10 +1,12 @@
-"""That no class of ComfyUI changes, as it runs, a plain value that is looked at: it would be refused for no node's act.
+"""That a class of ComfyUI's changes no plain value that is looked at as it runs, and what packs change is found.
 
 Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
 """
 
 import importlib
 import sys
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from trace_samplers import NAME, load
@@ -25,6 +27,7 @@ for name, make in CASES.items():
     with torch.no_grad():
         model, inputs = make()
         as_made = changed_modules.AsMade(model)
+        assert as_made.code.replaced_before() == [], name
         for _ in range(2):
             call(model, inputs)
             assert what_changed(model, as_made) == [], name
@@ -45,3 +48,14 @@ for change in found:
 assert what_changed(model, as_made) == [] and embedder.theta == 10000 and model.nothing is None and model.training
 embedder.axes_dim[0] += 2  # what was noted is another list than what was taken back
 assert what_changed(model, as_made) == [f"{root}.pe_embedder.axes_dim"]
+
+# A method that a pack put on a class of ComfyUI's: before the model was made it is told, since then it is found.
+warned = []
+log = SimpleNamespace(warning=lambda text, *given: warned.append(text % given))
+forward = "comfy.ldm.flux.model.Flux.forward_orig"
+with patch.object(type(model), "forward_orig", lambda *given, **named: None), patch.object(changed_modules, "log", log):
+    assert [where for where, _ in as_made.code.replaced()] == [forward]
+    changed_modules.note_as_made(model)
+    assert list(model.as_made.code.replaced()) == []
+assert warned == [f"a pack had changed ComfyUI before the model was made ({forward}); ranks do without"]
+assert list(as_made.code.replaced()) == list(model.as_made.code.replaced()) == [], "ComfyUI's own again"

@@ -1,0 +1,61 @@
+"""Functions that packs put in the place of ComfyUI's own, in the files and classes that a transformer is made of.
+
+Ranks have ComfyUI's, so such a function would be without effect in them. What stands there is noted when the
+transformer is made. Owns that. Does not own what of it is refused, nor the transformer's modules (changed_modules.py).
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from ..contract.foreign_code import foreign
+
+COMPUTES = "comfy.ldm."  # the package whose files and classes compute
+
+
+class CodeAsMade:
+    """The functions of ComfyUI's files and classes that a transformer computes by, as they were when it was made."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        files = {name: vars(sys.modules[name]) for name in _files(transformer)}
+        self._classes = _classes(transformer)
+        self._made = {place: (names, _functions(names)) for place, names in {**files, **self._classes}.items()}
+
+    def replaced(self) -> Iterator[tuple[str, object]]:
+        """Functions of packs that stand in the place of those that were there, with where."""
+        for place, (now, functions) in self._made.items():
+            for name, function in functions.items():
+                if now.get(name, function) is not function and foreign(now[name]):
+                    yield f"{place}.{name}", now[name]
+
+    def replaced_before(self) -> list[str]:
+        """Where a class had a function of a pack already. Of files this is unknown: they import others' functions."""
+        found = [(place, *each) for place in self._classes for each in self._made[place][1].items()]
+        return [f"{place}.{name}" for place, name, each in found if isinstance(each, FunctionType) and foreign(each)]
+
+
+def _files(transformer: nn.Module) -> list[str]:
+    """The files of its classes, and those in which the functions that stand in such a file are defined: Flux attends by
+    a function of `comfy.ldm.flux.math`, which has no class of a module."""
+    found: set[str] = set()
+    due = {type(module).__module__ for module in transformer.modules()}
+    while due := {name for name in due - found if name.startswith(COMPUTES) and name in sys.modules}:
+        found |= due
+        functions = [each for name in due for each in _functions(vars(sys.modules[name])).values()]
+        due = {str(each.__module__) for each in functions if hasattr(each, "__module__")}
+    return sorted(found)
+
+
+def _classes(transformer: nn.Module) -> dict[str, Mapping[str, Any]]:
+    """The names in its modules' classes and in those that they are derived from, by where they are."""
+    kinds = {base for module in transformer.modules() for base in type(module).__mro__}
+    found = {f"{kind.__module__}.{kind.__qualname__}": vars(kind) for kind in kinds}
+    return {place: found[place] for place in sorted(found) if place.startswith(COMPUTES)}
+
+
+def _functions(names: Mapping[str, Any]) -> dict[str, object]:
+    """What code can call by its name, the attention function of a file and the `forward` of a class among it."""
+    return {name: each for name, each in names.items() if callable(each) and not isinstance(each, type)}

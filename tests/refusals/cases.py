@@ -162,6 +162,22 @@ def frame_by_frame(tiny: TinyModels) -> Workflow:
     return graph
 
 
+def sampled_by(kind: str) -> Build:
+    """A sampler that another node brings."""
+
+    def build(tiny: TinyModels) -> Workflow:
+        graph = ours(tiny)
+        given = graph["sampler"]["inputs"]
+        wanted = {name: given[name] for name in ("model", "positive", "negative", "latent_image", "cfg")}
+        graph["select"] = node(kind)
+        graph["sigmas"] = node("BasicScheduler", model=given["model"], scheduler="simple", steps=2, denoise=1.0)
+        links = {"sampler": ["select", 0], "sigmas": ["sigmas", 0]}
+        graph["sampler"] = node("SamplerCustom", **wanted, **links, noise_seed=given["seed"], add_noise=True)
+        return graph
+
+    return build
+
+
 def with_hook(hook: str, **inputs: Any) -> Build:
     """A change of weights on one conditioning."""
 
@@ -300,6 +316,12 @@ CASES = (
     done_by(
         *(CHANGE, "inner method for a run", "A method of a block replaced for the time of a run"),
         "replaces diffusion_model.single_blocks.0.forward,",
+    ),
+    told_by(
+        *("SamplerCustom", "A method of a block replaced by a sampler while it samples"),
+        *(sampled_by("ChangeWhileSampling"), "ChangeWhileSampling (node select)"),
+        "replaces diffusion_model.single_blocks.0.forward,",
+        stock=True,
     ),
     done_by(
         *(CHANGE, "value for a call", "A value that a module computes by (WanMotionScaleAdvanced)"),

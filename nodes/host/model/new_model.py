@@ -41,6 +41,7 @@ from ..sampling.worker_loop import to_workers
 from ..sampling.workload_from_guider import asks_both, work_of_run, work_of_settings
 from ..tasks.cond_tasks import TOGETHER_KEY, calc_together
 from .changed_model import sample_by
+from .changed_modules import have_packs_around
 from .found_plans import LOOKING
 from .measures import held_by_memory, refuse_beyond_host, refuse_beyond_room
 from .patcher import RemotePatcher
@@ -272,6 +273,7 @@ def with_context(
         run.graphs_under = decision.plan
     run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     run.controlled = have_controlnet(guider.conds)
+    run.packs_around |= have_packs_around({"loop": [guider, sampler, vars(sampler)]}, ["loop"])
     run.lean = run.controlled or any(
         isinstance(each, ModelPatcher) and not isinstance(each, RemotePatcher) for each in vars(guider).values()
     )

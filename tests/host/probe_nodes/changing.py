@@ -10,7 +10,9 @@ from unittest.mock import patch
 
 import comfy.ldm.flux.layers
 import comfy.ldm.flux.math
+import comfy.samplers
 import torch
+from comfy.k_diffusion.sampling import sample_euler
 from comfy_api.latest import io
 
 from .node import node
@@ -147,3 +149,14 @@ def change_modules(model: io.Model, way: str) -> io.NodeOutput:
     model = model.clone()
     WAYS[way](model)
     return io.NodeOutput(model)
+
+
+@node("ChangeWhileSampling", gives=[io.Sampler])
+def change_while_sampling() -> io.NodeOutput:
+    """Euler's sampler, which has a block computed by a method of the pack's while it samples."""
+
+    def sample(model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with changed_block(model.inner_model.inner_model.diffusion_model):
+            return sample_euler(model, *args, **kwargs)
+
+    return io.NodeOutput(comfy.samplers.KSAMPLER(sample))

@@ -22,7 +22,8 @@ class CodeAsMade:
     def __init__(self, transformer: nn.Module) -> None:
         files = {name: vars(sys.modules[name]) for name in _files(transformer)}
         self._classes = _classes(transformer)
-        self._made = {place: (names, _functions(names)) for place, names in {**files, **self._classes}.items()}
+        self._made = {name: (names, _functions(names)) for name, names in files.items()}
+        self._made |= {name: (vars(kind), _methods(kind)) for name, kind in self._classes.items()}
 
     def replaced(self) -> Iterator[tuple[str, object]]:
         """Functions of packs that stand in the place of those that were there, with where."""
@@ -33,7 +34,7 @@ class CodeAsMade:
 
     def replaced_before(self) -> list[str]:
         """Where a class had a function of a pack already. Of files this is unknown: they import others' functions."""
-        found = [(place, *each) for place in self._classes for each in self._made[place][1].items()]
+        found = [(place, *each) for place, kind in self._classes.items() for each in vars(kind).items()]
         return [f"{place}.{name}" for place, name, each in found if isinstance(each, FunctionType) and foreign(each)]
 
 
@@ -49,11 +50,17 @@ def _files(transformer: nn.Module) -> list[str]:
     return sorted(found)
 
 
-def _classes(transformer: nn.Module) -> dict[str, Mapping[str, Any]]:
-    """The names in its modules' classes and in those that they are derived from, by where they are."""
+def _classes(transformer: nn.Module) -> dict[str, type]:
+    """Its modules' classes and those that they are derived from, by where they are."""
     kinds = {base for module in transformer.modules() for base in type(module).__mro__}
-    found = {f"{kind.__module__}.{kind.__qualname__}": vars(kind) for kind in kinds}
+    found = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
     return {place: found[place] for place in sorted(found) if place.startswith(COMPUTES)}
+
+
+def _methods(kind: type) -> dict[str, object]:
+    """The functions of a class and those that it has of ComfyUI's classes before it, which it may be given itself."""
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.startswith("comfy.")]
+    return {name: each for base in bases for name, each in _functions(vars(base)).items()}
 
 
 def _functions(names: Mapping[str, Any]) -> dict[str, object]:

@@ -35,6 +35,7 @@ for name, make in CASES.items():
 # Each kind of plain value is found, in place as well, and taken back; what torch sets by itself is not.
 model, _ = CASES["Flux.1"]()
 embedder, root = model.pe_embedder, "it sets diffusion_model"
+embedder.axes_dim = [*embedder.axes_dim]  # the case's own
 model.kind_of_text, model.nothing = "made", None
 as_made = changed_modules.AsMade(model)
 embedder.theta, model.kind_of_text, model.nothing = 5000.0, "set", object()
@@ -59,3 +60,11 @@ with patch.object(type(model), "forward_orig", lambda *given, **named: None), pa
     assert list(model.as_made.code.replaced()) == []
 assert warned == [f"a pack had changed ComfyUI before the model was made ({forward}); ranks do without"]
 assert list(as_made.code.replaced()) == list(model.as_made.code.replaced()) == [], "ComfyUI's own again"
+
+# As well where the class has it of another.
+model, _ = CASES["Chroma Radiance, mask, ControlNet"]()
+as_made = changed_modules.AsMade(model)
+assert "forward_orig" not in vars(type(model))
+with patch.object(type(model), "forward_orig", lambda *given, **named: None):
+    (found,) = as_made.code.replaced()
+    assert found[0] == "comfy.ldm.chroma_radiance.model.ChromaRadiance.forward_orig"

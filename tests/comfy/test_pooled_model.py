@@ -651,7 +651,7 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
     tries: bool, written: object, module_of_pack, monkeypatch
 ) -> None:
     module, happened = module_of_pack("nodes.host.model.new_model"), list[Any]()
-    run = SimpleNamespace(call_late=lambda: happened.append("late"))
+    run = SimpleNamespace(call_late=lambda: happened.append("late"), packs_around=False)
     decision = SimpleNamespace(plan="a plan")
     trier = SimpleNamespace(by_graphs=True, after=lambda it: happened.append(it)) if tries else None
     corrected = SimpleNamespace(
@@ -684,7 +684,9 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
 
     sigmas = torch.tensor([1.0, 0.5, 0.25, 0.0])
     noise = torch.zeros(3, 4, 8, 9)
-    assert module.with_context(Executor(), noise, 1, "s", sigmas, 5, seed=6) == (noise, 1, "s", sigmas, 5, {"seed": 6})
+    sampler = SimpleNamespace()
+    asked = (noise, 1, sampler, sigmas, 5)
+    assert module.with_context(Executor(), *asked, seed=6) == (*asked, {"seed": 6})
     assert (run.guided, run.images, run.steps, run.trier) == (True, 3, 3, trier)
     assert vars(patcher.model.last_run) == {"of": of, "work": "work", "sizes": {}}
     assert getattr(run, "graphs_under", None) == ("a plan" if tries else None)
@@ -693,11 +695,11 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
         *([] if written else [("corrected", run, (2, 1), [7])]),
     ]  # fmt: skip
     for count, steps in ((2, 1), (1, 1), (0, 1)):
-        module.with_context(Executor(), noise, 1, "s", sigmas[:count])
+        module.with_context(Executor(), noise, 1, sampler, sigmas[:count])
         assert run.steps == steps
     happened.clear()
     Executor.class_obj = SimpleNamespace(model_patcher="a stock MODEL, with our options")
-    assert module.with_context(Executor(), noise, 1, "s", sigmas, 5, seed=6) == (noise, 1, "s", sigmas, 5, {"seed": 6})
+    assert module.with_context(Executor(), *asked, seed=6) == (*asked, {"seed": 6})
     assert happened == []
 
 

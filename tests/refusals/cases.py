@@ -216,7 +216,7 @@ def changed_before(way: str, weight_dtype: str) -> Build:
 
     def build(tiny: TinyModels) -> Workflow:
         graph = before(CHANGE, way=way)(tiny)
-        graph["model"]["inputs"]["weight_dtype"] = weight_dtype
+        graph["model"]["inputs"] |= {"unet_name": tiny.schnell, "weight_dtype": weight_dtype}
         return graph
 
     return build

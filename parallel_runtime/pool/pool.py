@@ -48,7 +48,7 @@ ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 WAIT_S = 0.05  # how often a caller that waits for the lock is asked whether to go on
 GIVEN_UP_S = 0.2  # between looks at a request that its caller gave up
-FEWER_DEVICES = f"{NO_CUMEM}; run the doctor, or name fewer devices in SP Config"
+FEWER_DEVICES = f"run the doctor, and name fewer devices in SP Config, or {NO_CUMEM}"
 
 _log = logging.getLogger(__name__)
 

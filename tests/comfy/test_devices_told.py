@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from parallel_runtime.devices import Device
 from parallel_runtime.wire.replies import MeasureReply
@@ -70,7 +71,11 @@ def test_devices_of_two_kinds_compute_by_their_measured_speed(module_of_pack, mo
 def test_comfyui_makes_room_for_the_start_of_workers_that_are_measured_first(module_of_pack, monkeypatch) -> None:
     """A text encoder may fill the GPU that a rank wants a context on."""
     module, done = module_of_pack("nodes.host.model.measures"), list[object]()
-    management = SimpleNamespace(free_memory=lambda room, gpu: done.append((str(gpu), room > 1 << 30)))
+    management = SimpleNamespace(
+        free_memory=lambda room, gpu: done.append((str(gpu), room > 1 << 30)),
+        get_torch_device=lambda: torch.device("cuda", 0),
+        current_loaded_models=[SimpleNamespace(device=torch.device(name)) for name in ("cuda:2", "cuda:2", "cpu")],
+    )
     pool = SimpleNamespace(measure_devices=lambda check_cancelled: done.append("measured") or [measured()])
     monkeypatch.setattr(module, "comfy", SimpleNamespace(model_management=management))
     monkeypatch.setattr(module, "off", lambda feature: False)
@@ -78,7 +83,7 @@ def test_comfyui_makes_room_for_the_start_of_workers_that_are_measured_first(mod
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: f"GPU {index}")
     elsewhere = Device("cuda", 0, machine="b")
     module.measured_shares((Device("cuda", 1), Device("cuda", 2), elsewhere), lambda: None)
-    assert done == [("cuda:1", True), ("cuda:2", True), "measured"]
+    assert done == [("cuda:2", True), "measured"], "ComfyUI has nothing on the other two"
 
 
 @pytest.mark.parametrize(

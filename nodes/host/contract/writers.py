@@ -7,10 +7,12 @@ MODEL of a stock loader carries. Owns that search. Does not own what is refused 
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .comfyui import comfy_nodes, get_executing_context, get_progress_state
@@ -23,6 +25,7 @@ PACKAGE = __name__.rpartition(".host.")[0]  # that of the node classes of this p
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
 # How surely code is a node's: in its class, in its file, in its pack.
 CLASS, FILE, PACK = 3, 2, 1
+WORD = re.compile(r"[^\W\d]\w*")
 DEPTH = 8  # of containers in a MODEL's options; ComfyUI has four
 
 
@@ -170,6 +173,14 @@ def packs_with_models() -> list[GraphNode]:
     return [node for node in nodes if not node.ours and not node.stock and "MODEL" in _taken(node)]
 
 
+def naming(nodes: Sequence[GraphNode], attribute: str) -> list[GraphNode]:
+    """Those of the nodes whose class's file, else pack, has this name in its source."""
+    for packs in (False, True):
+        if found := [node for node in nodes if attribute in _names_in(node.kind.__module__, packs)]:
+            return found
+    return []
+
+
 def loader_of_model() -> GraphNode | None:
     """The nearest node before that makes a MODEL of something else; None outside of a prompt."""
     made = (node for node in nodes_before() if "MODEL" in _outputs(node) and "MODEL" not in _taken(node))
@@ -222,6 +233,17 @@ def _defines(kind: type, module: str, name: str) -> int:
         elif base.__module__.partition(".")[0] == module.partition(".")[0] and not _is_comfys(base.__module__):
             sure = max(sure, PACK)
     return sure
+
+
+def _names_in(module: str, pack: bool) -> set[str]:
+    """The words in the source of a module, or of all modules of its pack."""
+    top = module.partition(".")[0]
+    files = {_file(name) for name in list(sys.modules) if name == module or (pack and f"{name}.".startswith(f"{top}."))}
+    found: set[str] = set()
+    for file in filter(None, files):
+        with suppress(OSError):
+            found |= set(WORD.findall(Path(file).read_text(encoding="utf-8", errors="replace")))
+    return found
 
 
 def _is_comfys(module: str) -> bool:

@@ -73,9 +73,11 @@ def carry_set(model: ModelPatcher, to: RemotePatcher) -> None:
         value = model.get_model_object(name)
         if not _alike(value, to.get_model_object(name)):
             to.add_object_patch(name, value)
+    if CONFIG in model.object_patches:
+        return
     given, own = (each.get_model_object(CONFIG) for each in (model, to))
     differing = {name for name, value in given.unet_config.items() if not _alike(value, own.unet_config.get(name))}
-    if CONFIG not in model.object_patches and differing - {"dtype"}:
+    if differing - {"dtype"}:
         changed = {name: given.unet_config[name] for name in differing - {"dtype"}}
         config = type(own).__new__(type(own))  # no copy.copy: for it, ComfyUI's class has every method, as None
         vars(config).update(vars(own), unet_config={**own.unet_config, **changed})

@@ -12,7 +12,7 @@ Owns that. Does not own which node a piece of code belongs to (writers.py), nor 
 
 import dis
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
@@ -29,6 +29,7 @@ from ..contract.writers import (
     changers_of_models,
     executing_node,
     is_of_a_node,
+    naming,
     packs_with_models,
     values_in,
     writers_of,
@@ -118,6 +119,7 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
     for change in changes:
         _refuse_of_graph(change.what, change.value, as_made.blamed)
+    for change in changes:  # none is of this graph: what is taken back of a module is all of it
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
     for where, value in as_made.code.replaced():
@@ -135,18 +137,22 @@ def have_packs_around(options: Mapping[str, Any], names: Iterable[str] = AROUND)
     return any(foreign(each) for name in names for each in values_in(options.get(name)))
 
 
-def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module) -> None:
+def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module, patched: Collection[str]) -> None:
     """Raise `ValueError` for what a node of the graph changed by hand on the transformer of a stock loader, which ranks
-    would do without. `fresh`: ComfyUI's transformer of the same file, as no node has seen it."""
+    would do without. `fresh`: ComfyUI's transformer of the same file, as no node has seen it. `patched`: what is there
+    for as long as a MODEL of the loader is in use, by its whole name."""
     as_made: Any = fresh.as_made
-    refuse_on_stock(_of_packs(transformer, as_made.made))
+    refuse_on_stock(_of_packs(transformer, as_made.made, patched))
+    for where, value in as_made.code.foreign():  # which may have been there before `fresh` was made
+        if nodes := writers_of(value):
+            raise refuse_by(nodes, f"it replaces {where}")
 
 
 def refuse_on_stock(changes: Iterable[tuple[str, object]]) -> None:
     """Raise `ValueError` for a change of a stock loader's model by a node of the graph; what another graph left behind
     the log tells. Each is what was done, in words that go on about the node, and its code."""
     for what, value in changes:
-        _refuse_of_graph(what, value, {})
+        _refuse_of_graph(what, value)
         log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
 
 
@@ -184,15 +190,18 @@ def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
     return list(found.values())
 
 
-def _refuse_of_graph(what: str, value: object, blamed: dict[str, frozenset[str]]) -> None:
+def _refuse_of_graph(what: str, value: object, blamed: dict[str, frozenset[str]] | None = None) -> None:
     """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph.
 
-    A plain value has no code: a node of a pack set it, of one of the classes that were in the graph when it was found.
+    A plain value has no code. A node whose source has its name set it; with `blamed`, of our own model, where no source
+    has it, one of those that were in the graph when it was found.
     """
     if _is_plain(value):
         there = packs_with_models()
-        kinds = blamed.setdefault(what, frozenset(node.class_type for node in there))
-        nodes = [node for node in there if node.class_type in kinds]
+        nodes = naming(there, what.rpartition(".")[2])
+        if blamed is not None:
+            kinds = blamed.setdefault(what, frozenset(node.class_type for node in nodes or there))
+            nodes = [node for node in there if node.class_type in kinds]
     else:
         nodes = writers_of(value)
         if not nodes and not is_of_a_node(value):
@@ -201,7 +210,9 @@ def _refuse_of_graph(what: str, value: object, blamed: dict[str, frozenset[str]]
         raise refuse_by(nodes, what)
 
 
-def _of_packs(transformer: nn.Module, made: Mapping[str, _Made]) -> Iterator[tuple[str, object]]:
+def _of_packs(
+    transformer: nn.Module, made: Mapping[str, _Made], patched: Collection[str]
+) -> Iterator[tuple[str, object]]:
     """Classes, methods, values and hooks of packs in a transformer. `made`: modules by path of one without any."""
     for path, module in transformer.named_modules():
         place, kind, stock = _place(path), type(module), made.get(path)
@@ -209,9 +220,10 @@ def _of_packs(transformer: nn.Module, made: Mapping[str, _Made]) -> Iterator[tup
             yield f"it replaces the class of {place}", kind
         if stock is not None and stock.kind is kind:  # a class for another dtype has other values
             for name, value in _set(module, stock).items():
-                yield f"it sets {_place(path, name)}", value
+                if _place(path, name) not in patched:
+                    yield f"it sets {_place(path, name)}", value
         for name, value in _methods(module).items():
-            if foreign(value):
+            if foreign(value) and _place(path, name) not in patched:
                 yield f"it replaces {_place(path, name)}", value
         for value in (value for hooks in HOOKS for value in vars(module)[hooks].values()):
             if foreign(value):

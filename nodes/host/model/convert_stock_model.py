@@ -50,7 +50,7 @@ def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
     path, options, read = _source(model)
     ours = remote_patcher(path, _compute_dtype(model, options), asked, read=read)
     _refuse_what_stays_behind(model)
-    refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model)
+    refuse_changed_stock(model.model.diffusion_model, ours.model.diffusion_model, model.object_patches_backup.keys())
     refuse_set(model, ours.model)
     refuse_held(values_in([model.model_options, model.wrappers, model.callbacks]), model.model.diffusion_model)
     ours.note_kernels()

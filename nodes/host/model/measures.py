@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.models.hosted.stock_attention import SPARSE
 from ....parallel_runtime.plan import ParallelPlan
@@ -68,13 +66,21 @@ def measured_shares(devices: tuple[Device, ...], check_cancelled: Callable[[], N
         return ()
 
     def measure(pool: Pool) -> list[MeasureReply]:
-        for device in devices if not off("room") else ():
-            if not device.machine:
-                comfy.model_management.free_memory(START_TAKES, torch.device("cuda", device.index))
+        if not off("room"):
+            _make_room({device.index for device in devices if not device.machine})
         return pool.measure_devices(check_cancelled=check_cancelled)
 
     found = POOLS.measured(devices, measure)
     return shares_by_speed([each.name for each in found], [each.gflops for each in found])
+
+
+def _make_room(gpus: set[int]) -> None:
+    """Have ComfyUI leave room on those of these GPUs that it uses: to ask another one would take a context there."""
+    management = comfy.model_management
+    used = {management.get_torch_device(), *(each.device for each in management.current_loaded_models)}
+    for gpu in used:
+        if gpu.type == "cuda" and (gpu.index or 0) in gpus:
+            management.free_memory(START_TAKES, gpu)
 
 
 def held_by_memory(plan: ParallelPlan, devices: tuple[Device, ...], num_bytes: int) -> ParallelPlan:

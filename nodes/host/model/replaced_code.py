@@ -32,6 +32,13 @@ class CodeAsMade:
                 if now.get(name, function) is not function and foreign(now[name]):
                     yield f"{place}.{name}", now[name]
 
+    def foreign(self) -> Iterator[tuple[str, object]]:
+        """Functions of packs that stand there now, what files import of others among them, with where."""
+        for place, (now, functions) in self._made.items():
+            for name in functions:
+                if isinstance(each := now.get(name), FunctionType) and foreign(each):
+                    yield f"{place}.{name}", each
+
     def replaced_before(self) -> list[str]:
         """Where a class had a function of a pack already. Of files this is unknown: they import others' functions."""
         found = [(place, *each) for place, kind in self._classes.items() for each in vars(kind).items()]

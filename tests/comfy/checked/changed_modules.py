@@ -50,6 +50,36 @@ assert what_changed(model, as_made) == [] and embedder.theta == 10000 and model.
 embedder.axes_dim[0] += 2  # what was noted is another list than what was taken back
 assert what_changed(model, as_made) == [f"{root}.pe_embedder.axes_dim"]
 
+# A value has no code: the nodes whose source has its name set it, here this file's.
+writers = importlib.import_module(f"{NAME}.nodes.host.contract.writers")
+kinds = {"Here": type("Here", (), {}), "Elsewhere": importlib.import_module("json").JSONDecoder}
+both = [writers.GraphNode(node_id="1", class_type=name) for name in kinds]
+with patch.dict(writers.comfy_nodes.NODE_CLASS_MAPPINGS, kinds):
+    assert writers.naming(both, "kind_of_text") == both[:1] and writers.naming(both, "raw_" + "decode") == both[1:]
+    assert writers.naming(both, "nobody_" + "has_it") == []
+# What a MODEL that is in use patches is no change of a stock loader's model.
+stock, _ = CASES["Flux.1"]()
+fresh = SimpleNamespace(as_made=changed_modules.AsMade(stock))
+stock.pe_embedder.theta = 5000
+name = "diffusion_model.pe_embedder.theta"
+assert [what for what, _ in changed_modules._of_packs(stock, fresh.as_made.made, ())] == [f"it sets {name}"]
+assert list(changed_modules._of_packs(stock, fresh.as_made.made, {name: 1}.keys())) == []
+stock.pe_embedder.theta = 10000
+# A function of a pack in a file, which may have been there before: of a node of the graph it is refused.
+flux_math = importlib.import_module("comfy.ldm.flux.math")
+theirs = lambda *given, **named: None  # noqa: E731
+with patch.object(flux_math, "optimized_attention", theirs), patch.object(changed_modules, "writers_of", lambda _: []):
+    fresh.as_made = changed_modules.AsMade(stock)
+    assert "comfy.ldm.flux.math.optimized_attention" in dict(fresh.as_made.code.foreign())
+    changed_modules.refuse_changed_stock(stock, fresh, ())
+    changed_modules.writers_of = lambda value: both[:1] if value is theirs else []
+    try:
+        changed_modules.refuse_changed_stock(stock, fresh, ())
+    except ValueError as error:
+        assert "it replaces comfy.ldm.flux.math.optimized_attention" in str(error), error
+    else:
+        raise AssertionError("it was not seen")
+
 # A method that a pack put on a class of ComfyUI's: before the model was made it is told, since then it is found.
 warned = []
 log = SimpleNamespace(warning=lambda text, *given: warned.append(text % given))

@@ -182,6 +182,22 @@ assert keeping(old.method)(1) == (new, (1,), {}) and keeping(old) is new
 assert keeping(partial(old.method, old, beside, key=old))(3) == (new, (new, beside, 3), {"key": new})
 call = partial(old.method)
 assert keeping(lambda call=call: call())()[0] is new
+
+
+def two_around_each_other():
+    kept = old
+
+    def first(times):
+        return second(times - 1) if times else kept
+
+    def second(times):
+        return first(times - 1) if times else kept
+
+    return first
+
+
+for times in range(4):
+    assert keeping(two_around_each_other())(times) is new, "as deep as they call each other"
 for same in (beside.method, partial(beside.method, 1, key=2), of_pack, print, 3, None, (old,), lambda: beside):
     assert keeping(same) is same
 stock = stock_model()

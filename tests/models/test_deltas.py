@@ -37,6 +37,7 @@ def layer_of(kind: str, size: int) -> nn.Module:
         held = weight.to(given)
     else:
         held = comfy.quant_ops.QuantizedTensor.from_float(weight.bfloat16(), given)
+        layer.layout_type = given  # which ComfyUI 0.24 asks for
     layer.weight = as_parameter(held)
     layer.bias = nn.Parameter(torch.randn(size, generator=numbers).bfloat16(), requires_grad=False)
     return layer

@@ -297,6 +297,7 @@ LORAS = """
 PARALLELIZE = """
     comfy.model_patcher.ModelPatcher:cached_patcher_init
     comfy.model_patcher.ModelPatcher:hook_patches
+    comfy.model_patcher.ModelPatcher:object_patches_backup
     comfy.patcher_extension.WrappersMP.APPLY_MODEL
     comfy.sd.load_checkpoint_guess_config
     comfy.sd.load_diffusion_model

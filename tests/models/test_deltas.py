@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 WIDE, SMALL = 192, 64  # numbers of a row; a layer of the second is loaded as without dynamic VRAM
 FP8 = torch.float8_e4m3fn
 PRODUCTS = "fp8, products"
-KINDS = {"fp8": FP8, PRODUCTS: FP8, "bf16": torch.bfloat16, "quantised": "TensorCoreFP8E4M3Layout"}
+KINDS = {"fp8": FP8, PRODUCTS: FP8, "bf16": torch.bfloat16, "scaled fp8": "TensorCoreFP8E4M3Layout"}
+KINDS |= {"nvfp4": "TensorCoreNVFP4Layout", "int8": "TensorWiseINT8Layout"}
 
 
 def layer_of(kind: str, size: int) -> nn.Module:

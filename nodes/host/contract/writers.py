@@ -25,7 +25,6 @@ PACKAGE = __name__.rpartition(".host.")[0]  # that of the node classes of this p
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
 # How surely code is a node's: in its class, in its file, in its pack.
 CLASS, FILE, PACK = 3, 2, 1
-WORD = re.compile(r"[^\W\d]\w*")
 DEPTH = 8  # of containers in a MODEL's options; ComfyUI has four
 
 
@@ -175,8 +174,9 @@ def packs_with_models() -> list[GraphNode]:
 
 def naming(nodes: Sequence[GraphNode], attribute: str) -> list[GraphNode]:
     """Those of the nodes whose class's file, else pack, has this name in its source."""
-    for packs in (False, True):
-        if found := [node for node in nodes if attribute in _names_in(node.kind.__module__, packs)]:
+    word = re.compile(rf"\b{re.escape(attribute)}\b")
+    for pack in (False, True):
+        if found := [node for node in nodes if any(map(word.search, _sources(node.kind.__module__, pack=pack)))]:
             return found
     return []
 
@@ -235,15 +235,13 @@ def _defines(kind: type, module: str, name: str) -> int:
     return sure
 
 
-def _names_in(module: str, pack: bool) -> set[str]:
-    """The words in the source of a module, or of all modules of its pack."""
+def _sources(module: str, *, pack: bool) -> Iterator[str]:
+    """The source of a module, or of all modules of its pack."""
     top = module.partition(".")[0]
     files = {_file(name) for name in list(sys.modules) if name == module or (pack and f"{name}.".startswith(f"{top}."))}
-    found: set[str] = set()
     for file in filter(None, files):
         with suppress(OSError):
-            found |= set(WORD.findall(Path(file).read_text(encoding="utf-8", errors="replace")))
-    return found
+            yield Path(file).read_text(encoding="utf-8", errors="replace")
 
 
 def _is_comfys(module: str) -> bool:

@@ -5,7 +5,7 @@ transformer is made. Owns that. Does not own what of it is refused, nor the tran
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -34,15 +34,18 @@ class CodeAsMade:
 
     def foreign(self) -> Iterator[tuple[str, object]]:
         """Functions of packs that stand there now, what files import of others among them, with where."""
-        for place, (now, functions) in self._made.items():
-            for name in functions:
-                if isinstance(each := now.get(name), FunctionType) and foreign(each):
-                    yield f"{place}.{name}", each
+        return self._foreign_in(self._made)
 
     def replaced_before(self) -> list[str]:
         """Where a class had a function of a pack already. Of files this is unknown: they import others' functions."""
-        found = [(place, *each) for place, kind in self._classes.items() for each in vars(kind).items()]
-        return [f"{place}.{name}" for place, name, each in found if isinstance(each, FunctionType) and foreign(each)]
+        return [where for where, _ in self._foreign_in(self._classes)]
+
+    def _foreign_in(self, places: Iterable[str]) -> Iterator[tuple[str, object]]:
+        for place in places:
+            now, functions = self._made[place]
+            for name in functions:
+                if isinstance(each := now.get(name), FunctionType) and foreign(each):
+                    yield f"{place}.{name}", each
 
 
 def _files(transformer: nn.Module) -> list[str]:

@@ -134,8 +134,8 @@ class MergedDeltas:
         patcher.patches = {key: [_entry(delta) for delta in deltas]}
         with complaints() as said:
             if self._is_merged_where_used(name, deltas):
-                dtype = self._merges_in(name, weight, device)
-                self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, dtype))
+                merges_in = self._merges_in(name, weight, device)
+                self._put(name, _merged_where_used(weight, key, patcher.patches[key], device, merges_in))
             else:
                 patcher.patch_weight_to_device(key, device_to=device)
         meant = next((delta.new_shape for delta in reversed(deltas) if delta.new_shape), tuple(pristine.shape))

@@ -258,13 +258,19 @@ def fork_each(orders: socket.socket, room: tuple[int, int]) -> None:
 
 def _thread_number() -> ctypes.c_int:
     """Where the C library keeps this thread's number."""
-    ctypes.CDLL(None).pthread_self.restype = ctypes.c_void_p
     library = ctypes.CDLL(None)
     library.pthread_self.restype = ctypes.c_void_p
-    start = library.pthread_self()
-    for offset in range(0, THREAD_BYTES, 4):
-        found = ctypes.c_int.from_address(start + offset)
-        if found.value == os.getpid():
+    return number_in(library.pthread_self(), os.getpid())
+
+
+def number_in(record: int, number: int) -> ctypes.c_int:
+    """Where the C library's record of a thread, at that address, has its number.
+
+    It begins eight bytes, and addresses fill theirs: the upper half of 0x7f23aee00740 is a process id, too.
+    """
+    for offset in range(0, THREAD_BYTES, 8):
+        found = ctypes.c_int.from_address(record + offset)
+        if found.value == number:
             return found
     raise RuntimeError("the C library keeps a thread's number elsewhere; tests must start ranks one by one")
 

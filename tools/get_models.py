@@ -53,7 +53,7 @@ account, and add `--header "Authorization: Bearer TOKEN"` to the line.
 
 The table has the first of them that fits in 95 % of an empty card, of a video with 81 frames; for a much longer one set
 `weights` yourself. SP Config in `auto` mode takes another one where it is predicted to be quicker: above all where
-weights leave no 6 GiB for the VAE that decodes on the first card, and would be loaded again before each run.
+weights leave the VAE no room on the first card (6 GiB, for a video 14), and would be loaded again before each run.
 
 "GiB a card" is what the planner counts for the three, on
 two cards, for a picture of 1024 x 1024 and, of Wan 2.2, for 121 frames of 1280 x 704. "By its size" is the file, or

@@ -290,6 +290,7 @@ class SequenceParallelAttention:
             for each in (q, k, v)
         )
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
+        # One mask for all heads: `attend` has others attended to over all keys.
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         exchange = self._exchange_of(exact=exact)

@@ -4,8 +4,9 @@ Both are one pipeline. A piece (a chunk of heads, or the keys of one rank of a r
 to it, the next one travels meanwhile, and a chunk's output goes back while the next chunk is attended to. The link
 carries one transfer after another, in the order in which the rank starts them.
 
-Owns that model, and the choice of the number of chunks. Ranks choose by it (attention.py) and cost models add up by it,
-so what is predicted is what runs. Pure: every rank that is given the same numbers chooses alike.
+Owns that model, and the choice of the number of chunks. Ranks choose by it (attention.py), and cost models add up by
+it; of what it hides they grant a device a part (`HIDDEN`, planner/hardware.py). Pure: every rank that is given the same
+numbers chooses alike.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """One generation of ranks: started together with what they share, asked, heard, and ended together.
 
 Owns what was asked and is still owed, and judges deaths. Which rank is silent is ranks.py's; who is blamed, and the
-words, failures.py's; one rank is process.py's, or remote_ranks.py's.
+words, failures.py's; one rank is process/rank_process.py's, or remote_ranks.py's.
 """
 
 import logging
@@ -465,7 +465,7 @@ class Generation:
             self._look(left_s)
         starting = not self.ready
         failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
-        self.end()  # before the wording: what the rank printed is complete then
+        self.end()  # before the wording: what the rank printed is complete then, and what is in flight forgotten
         rank = self.ranks[failure.rank]
         told = {"printed": rank.output.text(), "device": rank.place}
         return self.fail(pool_error(failure, **told, starting=starting, over_nccl=self._over_nccl))

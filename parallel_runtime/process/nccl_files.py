@@ -1,8 +1,8 @@
 """NCCL's configuration files: what they set, and what of it no rank may have.
 
 NCCL reads them in every rank and takes what the rank's environment does not say (NCCL user guide, Environment
-Variables; `setEnvFile` in its sources). So what process.py sets is safe from them, and what it only leaves out is not.
-Owns the reading and the refusal. Files are named by what people know them as, never by a path in a home folder.
+Variables; `setEnvFile` in its sources). So what environment.py sets is safe from them, and what it only leaves out is
+not. Owns the reading and the refusal. Files are named by what people know them as, never by a path in a home folder.
 """
 
 import os

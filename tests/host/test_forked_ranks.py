@@ -8,7 +8,7 @@ AT = 720  # where glibc has the number on this kind of processor
 
 
 def test_the_number_of_a_thread_is_not_taken_for_half_of_an_address() -> None:
-    """A process 32547 (0x7f23) once wrote over the address of its own record, and what it forked was ended by SIGSEGV."""
+    """Process 32547 (0x7f23) wrote over half of such an address, and what it had forked was ended by SIGSEGV."""
     record = ctypes.create_string_buffer(THREAD_BYTES)
     for offset in (0, 16, AT - 8):
         ctypes.c_uint64.from_buffer(record, offset).value = 0x7F23_AEE0_0740

@@ -1,4 +1,7 @@
-"""Masks of attention over whole tokens, made of those that a model made from this rank's."""
+"""Masks of attention over whole tokens, made of those that a model made from this rank's.
+
+Cuts none: what of a mask a rank needs is cut where it attends (parallel/attention.py).
+"""
 
 import torch
 from torch import Tensor

@@ -8,6 +8,7 @@ from .benchmark import ParallelBenchmark
 from .config import SPConfig
 from .host.contract.queued_prompt import watch_prompts
 from .host.contract.version import off, tell_at_load
+from .host.model.replaced_code import note_imported
 from .host.panel.routes import add_routes
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader, ParallelModelLoader
@@ -33,7 +34,7 @@ class ParallelDiTExtension(ComfyExtension):
             remove_left()
         if not off("panel"):
             add_routes(check_plan)
-            watch_prompts()
+            watch_prompts(note_imported)
         if not off("panel") and not off("renames"):
             await register_renames()
 

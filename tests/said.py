@@ -19,7 +19,7 @@ FILES = tuple(
         "nodes/host/contract": "known_nodes refusals",
         "nodes/host/model": (
             "block_hooks changed_model changed_modules convert_stock_model files forward found_plans measures "
-            "new_model patcher pooled_model readable_weights source weight_deltas"
+            "new_model patcher pooled_model readable_weights source stand_in weight_deltas"
         ),
         "nodes/host/panel": "actions machines progress routes tuning",
         "nodes/host/proof": "begin_tries benchmark_cases proving trying tuning",

@@ -418,6 +418,14 @@ CASES = (
         *(before(CHANGE, way="blocks for a call"), "ChangeModules (node before): it keeps the transformer"),
     ),
     told_by(
+        *(ADOPT, "Another MODEL made of the stock loader's before Parallelize Model (AnimateDiff Evolved)"),
+        *(before("MakeAnotherModel"), "MakeAnotherModel (node before): it hands on another MODEL,"),
+    ),
+    told_by(
+        *(SAMPLER, "Another MODEL made of ours", between("MakeAnotherModel")),
+        "MakeAnotherModel (node between): it hands on another MODEL",
+    ),
+    told_by(
         *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),
         *("LoadAsGGUF (node model)", "with z_image_turbo_int8_convrot.safetensors"),
     ),

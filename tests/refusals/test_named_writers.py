@@ -8,6 +8,7 @@ import torch
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import latent_of
+from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workflows import node
 
@@ -87,3 +88,30 @@ def test_what_a_node_changed_for_good_is_taken_back_once_the_node_is_gone(
         for _ in range(2):  # the second time ComfyUI has the node's result
             assert "ChangeModules (node between): it " in client.queue(graph).error_line("KSampler")
         assert torch.equal(latent_of(client, ours(tiny_models)), right), way
+
+
+def test_what_was_taken_back_is_refused_again_where_comfyui_keeps_older_results(tiny_models: TinyModels) -> None:
+    """As it does by default on a machine of more than 128 GiB: it does not run the node again, nor what it changed."""
+    plain = ours(tiny_models)
+    with ComfyServer(models=tiny_models.models, flags=("--cache-lru", "50")) as server:
+        client = ComfyClient(server.url)
+        for way in ("method for good", "value for good", "hook", "class"):
+            graph = between("ChangeModules", way=way)(tiny_models)
+            said = client.queue(graph).error_line("KSampler")
+            for _ in range(2):
+                plain["sampler"]["inputs"]["seed"] += 1  # or its result is kept, too
+                assert "sampler" not in client.queue(plain).require_success().cached, way
+                assert client.queue(graph).error_line("KSampler") == said, way
+            plain["sampler"]["inputs"]["seed"] += 1
+            client.queue(plain).require_success()
+
+
+def test_what_a_node_changed_for_good_does_not_refuse_the_next_loader(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    right = latent_of(client, ours(tiny_models))
+    for way in ("method for good", "value for good", "hook", "class"):
+        client.queue(between("ChangeModules", way=way)(tiny_models)).error_line("KSampler")
+        graph = ours(tiny_models)
+        graph["config"]["inputs"]["again"] = way  # as a setting that changes nothing: the loader runs once more
+        assert torch.equal(latent_of(client, graph), right), way

@@ -4,7 +4,7 @@ Owns what is known of the former while its request is answered. ComfyUI gives `v
 names, and repeats what it says once for each of them; so a node names one input, and finds the others here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 
 from .comfyui import PromptServer
@@ -14,10 +14,14 @@ from .writers import executing
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
 
 
-def watch_prompts() -> None:
-    """Have ComfyUI's server tell of each prompt before it validates it, in the task that then does."""
+def watch_prompts(before_first: Callable[[], None]) -> None:
+    """Have ComfyUI's server tell of each prompt before it validates it, in the task that then does. `before_first` is
+    called once all packs are loaded, and before any node runs."""
+    due = [before_first]
 
     def remember(request: dict) -> dict:
+        while due:
+            due.pop()()
         prompt = request.get("prompt")
         _PROMPT.set(prompt if isinstance(prompt, dict) else {})
         return request

@@ -122,19 +122,19 @@ def values_in(tree: object, depth: int = 0) -> Iterator[object]:
         yield tree
 
 
-def writers_of(value: object, written: Written | None = None) -> list[GraphNode]:
+def writers_of(value: object, written: Written | None = None, *, surely: int = PACK) -> list[GraphNode]:
     """The node that wrote `value`, or those of which one did; [] where nothing tells.
 
     `written`: what the MODEL that carries it has noted. Where the value's own code is another node's, that one changed
-    a MODEL that it should have copied.
+    a MODEL that it should have copied. `surely`: how surely code has to be a node's.
     """
     written = written or Written()
     nodes = [*filter(None, [executing_node()]), *nodes_before()]
-    coded = _by_code([value], nodes)
+    coded = _by_code([value], nodes, surely)
     seen = _in_graph(written.by(value), nodes)
     if seen is not None and (seen in coded or not coded):
         return [seen]
-    coded = coded or _by_code(_used_by(value), nodes)
+    coded = coded or _by_code(_used_by(value), nodes, surely)
     wrote = [node for node in coded if node in written.nodes()]
     return wrote or coded or _known_classes(value)
 
@@ -215,10 +215,10 @@ def around(value: object) -> dict[str, Any]:
     return found
 
 
-def _by_code(values: Iterable[object], nodes: Sequence[GraphNode]) -> list[GraphNode]:
-    """Those of the nodes whose class, else file, else pack defines one of the values."""
+def _by_code(values: Iterable[object], nodes: Sequence[GraphNode], least: int = PACK) -> list[GraphNode]:
+    """Those of the nodes whose class, else file, else pack defines one of the values; `least`: as surely as that."""
     codes = [_code(value) for value in values]
-    for surely in (CLASS, FILE, PACK):
+    for surely in range(CLASS, least - 1, -1):
         if found := [node for node in nodes if any(_defines(node.kind, *code) >= surely for code in codes)]:
             return found
     return []

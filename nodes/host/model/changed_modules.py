@@ -23,8 +23,10 @@ from torch import nn
 
 from ..contract.comfyui import ModelPatcher, comfy
 from ..contract.foreign_code import PLAIN, foreign, is_trusted
-from ..contract.refusals import refuse_by
+from ..contract.refusals import Refusal, refuse_by
 from ..contract.writers import (
+    FILE,
+    PACK,
     around,
     changers_of_models,
     executing_node,
@@ -34,7 +36,7 @@ from ..contract.writers import (
     values_in,
     writers_of,
 )
-from .replaced_code import CodeAsMade
+from .replaced_code import CodeAsMade, is_imported
 
 log = logging.getLogger(__name__)
 ROOT = "diffusion_model"
@@ -88,6 +90,7 @@ class AsMade:
         self.code = CodeAsMade(transformer)
         self.told: set[str] = set()
         self.blamed: dict[str, frozenset[str]] = {}  # the classes of nodes of which one set a value, by what it did
+        self.refused: list[Refusal] = []  # what was said of nodes whose code it is
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
         """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
@@ -118,10 +121,13 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         found = {change.what for change in changes}
         as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
     for change in changes:
-        _refuse_of_graph(change.what, change.value, as_made.blamed)
+        _refuse_of_graph(change.what, change.value, as_made)
     for change in changes:  # none is of this graph: what is taken back of a module is all of it
         change.take_back()
         log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
+    for refusal in as_made.refused if executing_node() is not None else ():
+        if refusal.holds:  # what the node did was taken back, and ComfyUI, which has its result still, did not run it
+            raise ValueError(str(refusal))
     for where, value in as_made.code.replaced():
         what = f"it replaces {where}"
         # of no other node of the graph: unlike a change of the model, this cannot be taken back
@@ -144,7 +150,8 @@ def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module, patched: Coll
     as_made: Any = fresh.as_made
     refuse_on_stock(_of_packs(transformer, as_made.made, patched))
     for where, value in as_made.code.foreign():  # which may have been there before `fresh` was made
-        if nodes := writers_of(value):
+        # what a pack's import put there, as Easy-Use's does, is no other node's of that pack
+        if nodes := writers_of(value, surely=FILE if is_imported(value) else PACK):
             raise refuse_by(nodes, f"it replaces {where}")
 
 
@@ -190,24 +197,28 @@ def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
     return list(found.values())
 
 
-def _refuse_of_graph(what: str, value: object, blamed: dict[str, frozenset[str]] | None = None) -> None:
-    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph.
+def _refuse_of_graph(what: str, value: object, as_made: AsMade | None = None) -> None:
+    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph. `as_made`: of
+    our own model, which notes what is said.
 
-    A plain value has no code. A node whose source has its name set it; with `blamed`, of our own model, where no source
-    has it, one of those that were in the graph when it was found.
+    A plain value has no code. A node whose source has its name set it; of our own model, where no source has it, one of
+    those that were in the graph when it was found.
     """
     if _is_plain(value):
         there = packs_with_models()
-        nodes = naming(there, what.rpartition(".")[2])
-        if blamed is not None:
-            kinds = blamed.setdefault(what, frozenset(node.class_type for node in nodes or there))
+        nodes = surely = naming(there, what.rpartition(".")[2])
+        if as_made is not None:
+            kinds = as_made.blamed.setdefault(what, frozenset(node.class_type for node in nodes or there))
             nodes = [node for node in there if node.class_type in kinds]
     else:
-        nodes = writers_of(value)
+        nodes = surely = writers_of(value)
         if not nodes and not is_of_a_node(value):
             nodes = changers_of_models()
     if nodes or executing_node() is None:
-        raise refuse_by(nodes, what)
+        refusal = Refusal(nodes=tuple(dict.fromkeys(nodes)), what=what)
+        if as_made is not None and surely and refusal not in as_made.refused:
+            as_made.refused.append(refusal)
+        raise ValueError(str(refusal))
 
 
 def _of_packs(

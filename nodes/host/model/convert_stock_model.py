@@ -25,7 +25,7 @@ from ..contract.refusals import (
     refuse_value,
 )
 from ..contract.version import refuse_off
-from ..contract.writers import loader_of_model, nodes_like, values_in
+from ..contract.writers import loader_of_model, nodes_like, packs_with_models, values_in
 from ..tasks.cond_tasks import TOGETHER_KEY
 from .changed_model import carry_set, moved, refuse_set
 from .changed_modules import refuse_changed_stock, refuse_held
@@ -37,6 +37,7 @@ NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
 OURS = (RUN_KEY, TOGETHER_KEY)  # the keys of wrappers
 LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config")
+THEIR_NODES = ("UNETLoader", "CheckpointLoaderSimple")
 
 
 def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
@@ -89,8 +90,12 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
 
 
 def _refuse_loader(arguments: Sequence[object]) -> ValueError:
-    """The error for a MODEL of a loader of a pack's own, which may have noted by what arguments it loads it again."""
+    """The error for a MODEL of a loader of a pack's own, which may have noted by what arguments it loads it again, or
+    for one that a pack made of a stock loader's."""
     loader = loader_of_model()
+    if loader is not None and loader.class_type in THEIR_NODES:
+        if packs := packs_with_models():
+            return refuse_by(packs, "it hands on another MODEL, one that names no file")
     files = [os.path.basename(each) for each in arguments if isinstance(each, str) and each.endswith(".safetensors")]
     if len(files) > 1:
         return ValueError(

@@ -14,6 +14,21 @@ from torch import nn
 from ..contract.foreign_code import foreign
 
 COMPUTES = "comfy.ldm."  # the package whose files and classes compute
+_IMPORTED: dict[int, object] = {}  # by identity; alive, as their ids count
+
+
+def note_imported() -> None:
+    """Called before the first prompt: functions of packs that stand there were put there as the packs were imported."""
+    files = [vars(module) for name, module in list(sys.modules.items()) if name.startswith(COMPUTES)]
+    kinds = [kind for names in files for kind in list(names.values()) if isinstance(kind, type)]
+    for names in (*files, *(vars(kind) for kind in kinds if kind.__module__.startswith(COMPUTES))):
+        found = [each for each in list(names.values()) if isinstance(each, FunctionType) and foreign(each)]
+        _IMPORTED.update({id(each): each for each in found})
+
+
+def is_imported(function: object) -> bool:
+    """Whether a function stood there before any node ran: it is there for all MODELs, and no node of a graph put it."""
+    return id(function) in _IMPORTED
 
 
 class CodeAsMade:

@@ -21,7 +21,8 @@ from ....parallel_runtime.planner.counted import CountedModel, kept_by_step_cach
 from ....parallel_runtime.stock_caches import cached_rows_bytes
 from ....parallel_runtime.weight_delta import HOOK_WEIGHT, WeightDeltas
 from ..contract.comfyui import comfy
-from ..contract.refusals import refused_here
+from ..contract.refusals import refuse_by, refused_here
+from ..contract.writers import executing_node, packs_with_models
 from ..proof.proving import Prover
 from ..sampling.corrected_shares import CorrectedShares
 from ..sampling.run_context import RunContext, run_inside
@@ -136,8 +137,12 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
 def _refuse_values(*_: object, **__: object) -> NoReturn:
     """In the place of what `to`, `cuda` and `float` of a torch module call for its weights, which have no values here.
 
-    Refused; torch's own error names neither the node nor what to do.
+    Refused; torch's own error names neither the node nor what to do. Stock samplers move no MODEL of ours, but another
+    one that a pack made around the same weights.
     """
+    now = executing_node()
+    if now is not None and now.stock and (packs := packs_with_models()):
+        raise refuse_by(packs, "it hands on another MODEL around the weights of this one")
     raise ValueError(str(refused_here("it reads the model's weights")))
 
 

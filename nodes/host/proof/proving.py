@@ -72,7 +72,8 @@ class Prover:
     ) -> None:
         self._transformer, self.recognised, self.pooled = weakref.ref(transformer), recognised, pooled
         self.memory_required = memory_required
-        self._name = type(transformer).__name__
+        self._kind = type(transformer)  # a node may put another class in its place, for which no plan was made
+        self._name = self._kind.__name__
         self.num_computed = 0  # proofs, by this process
         self._known: dict[object, Proof] = {}
         self._told: set[str] = set()
@@ -175,7 +176,7 @@ class Prover:
 
     def key(self, plan: ParallelPlan, arguments: tuple[str, ...]) -> ProofKey:
         """What a proof of such a call holds for."""
-        spec, kind = self.pooled.spec, type(self.transformer)
+        spec, kind = self.pooled.spec, self._kind
         options = () if spec.comfyui is None else spec.comfyui.options
         kernel = self.pooled.rounding_attention  # Ring has an exact one in its place
         return ProofKey(
@@ -268,7 +269,7 @@ class Prover:
 
     @property
     def _source(self) -> str:
-        return f"{self._classes} {_hash([], repr(spec_of(self.transformer)))}"
+        return f"{self._classes} {_hash([], repr(spec_of(self.transformer, made_as=self._kind)))}"
 
     @functools.cached_property
     def _classes(self) -> str:

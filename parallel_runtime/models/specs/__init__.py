@@ -36,14 +36,15 @@ SPECS: dict[str, ShardingSpec] = {
 BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for path, spec in family.BETWEEN.items()}
 
 
-def spec_of(model: object, specs: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
+def spec_of(model: object, specs: Mapping[str, ShardingSpec] = SPECS, *, made_as: type | None = None) -> ShardingSpec:
     """The spec of a model or of a class: what people wrote for it, or for the class that it derives from if it changes
-    none of its methods; else what was found and given to the model (found.py).
+    none of its methods; else what was found and given to the model (found.py). `made_as`: the class that a model was
+    made as, where it may have been given another one.
 
     Raises ValueError for a class without a spec, with the reason if it is known, and for one that changes what the
     spec was made for.
     """
-    model_class, found = (model, None) if isinstance(model, type) else (type(model), found_of(model))
+    model_class, found = (model, None) if isinstance(model, type) else (made_as or type(model), found_of(model))
     if specs is not SPECS or found is None or not may_be_found(model_class):
         return _written(model_class, specs)
     if found.spec is None:

@@ -68,17 +68,36 @@ stock.pe_embedder.theta = 10000
 # A function of a pack in a file, which may have been there before: of a node of the graph it is refused.
 flux_math = importlib.import_module("comfy.ldm.flux.math")
 theirs = lambda *given, **named: None  # noqa: E731
-with patch.object(flux_math, "optimized_attention", theirs), patch.object(changed_modules, "writers_of", lambda _: []):
+with (
+    patch.object(flux_math, "optimized_attention", theirs),
+    patch.object(changed_modules, "writers_of", lambda _, **__: []),
+):
     fresh.as_made = changed_modules.AsMade(stock)
     assert "comfy.ldm.flux.math.optimized_attention" in dict(fresh.as_made.code.foreign())
     changed_modules.refuse_changed_stock(stock, fresh, ())
-    changed_modules.writers_of = lambda value: both[:1] if value is theirs else []
+    changed_modules.writers_of = lambda value, **_: both[:1] if value is theirs else []
     try:
         changed_modules.refuse_changed_stock(stock, fresh, ())
     except ValueError as error:
         assert "it replaces comfy.ldm.flux.math.optimized_attention" in str(error), error
     else:
         raise AssertionError("it was not seen")
+# What the import of a pack put there is no node's, but of one whose file has it: the pack's others did nothing.
+replaced_code = importlib.import_module(f"{NAME}.nodes.host.model.replaced_code")
+theirs.__module__, theirs.__qualname__ = "a_pack.attention", "attend"
+of_class = lambda *given, **named: None  # noqa: E731
+kinds = {"Here": type("Here", (), {"__module__": "a_pack.attention"})}
+kinds["Beside"] = type("Beside", (), {"__module__": "a_pack.nodes"})
+here, beside = (writers.GraphNode(node_id="1", class_type=name) for name in kinds)
+with patch.dict(writers.comfy_nodes.NODE_CLASS_MAPPINGS, kinds):
+    assert writers._by_code([theirs], [beside]) == [beside] and writers._by_code([theirs], [beside, here]) == [here]
+    assert writers._by_code([theirs], [beside], writers.FILE) == []
+    assert writers._by_code([theirs], [beside, here], writers.FILE) == [here]
+with patch.object(flux_math, "optimized_attention", theirs), patch.object(type(stock), "forward_orig", of_class):
+    assert not replaced_code.is_imported(theirs)
+    replaced_code.note_imported()
+    assert replaced_code.is_imported(theirs) and replaced_code.is_imported(of_class)
+assert not replaced_code.is_imported(flux_math.optimized_attention)
 
 # A method that a pack put on a class of ComfyUI's: before the model was made it is told, since then it is found.
 warned = []

@@ -312,10 +312,13 @@ assert [why_not_in(each) for each in nothing] == [""] * 4 and why_not_in(simple,
 server = queued.PromptServer.instance
 assert queued.validated_inputs() == {}
 handlers = len(server.on_prompt_handlers)
-queued.watch_prompts()
+first = []
+queued.watch_prompts(lambda: first.append(1))
 assert len(server.on_prompt_handlers) == handlers + 1
 request = {"prompt": {"4": node("X", a=1, b=["1", 0], c={"__value__": [1, 2]}, d={"e": 1}), "5": {}, "6": 3}}
 assert server.on_prompt_handlers[-1](request) is request and queued.validated_inputs() == {}
+server.on_prompt_handlers[-1](request)
+assert first == [1], "once, before any node runs"
 with at("4"):
     assert queued.validated_inputs() == {"a": 1, "b": ["1", 0], "c": [1, 2], "d": {"e": 1}}
 for node_id in ("5", "6", "7"):

@@ -288,7 +288,7 @@ asyncio.run(extension.ParallelDiTExtension().on_load())
 assert left == ["gone"]
 
 # What is added to ComfyUI's server when it loads the pack, as far as it is not switched off.
-extension.add_routes, extension.watch_prompts = lambda _: left.append("routes"), lambda: left.append("prompts")
+extension.add_routes, extension.watch_prompts = lambda _: left.append("routes"), lambda _: left.append("prompts")
 
 
 async def renamed():

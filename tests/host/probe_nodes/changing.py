@@ -30,6 +30,11 @@ def same_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return type(self).forward(self, *args, **kwargs)
 
 
+def same_forward_of_the_next_class(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for the `forward` of a pack's class of the transformer, as Fluxtapoz and RES4LYF have one."""
+    return super(OtherClass, self).forward(*args, **kwargs)
+
+
 def for_a_call(model: Any, at: str = "", **changed: Callable[[Any], Any]) -> None:
     """Have attributes of the transformer replaced while ComfyUI calls the model, as TeaCache and WaveSpeed do.
 
@@ -106,7 +111,9 @@ def of_the_class(model: Any) -> None:
 
 
 class OtherClass:
-    """What a pack's own class of the transformer has more."""
+    """What a pack's own class of the transformer has more, or in the place of ComfyUI's."""
+
+    forward = same_forward_of_the_next_class
 
 
 def other_class(model: Any) -> None:
@@ -149,6 +156,12 @@ def change_modules(model: io.Model, way: str) -> io.NodeOutput:
     model = model.clone()
     WAYS[way](model)
     return io.NodeOutput(model)
+
+
+@node("MakeAnotherModel", gives=[io.Model])
+def make_another_model(model: io.Model) -> io.NodeOutput:
+    """Hands on a MODEL of its own of the same weights, as AnimateDiff Evolved's nodes do."""
+    return io.NodeOutput(comfy.model_patcher.ModelPatcher(model.model, model.load_device, model.offload_device))
 
 
 @node("ChangeWhileSampling", gives=[io.Sampler])

@@ -143,11 +143,15 @@ class Soak:
                 self.wrong(f"{fault}: {first}")
             if "SIGSTOP" in fault and f"the deadline is {self.deadline_s:g} s" not in first:
                 self.wrong(f"{fault}: not found by the pool's deadline: {first}")
-            if alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
-                self.wrong(f"{fault}: processes {alive} live on")
+            self.ended(fault, pids)
             self.failures += 1
             return True
         return False
+
+    def ended(self, fault: str, pids: list[int]) -> None:
+        """None of these ranks may be left."""
+        if alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+            self.wrong(f"{fault}: processes {alive} live on")
 
     def recover(self, fault: str, since: float) -> None:
         """The next prompt is right."""
@@ -158,8 +162,12 @@ class Soak:
         self.ledger.recovered(fault, time.monotonic() - since)
 
     def signalled(self, fault: str, name: str, *, after_s: float, load: bool = False) -> None:
-        """A signal reaches a rank at a random moment of a prompt, or before it."""
+        """A signal reaches a rank at a random moment of a prompt, or before it.
+
+        Where the pool looks at its idle ranks before the next prompt does, that one has fresh workers and no error.
+        """
         self.prompt()
+        generation = self.pool.generation
         pids = self.pool.status()["pids"]
         victim, sent = self.chance.choice(pids), []
 
@@ -179,9 +187,12 @@ class Soak:
         noticed = self.refused(fault, began, pids, self.prompt, expected)
         timer.join()
         for _ in range(PROMPTS_WITHOUT):  # it had answered before, or no plan since has asked it
-            if not noticed:
+            if not noticed and self.pool.generation == generation:
                 noticed = self.refused(fault, sent[0], pids, self.prompt, expected)
-        if not noticed:
+        if self.pool.generation != generation:
+            self.failures += 1
+            self.ended(fault, pids)
+        elif not noticed:
             self.wrong(f"{fault}: not noticed in {PROMPTS_WITHOUT} prompts")
         self.recover(fault, sent[0])
 

@@ -166,7 +166,7 @@ def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_pro
     small_comfyui: Path, module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proving: ModuleType = module_of_pack("nodes.host.proof.proving")
-    monkeypatch.setattr(proving, "spec_of", lambda kind: None)
+    monkeypatch.setattr(proving, "spec_of", lambda kind, **_: None)
     model = sys.modules["comfy.ldm.flux.model"].Model()
 
     def source() -> str:
